@@ -1,0 +1,95 @@
+"""Everything that pdserve raises on purpose.
+
+    PdserveError                        exit
+    ├── RecipeError                      2    the recipe cannot mean anything runnable
+    ├── PreflightError                   3    the recipe is fine, this machine cannot run it
+    ├── StartError                       4    a process failed, or was late, before the deployment was ready
+    ├── ServeError                       5    a process died while the deployment was serving
+    ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
+    │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
+    ├── StateError                       8    there is no such deployment or process, or it is already running
+    └── AgentProtocolError               4    an agent said something that the launcher cannot read
+
+Each says what failed, where, the likely cause and what to do next. Exit code 1 is left to bugs
+(a traceback), 130 to Ctrl-C.
+"""
+
+from __future__ import annotations
+
+
+class PdserveError(Exception):
+    """Base. `where` is a file:line, a process@node or a URL; `cause` and `todo` are whole sentences."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        cause: str | None = None,
+        todo: str | None = None,
+        evidence: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.cause = cause
+        self.todo = todo
+        self.evidence = evidence
+
+    def render(self) -> str:
+        """The text that a user sees: one fact a line, evidence (log lines) last."""
+        lines = [f"{self.where}: {self.what}" if self.where else self.what]
+        if self.cause:
+            lines.append(f"  likely cause: {self.cause}")
+        if self.todo:
+            lines.append(f"  what to do:   {self.todo}")
+        lines.extend(f"  | {line}" for line in self.evidence)
+        return "\n".join(lines)
+
+
+class RecipeError(PdserveError):
+    """The recipe is wrong: unknown key, wrong type, impossible combination. Raised before anything starts."""
+
+    exit_code = 2
+
+
+class PreflightError(PdserveError):
+    """This machine cannot run the recipe: devices, memory, ports, missing packages or model files."""
+
+    exit_code = 3
+
+
+class StartError(PdserveError):
+    """A process died, never became ready or failed its canary while the deployment was starting."""
+
+    exit_code = 4
+
+
+class AgentProtocolError(StartError):
+    """An agent's line is not a message of the protocol: another version, or something prints to its stdout."""
+
+
+class ServeError(PdserveError):
+    """A process died while the deployment was serving and it cannot serve on."""
+
+    exit_code = 5
+
+
+class VerifyError(PdserveError):
+    """A proof of `pdserve verify` failed."""
+
+    exit_code = 6
+
+
+class NotProvenError(VerifyError):
+    """No proof failed, but at least one could not be carried out on this deployment."""
+
+    exit_code = 7
+
+
+class StateError(PdserveError):
+    """The deployment or process named on the command line is unknown, already up, or already down."""
+
+    exit_code = 8

@@ -1,0 +1,1 @@
+"""The prefill/decode data path: protocols, worker registry, relay. Knows neither recipes nor processes."""

@@ -1,0 +1,1 @@
+"""Recipe + nodes -> Plan. Pure: no I/O, no clock, no environment."""

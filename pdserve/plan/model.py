@@ -1,0 +1,172 @@
+"""The Plan: every process of a deployment as data. What `render` prints is what `up` runs.
+
+Plain frozen models, JSON both ways. Nothing here, and nothing in this package, does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdserve.pd.config import ProxyConfig
+from pdserve.recipe.model import Restart, Timeouts, Verify
+
+ProcessRole = Literal["lmcache", "prefill", "decode", "aggregated", "proxy"]
+
+
+class Frozen(BaseModel):
+    """Data that crosses a process boundary: exact keys, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Node(Frozen):
+    """A machine as the planner sees it. `devices`: ids that may be used (empty on CPU)."""
+
+    name: str
+    address: str = "127.0.0.1"
+    devices: tuple[int, ...] = ()
+
+
+class Versions(Frozen):
+    """Installed versions of the engine environment; None: not installed, or not known where the plan is made."""
+
+    vllm: str | None = None
+    lmcache: str | None = None
+    mooncake: str | None = None
+    nixl: str | None = None
+
+
+class HttpProbe(Frozen):
+    """Ready when GET `path` on the process's own listening socket answers 200 with a body that contains
+    `body_contains` (if given)."""
+
+    kind: Literal["http"] = "http"
+    host: str
+    port: int
+    path: str
+    body_contains: str | None = None
+
+
+class LmcacheProbe(Frozen):
+    """Ready when /healthcheck is 200 AND /config names our instance id: a stale server on the port also
+    answers 200 while ours is still dying."""
+
+    kind: Literal["lmcache"] = "lmcache"
+    host: str
+    port: int
+    instance_id: str
+
+
+Probe = Annotated[HttpProbe | LmcacheProbe, Field(discriminator="kind")]
+
+
+class Env(Frozen):
+    """The environment of a process, as a rule rather than a dump.
+
+    base `inherit`: the agent's environment minus `unset`; base `allow`: only the names in `allow`.
+    Then `set`, then `secrets` (variable -> name of the secret, resolved when the process is started).
+    """
+
+    base: Literal["inherit", "allow"] = "inherit"
+    allow: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    set: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+
+
+class Process(Frozen):
+    """One operating-system process tree: started, watched and stopped by its node's agent."""
+
+    name: str
+    """Unique in the deployment: prefill-0, decode-1, lmcache-0, proxy."""
+    role: ProcessRole
+    node: str
+    argv: tuple[str, ...]
+    env: Env
+    devices: tuple[int, ...] = ()
+    ports: dict[str, int] = {}
+    """Pinned ports by purpose: http, bootstrap, nixl, request, ..."""
+    log: str
+    """Log file, relative to the run directory."""
+    files: dict[str, str] = {}
+    """Files to write before the start: path relative to the run directory -> content. No secrets."""
+    probe: Probe | None
+    """None: never probed (headless followers of a multi-node instance)."""
+    start_stage: int
+    """Stages start in ascending order; the next one waits until this one is ready."""
+    stop_stage: int
+    """Stages stop in ascending order."""
+    ready_seconds: float
+    stop_seconds: float
+    control: Literal["none", "stdin"] = "none"
+    """stdin: the launcher pushes JSON lines to it through the agent (the proxy's worker states)."""
+    restart: Restart = Restart()
+    lmcache: str | None = None
+    """Name of the LMCache server that this engine attaches to (the first one when `per: tp-rank`)."""
+    patches: tuple[str, ...] = ()
+
+
+class LmcacheServer(Frozen):
+    """What the launcher must know of an LMCache server beyond its process."""
+
+    process: str
+    http_url: str
+    instance_id: str
+    engines: tuple[str, ...]
+    """Names of the engine processes that attach to it."""
+    expected_workers: int
+    """Engine workers that must be registered before the deployment is ready."""
+    l1_bytes: int
+    shm_name: str | None
+    kv_bytes_on_host: int = 0
+    """CPU with lmcache_driven only: the engines' KV moves into /dev/shm too."""
+    on_death: Literal["restart", "fail"] = "restart"
+
+
+class Exposure(Frozen):
+    """A port that is reachable without the deployment's key, and why."""
+
+    process: str
+    address: str
+    port: int
+    what: str
+
+
+class Plan(Frozen):
+    """Everything that `up` will do, decided before it starts."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    mode: Literal["disaggregated", "aggregated"]
+    platform: Literal["cpu", "cuda", "rocm"]
+    served_name: str
+    model: str
+    """What the engines get as --model: a path or an id. LMCache keys contain this string."""
+    model_path: str | None
+    """Set when the model is a local folder that must exist on every node."""
+    nodes: tuple[Node, ...]
+    processes: tuple[Process, ...]
+    lmcache: tuple[LmcacheServer, ...] = ()
+    proxy: ProxyConfig
+    canary_seconds: float
+    timeouts: Timeouts
+    verify: Verify
+    cache_reset_endpoint: bool
+    chunk_size: int | None
+    """LMCache's chunk in tokens; None without LMCache."""
+    exposed: tuple[Exposure, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What a user must know before trusting this plan: unverified connectors, unknown versions, ..."""
+
+    def process(self, name: str) -> Process:
+        """The process of that name. KeyError if there is none."""
+        for process in self.processes:
+            if process.name == name:
+                return process
+        raise KeyError(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all processes, in plan order."""
+        return tuple(p.name for p in self.processes)

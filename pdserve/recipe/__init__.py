@@ -1,0 +1,1 @@
+"""Recipes: models, loader with line numbers, overrides, JSON Schema. Knows nothing of processes."""

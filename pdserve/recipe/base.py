@@ -1,0 +1,40 @@
+"""The strict base of every recipe model, and the scalars that recipes are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+
+class Strict(BaseModel):
+    """Unknown keys and wrong types are errors; a loaded recipe never changes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=False)
+
+
+class SecretRef(Strict):
+    """`{secret: NAME}`: NAME is looked up in the launcher's environment when the process is started.
+
+    Only the name is ever saved, rendered or logged.
+    """
+
+    secret: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(
+        description="Name of the environment variable of the launcher that holds the value."
+    )
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+FlagValue = bool | int | float | str | list[Any] | dict[str, Any] | None
+FlagMap = dict[FlagName, FlagValue]
+"""vLLM flags without the dashes. true: --flag, false: --no-flag, null: drop an inherited flag,
+list: --flag a b, mapping: --flag with JSON. Never a string that is spliced into a command line."""
+
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvValue = str | int | SecretRef
+EnvMap = dict[EnvName, EnvValue]

@@ -1,0 +1,180 @@
+"""The recipe: what a user says a deployment is. Cross-field rules are in recipe/rules.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
+from pdserve.recipe.connectors import Connector
+from pdserve.recipe.lmcache import Lmcache
+
+
+class Model(Strict):
+    """What is served. Exactly one of `path` and `id`."""
+
+    path: str | None = Field(default=None, description="A local folder, relative to the recipe's file; on every node.")
+    id: str | None = Field(default=None, description="A model id that the engine resolves (hub or cache).")
+    revision: str | None = Field(default=None, description="Revision of `id`; pin it to make a run repeatable.")
+    served_name: str = Field(description="The one name that clients use; engines, proxy and canary agree on it.")
+
+
+class Parallel(Strict):
+    """Parallelism of one instance; devices needed = tp * pp * dp."""
+
+    tp: Count = Field(default=1, description="Tensor parallel size.")
+    pp: Count = Field(default=1, description="Pipeline parallel size.")
+    dp: Count = Field(default=1, description="Data parallel size: engine ranks behind one API server.")
+    ep: bool = Field(default=False, description="Expert parallelism over the tp * dp ranks.")
+    nodes: Count = Field(default=1, description="Nodes that one instance spans.")
+
+
+class Restart(Strict):
+    """What happens when one instance of a role dies while others serve."""
+
+    policy: Literal["never", "on-failure"] = "never"
+    max: Count = Field(default=3, description="Restarts of one process before it stays dead.")
+    backoff_seconds: Seconds = Field(default=2, description="Before the first restart; doubles each time.")
+    backoff_max_seconds: Seconds = 60
+
+
+class Engine(Strict):
+    """What all roles share."""
+
+    args: FlagMap = Field(default={}, description="vLLM flags for every role; a role's own args win.")
+    env: EnvMap = Field(default={}, description="Environment for every role; a role's own env wins.")
+    python: str | None = Field(default=None, description="Interpreter that has vLLM; null: the one running pdserve.")
+    command: list[str] | None = Field(
+        default=None, description="Replaces `python -m vllm...` (a wrapper, numactl, ...); the flags are appended."
+    )
+    hash_seed: int = Field(
+        default=0, ge=0, description="PYTHONHASHSEED of engines and LMCache: their block hashes must agree."
+    )
+    cache_reset_endpoint: bool = Field(
+        default=False,
+        description="Start engines with VLLM_SERVER_DEV_MODE=1 so that `verify` can clear the prefix cache and prove "
+        "the reload from LMCache. Development endpoints are not guarded by the key: not for production.",
+    )
+
+
+class Role(Strict):
+    """One role: how many instances, on what, with which connector."""
+
+    instances: Count = Field(default=1, description="xPyD: this many independent engines of the role.")
+    parallel: Parallel = Parallel()
+    devices: list[int] | None = Field(
+        default=None,
+        description="Device ids for each instance in turn (instances * tp * pp * dp of them); null: placed in order.",
+    )
+    connector: Connector | None = Field(
+        default=None,
+        description="null: mooncake, and on prefill multi(mooncake, lmcache-mp) when there is an lmcache section.",
+    )
+    kv_load_failure_policy: Literal["fail", "recompute"] | None = Field(
+        default=None,
+        description="What the engine does when external KV cannot be loaded; null: recompute where LMCache is "
+        "attached, fail on a plain decode (the proxy then reports the failure instead of hiding a recompute).",
+    )
+    args: FlagMap = {}
+    env: EnvMap = {}
+    restart: Restart = Restart()
+
+
+class Ports(Strict):
+    """First port of each kind; instance i of a node takes first + i. The table is in plan/ports.py."""
+
+    proxy: Port = 8000
+    prefill: Port = 8100
+    decode: Port = 8200
+    aggregated: Port = 8300
+    bootstrap: Port = Field(default=8998, description="Mooncake bootstrap (HTTP, binds 0.0.0.0), one a prefill.")
+    nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
+    lmcache: Port = Field(default=5555, description="LMCache request socket.")
+    lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
+    dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")
+
+
+class Proxy(Strict):
+    """The prefill/decode proxy: what clients talk to."""
+
+    host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
+    request_timeout_seconds: Seconds = Field(default=3600, description="One request, first byte to last.")
+    connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
+    drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
+    max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
+    restart: Restart = Restart(policy="on-failure")
+    command: list[str] | None = Field(default=None, description="Replaces `python -m pdserve.proxy`.")
+
+
+class Timeouts(Strict):
+    """How long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
+
+    lmcache_seconds: Seconds = Field(
+        default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
+    )
+    engine_seconds: Seconds = Field(default=3600, description="An engine until healthy: 1.7 TB of weights take 30 min.")
+    proxy_seconds: Seconds = 30
+    attach_seconds: Seconds = Field(default=60, description="Engines until registered at LMCache, once healthy.")
+    canary_seconds: Seconds = Field(default=120, description="One token through the proxy.")
+    stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")
+    transfer_abort_seconds: Count = Field(
+        default=60,
+        description="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long prefill keeps KV that nobody fetches and decode "
+        "waits for KV that never comes. vLLM's 480 s holds the blocks of every lost request for 8 minutes.",
+    )
+
+
+class Verify(Strict):
+    """How `pdserve verify` compares the deployment with one instance alone."""
+
+    output: Literal["exact", "logprobs"] = Field(
+        default="logprobs",
+        description="exact: greedy tokens must be equal (tiny CPU models). logprobs: teacher-forced logprobs of the "
+        "same tokens within the tolerance, because kernels and batch shapes differ between roles.",
+    )
+    logprob_tolerance: float = Field(default=0.3, gt=0, description="Largest |difference| of a token's logprob.")
+    output_tokens: Count = Field(default=16, description="Tokens compared for each prompt.")
+
+
+class Recipe(Strict):
+    """schema 1."""
+
+    schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
+    name: Name = Field(description="Name of the deployment; `status`, `logs` and `down` use it.")
+    description: str = ""
+    status: Literal["tested", "untested"] = Field(
+        default="untested", description="Whether this recipe was run on the hardware it names."
+    )
+    platform: Literal["cpu", "cuda", "rocm"]
+    devices_per_node: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Devices of the node type this was written for: `render` plans for such nodes."
+    )
+    image: str | None = Field(default=None, description="Public container image that has the engines.")
+    requires: dict[Literal["vllm", "lmcache", "mooncake"], Annotated[str, StringConstraints(min_length=1)]] = Field(
+        default={}, description="Version ranges (PEP 440), checked against what is installed."
+    )
+    mode: Literal["disaggregated", "aggregated"] = "disaggregated"
+    model: Model
+    engine: Engine = Engine()
+    prefill: Role | None = None
+    decode: Role | None = None
+    aggregated: Role | None = None
+    lmcache: Lmcache | None = None
+    proxy: Proxy = Proxy()
+    ports: Ports = Ports()
+    timeouts: Timeouts = Timeouts()
+    verify: Verify = Verify()
+    patches: Literal["auto"] | list[str] = Field(
+        default="auto", description="auto: what these versions and connectors need. A list: exactly those."
+    )
+
+    def roles(self) -> list[tuple[Literal["prefill", "decode", "aggregated"], Role]]:
+        """The roles of this mode, in start order. Rules guarantee that they are present."""
+        if self.mode == "aggregated":
+            return [("aggregated", self.aggregated or Role())]
+        return [("prefill", self.prefill or Role()), ("decode", self.decode or Role())]
+
+
+RecipeDocument = dict[str, Any]
+"""A recipe as YAML gives it, after `extends` and overrides and before validation."""
