@@ -76,8 +76,8 @@ class Role(Strict):
         description="What the engine does when external KV cannot be loaded; null: recompute where LMCache is "
         "attached, fail on a plain decode (the proxy then reports the failure instead of hiding a recompute).",
     )
-    args: FlagMap = {}
-    env: EnvMap = {}
+    args: FlagMap = Field(default={}, description="vLLM flags of this role, without the dashes.")
+    env: EnvMap = Field(default={}, description="Environment of this role's engines.")
     restart: Restart = Restart()
 
 
