@@ -1,0 +1,1 @@
+"""Scriptable stand-ins for the processes of a deployment. Standard library only, so that they start at once."""

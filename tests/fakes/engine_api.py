@@ -1,0 +1,302 @@
+"""The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
+
+/fake/requests   every generation request, in order of arrival: path, headers, body
+/fake/state      running, waiting, held (KV that nobody fetched), delivered, finished, aborted
+/fake/wait?K=V   answers once the state has these values (408 after ten seconds)
+/fake/script     POST: changes the script (engine_script.Script)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.engine_kv import KvLoadError, Producer, fetch
+from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
+from tests.fakes.engine_openai import ApiError, Job, Token, parse
+from tests.fakes.engine_script import Gate, Script, die
+from tests.fakes.microhttp import Request, Responder
+
+GENERATE = ("/v1/completions", "/v1/chat/completions")
+
+
+@dataclass
+class Connectors:
+    """What --kv-transfer-config means."""
+
+    role: str = "none"
+    mooncake: bool = False
+    external: bool = False
+    """An LMCache child: prompts survive a reset of the engine's own prefix cache."""
+
+    @classmethod
+    def parse(cls, config: str | None) -> Connectors:
+        if not config:
+            return cls()
+        top = json.loads(config)
+        children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
+        mooncake = [child for child in children if child["kv_connector"] == "MooncakeConnector"]
+        return cls(
+            role=mooncake[0]["kv_role"] if mooncake else "none",
+            mooncake=bool(mooncake),
+            external=any(child["kv_connector"].startswith("LMCache") for child in children),
+        )
+
+
+@dataclass
+class Engine:
+    """State and behaviour of one instance."""
+
+    args: Namespace
+    script: Script
+    connectors: Connectors
+    producer: Producer | None
+    gate: Gate = field(default_factory=Gate)
+    running: int = 0
+    waiting: int = 0
+    finished: int = 0
+    aborted: int = 0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    source_tokens: dict[str, int] = field(
+        default_factory=lambda: {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
+    )
+    generated: int = 0
+    _next_rank: int = 0
+
+    def __post_init__(self) -> None:
+        self.local = PrefixCache(self.args.block_size)
+        self.external = PrefixCache(256)
+
+    # --- HTTP
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._route(request, responder)
+        except ApiError as error:
+            if responder.started:
+                raise
+            await responder.send(error.status, error.body())
+
+    async def _route(self, request: Request, responder: Responder) -> None:
+        key = self.args.api_key or os.environ.get("VLLM_API_KEY")
+        if request.path.startswith("/v1") and key and request.headers.get("authorization") != f"Bearer {key}":
+            await responder.send(401, {"error": "Unauthorized"})
+            return
+        match request.path:
+            case "/health":
+                await responder.send(200, b"")
+                if self.script.die_at == "ready":
+                    die(self.script, "RuntimeError: Engine core proc died unexpectedly.")
+            case "/v1/models":
+                card = {"id": self.args.served_model_name, "object": "model", "owned_by": "vllm", "created": 0}
+                card |= {"root": self.args.model, "max_model_len": self.args.max_model_len}
+                await responder.send(200, {"object": "list", "data": [card]})
+            case "/version":
+                await responder.send(200, {"version": "0.0.0+fake"})
+            case "/metrics":
+                await responder.send(200, self._metrics(), content_type="text/plain; version=0.0.4")
+            case "/tokenize":
+                shape = parse(json.loads(request.body) | {"max_tokens": 1}, chat="messages" in json.loads(request.body))
+                await responder.send(200, {"count": len(shape.prompts[0]), "tokens": shape.prompts[0]})
+            case "/reset_prefix_cache":
+                self.local.chains.clear()
+                if request.query.get("reset_external", "").lower() in ("1", "true"):
+                    self.external.chains.clear()
+                await responder.send(200, {"success": True})
+            case path if path in GENERATE:
+                await self._generate(request, responder)
+            case "/fake/requests":
+                await responder.send(200, self.requests)
+            case "/fake/state":
+                await responder.send(200, self.state())
+            case "/fake/wait":
+                await self._wait(request, responder)
+            case "/fake/script":
+                for name, value in json.loads(request.body).items():
+                    self.script.set(name, value)
+                self.gate.notify()
+                await responder.send(200, {})
+            case _:
+                await responder.send(404, {"detail": "Not Found"})
+
+    def state(self) -> dict[str, int]:
+        return {
+            "running": self.running,
+            "waiting": self.waiting,
+            "held": self.producer.held if self.producer else 0,
+            "delivered": self.producer.delivered if self.producer else 0,
+            "finished": self.finished,
+            "aborted": self.aborted,
+            "received": len(self.requests),
+        }
+
+    async def _wait(self, request: Request, responder: Responder) -> None:
+        wanted = {name: int(value) for name, value in request.query.items()}
+        try:
+            async with asyncio.timeout(10):
+                await self.gate.until(lambda: wanted.items() <= self.state().items())
+        except TimeoutError:
+            await responder.send(408, self.state())
+        else:
+            await responder.send(200, self.state())
+
+    def _metrics(self) -> str:
+        labels = f'engine="0",model_name="{self.args.served_model_name}"'
+        held = self.producer.held if self.producer else 0
+        values: dict[str, float] = {
+            "num_requests_running": self.running,
+            "num_requests_waiting": self.waiting,
+            "kv_cache_usage_perc": min(1.0, (self.running + self.waiting + held) / 100),
+            "prefix_cache_queries_total": self.local.queries,
+            "prefix_cache_hits_total": self.local.hits,
+            "external_prefix_cache_queries_total": self.external.queries,
+            "external_prefix_cache_hits_total": self.external.hits,
+            "generation_tokens_total": self.generated,
+        }
+        lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
+        for source, count in self.source_tokens.items():
+            lines.append(f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {count}')
+        return "\n".join(lines) + "\n"
+
+    # --- generation
+
+    async def _generate(self, request: Request, responder: Responder) -> None:
+        body = json.loads(request.body)
+        self.requests.append({"path": request.path, "headers": request.headers, "body": body})
+        self.gate.notify()
+        if self.script.die_at == "request":
+            die(self.script, "RuntimeError: Engine core proc died unexpectedly.")
+        params = body.get("kv_transfer_params") or {}
+        try:
+            status = self.script.prefill_status if params.get("do_remote_decode") else self.script.decode_status
+            if status:
+                raise ApiError(status, "scripted failure", "InternalServerError")
+            shape = parse(body, chat=request.path == GENERATE[1])
+            shape.check(self.args.served_model_name, self.args.max_model_len)
+        except ApiError:
+            if params.get("do_remote_prefill") and "remote_engine_id" in params:
+                await fetch(params, release=True)
+            raise
+        if self.connectors.mooncake:
+            self._check_role(params)
+        job = Job(shape, request.headers.get("x-request-id") or f"{time.monotonic_ns():x}", self.args)
+        rank = self._rank(request)
+        self.waiting += 1
+        try:
+            if shape.stream:
+                await self._stream(job, rank, params, responder)
+            else:
+                choices = [[token async for token in self._tokens(job, i, params)] for i in range(job.choices)]
+                self._finish(job, rank, params)
+                await responder.send(200, job.reply(choices))
+            self.finished += 1
+        except asyncio.CancelledError:
+            self.aborted += 1
+            if params.get("do_remote_prefill") and "remote_engine_id" not in params and "transfer_id" in params:
+                die(self.script, "KeyError: 'remote_engine_id'")
+            raise
+        finally:
+            if job.started:
+                self.running -= 1
+            else:
+                self.waiting -= 1
+            self.gate.notify()
+
+    async def _stream(self, job: Job, rank: int, params: dict[str, Any], responder: Responder) -> None:
+        # Like upstream: 200 and the headers at once, whatever happens to the KV later.
+        await responder.open_stream("text/event-stream; charset=utf-8")
+        try:
+            for index in range(job.choices):
+                count = 0
+                async for token in self._tokens(job, index, params):
+                    for event in job.events(index, token, first=count == 0):
+                        await responder.chunk(event)
+                    count += 1
+                    if self.script.drop_after and count >= self.script.drop_after:
+                        responder.abort()
+                        return
+                await responder.chunk(job.last_event(index))
+            self._finish(job, rank, params)
+            if usage := job.usage_event():
+                await responder.chunk(usage)
+        except ApiError as error:
+            await responder.chunk(b"data: " + json.dumps(error.body()).encode() + b"\n\n")
+        await responder.chunk(b"data: [DONE]\n\n")
+        await responder.close_stream()
+
+    async def _tokens(self, job: Job, index: int, params: dict[str, Any]) -> AsyncIterator[Token]:
+        """Tokens of one choice, as (token, logprob)."""
+        state = await self._prompt_kv(job, index, params)
+        await self.gate.until(lambda: self.script.hold != "first")
+        for position in range(job.shape.max_tokens):
+            await asyncio.sleep(self.script.token_seconds)
+            token = EOS if self.script.eos and not job.shape.ignore_eos and position == 0 else next_token(state)
+            if token == EOS or token in job.shape.stop_token_ids:
+                job.finish_reason = "stop"
+                return
+            self.generated += 1
+            yield token, logprob(state, token)
+            state = extend(state, token)
+            await self.gate.until(lambda: self.script.hold != "token")
+        job.finish_reason = "length"
+
+    async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
+        tokens, salt = job.prompt(index), job.shape.cache_salt
+        local = self.local.lookup(tokens, salt)
+        if params.get("do_remote_prefill") and self.connectors.mooncake:
+            self.external.queries += len(tokens) - local
+            state, external = await self._remote_kv(params), len(tokens) - local
+            self.external.hits += external
+        else:
+            await asyncio.sleep(self.script.prefill_seconds)
+            await self.gate.until(lambda: self.script.hold != "prefill")
+            hit = self.external.lookup(tokens, salt) if self.connectors.external else 0
+            state, external = prefill(tokens), max(0, hit - local)
+            if self.connectors.external:
+                self.external.store(tokens, salt)
+        self.local.store(tokens, salt)
+        if not job.started:
+            job.started = True
+            self.waiting, self.running = self.waiting - 1, self.running + 1
+            self.gate.notify()
+        job.cached = max(job.cached, local + external)
+        self.source_tokens["local_cache_hit"] += local
+        self.source_tokens["external_kv_transfer"] += external
+        self.source_tokens["local_compute"] += len(tokens) - local - external
+        return prefill([0, *state]) if self.script.wrong_kv else state
+
+    async def _remote_kv(self, params: dict[str, Any]) -> bytes:
+        if not {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"} <= params.keys():
+            await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
+        try:
+            return bytes.fromhex(await fetch(params))
+        except KvLoadError as error:
+            print(f"ERROR KV load failed: {error}", flush=True)
+            raise ApiError(500, "Internal server error", "InternalServerError") from error
+
+    def _finish(self, job: Job, rank: int, params: dict[str, Any]) -> None:
+        if not (params.get("do_remote_decode") and self.producer and params.get("transfer_id")):
+            return
+        if job.finish_reason == "length":
+            self.producer.keep(rank, params["transfer_id"], prefill(job.prompt(0)).hex())
+        else:
+            print(f"WARNING transfer {params['transfer_id']}: finished by stop, KV dropped", flush=True)
+
+    def _check_role(self, params: dict[str, Any]) -> None:
+        """The engine dies of what it cannot be: the scheduler's assertions."""
+        if params.get("do_remote_prefill") and self.connectors.role == "kv_producer":
+            die(self.script, "    assert not self.is_kv_producer", "AssertionError")
+        if params.get("do_remote_decode") and self.connectors.role == "kv_consumer":
+            die(self.script, "    assert not self.is_kv_consumer", "AssertionError")
+
+    def _rank(self, request: Request) -> int:
+        if (header := request.headers.get("x-data-parallel-rank")) is not None:
+            return int(header)
+        self._next_rank += 1
+        return self._next_rank % int(self.args.data_parallel_size)

@@ -1,0 +1,101 @@
+"""The fake's Mooncake: what a prefill keeps for which transfer, and how a decode fetches it.
+
+As upstream: a prefill keeps KV only of requests that ended by length and carried a transfer_id; it keeps it until it
+is fetched or the abort timeout passes; either leg may come first; an unknown engine id is an error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from tests.fakes.microhttp import Request, Responder, get_json
+
+ABORT_SECONDS = float(os.environ.get("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "480"))
+
+
+class KvLoadError(Exception):
+    """Decode could not get the KV that its request named."""
+
+
+@dataclass
+class Transfer:
+    """One transfer_id at a prefill: the two sides meet here."""
+
+    kv: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    claimed: bool = False
+
+
+class Producer:
+    """Prefill's side: the bootstrap server and the KV that waits to be fetched."""
+
+    def __init__(self, ranks: int) -> None:
+        self.engine_ids = [str(uuid.uuid4()) if ranks == 1 else f"{uuid.uuid4()}_dp{rank}" for rank in range(ranks)]
+        self.transfers: dict[tuple[int, str], Transfer] = {}
+        self.delivered = 0
+
+    @property
+    def held(self) -> int:
+        """Finished prefills whose KV nobody has asked for: the blocks that a lost decode leg leaks."""
+        return sum(t.kv.done() and not t.claimed for t in self.transfers.values())
+
+    def keep(self, rank: int, transfer_id: str, kv: str) -> None:
+        transfer = self.transfers.setdefault((rank, transfer_id), Transfer())
+        if not transfer.kv.done():
+            transfer.kv.set_result(kv)
+        if transfer.claimed:
+            self.transfers.pop((rank, transfer_id), None)
+            self.delivered += 1
+        else:
+            asyncio.get_running_loop().call_later(ABORT_SECONDS, self.transfers.pop, (rank, transfer_id), None)
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """The bootstrap server's requests."""
+        if request.path == "/query":
+            body = {
+                str(rank): {"engine_id": engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}
+                for rank, engine_id in enumerate(self.engine_ids)
+            }
+            await responder.send(200, body)
+        elif request.path == "/fake/kv":
+            await self._fetch(request.query, responder)
+        else:
+            await responder.send(404, {"detail": "Not Found"})
+
+    async def _fetch(self, query: dict[str, str], responder: Responder) -> None:
+        if query["engine_id"] not in self.engine_ids:
+            await responder.send(404, {"detail": "remote engine_id not found"})
+            return
+        key = (self.engine_ids.index(query["engine_id"]), query["transfer_id"])
+        transfer = self.transfers.setdefault(key, Transfer())
+        # From here on the KV is sent as soon as it exists, even if the decode request is aborted meanwhile.
+        transfer.claimed = True
+        if transfer.kv.done():
+            self.transfers.pop(key, None)
+            self.delivered += 1
+        if query.get("release"):
+            await responder.send(200, {})
+        else:
+            await responder.send(200, {"kv": await asyncio.shield(transfer.kv)})
+
+
+async def fetch(params: dict[str, str], *, release: bool = False) -> str:
+    """Decode's side: the KV of `params`, waiting for its prefill. `release`: only tell prefill not to keep it."""
+    query = {"engine_id": params["remote_engine_id"], "transfer_id": params["transfer_id"]}
+    url = f"{params['remote_bootstrap_addr']}/fake/kv?{urlencode(query | ({'release': '1'} if release else {}))}"
+    try:
+        async with asyncio.timeout(ABORT_SECONDS):
+            try:
+                status, body = await get_json(url)
+            except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+                # The prefill died under us. ZeroMQ does not notice: upstream waits for its own timeout.
+                await asyncio.Event().wait()
+                raise AssertionError("unreachable") from None
+    except OSError as error:
+        raise KvLoadError(f"bootstrap server unreachable: {error}") from error
+    if status != 200:
+        raise KvLoadError(body["detail"])
+    return str(body.get("kv", ""))

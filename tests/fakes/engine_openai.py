@@ -1,0 +1,184 @@
+"""The OpenAI shapes of the fake: what a body asks for, and replies and SSE events in vLLM's form."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fakes.engine_model import detokenize, render_chat, tokenize
+
+Token = tuple[int, float]
+
+
+class ApiError(Exception):
+    """An error in vLLM's JSON form."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.kind, "param": None, "code": self.status}}
+
+
+@dataclass
+class Shape:
+    """A request body, understood."""
+
+    chat: bool
+    model: str | None
+    prompts: list[list[int]]
+    n: int
+    max_tokens: int
+    stream: bool
+    usage: bool
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    logprobs: bool
+    echo: bool
+    cache_salt: str
+
+    def check(self, served: str, max_model_len: int) -> None:
+        if self.model not in (None, served):
+            raise ApiError(404, f"The model `{self.model}` does not exist.", "NotFoundError")
+        longest = max(len(prompt) for prompt in self.prompts)
+        if longest + self.max_tokens > max_model_len:
+            raise ApiError(400, f"This model's maximum context length is {max_model_len} tokens.")
+
+
+def parse(body: dict[str, Any], *, chat: bool) -> Shape:
+    if chat:
+        if not isinstance(body.get("messages"), list):
+            raise ApiError(400, "messages: Field required")
+        prompts = [tokenize(render_chat(body))]
+    else:
+        prompts = _prompts(body.get("prompt"))
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    max_tokens = (32 if chat else 16) if wanted is None else wanted
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ApiError(400, f"max_tokens must be at least 1, got {max_tokens}.")
+    if (body.get("min_tokens") or 0) > max_tokens:
+        raise ApiError(400, "min_tokens must be less than or equal to max_tokens")
+    stream = bool(body.get("stream"))
+    if body.get("stream_options") and not stream:
+        raise ApiError(400, "Stream options can only be defined when `stream=True`.")
+    return Shape(
+        chat=chat,
+        model=body.get("model"),
+        prompts=prompts,
+        n=body.get("n") or 1,
+        max_tokens=max_tokens,
+        stream=stream,
+        usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        ignore_eos=bool(body.get("ignore_eos")),
+        stop_token_ids=body.get("stop_token_ids") or [],
+        logprobs=body.get("logprobs") not in (None, False),
+        echo=bool(body.get("echo")),
+        cache_salt=body.get("cache_salt") or "",
+    )
+
+
+def _prompts(prompt: Any) -> list[list[int]]:
+    match prompt:
+        case str():
+            return [tokenize(prompt)]
+        case [int(), *_]:
+            return [list(prompt)]
+        case [str(), *_]:
+            return [tokenize(one) for one in prompt]
+        case [[int(), *_], *_]:
+            return [list(one) for one in prompt]
+    raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.")
+
+
+class Job:
+    """One request on its way: what is known of its answer so far."""
+
+    def __init__(self, shape: Shape, request_id: str, args: Namespace) -> None:
+        self.shape = shape
+        self.args = args
+        self.id = f"{'chatcmpl' if shape.chat else 'cmpl'}-{request_id}"
+        self.started = False
+        self.cached = 0
+        self.generated = 0
+        self.finish_reason = "length"
+
+    @property
+    def choices(self) -> int:
+        return len(self.shape.prompts) * self.shape.n
+
+    def prompt(self, index: int) -> list[int]:
+        return self.shape.prompts[index // self.shape.n]
+
+    def reply(self, choices: Sequence[Sequence[Token]]) -> dict[str, Any]:
+        self.generated = sum(len(tokens) for tokens in choices)
+        return {
+            **self._head("chat.completion" if self.shape.chat else "text_completion"),
+            "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+            "usage": self._usage(),
+            "kv_transfer_params": None,
+        }
+
+    def events(self, index: int, token: Token, *, first: bool) -> Iterator[bytes]:
+        self.generated += 1
+        if not self.shape.chat:
+            yield self._event({"index": index, "text": detokenize([token[0]]), **self._logprobs(index, [token])})
+            return
+        if first:
+            yield self._event({"index": index, "delta": {"role": "assistant", "content": ""}})
+        yield self._event(
+            {"index": index, "delta": {"content": detokenize([token[0]])}, **self._logprobs(index, [token])}
+        )
+
+    def last_event(self, index: int) -> bytes:
+        empty: dict[str, Any] = {"delta": {}} if self.shape.chat else {"text": ""}
+        return self._event({"index": index, **empty, "finish_reason": self.finish_reason})
+
+    def usage_event(self) -> bytes | None:
+        return self._event(None, usage=self._usage()) if self.shape.usage else None
+
+    def _event(self, choice: dict[str, Any] | None, **more: Any) -> bytes:
+        head = self._head("chat.completion.chunk" if self.shape.chat else "text_completion")
+        choices = [] if choice is None else [{"logprobs": None, "finish_reason": None} | choice]
+        return b"data: " + json.dumps({**head, "choices": choices, **more}).encode() + b"\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": 0, "model": self.args.served_model_name}
+
+    def _choice(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        text = detokenize([token for token, _ in tokens])
+        choice: dict[str, Any] = {"index": index, "finish_reason": self.finish_reason, "logprobs": None}
+        if self.shape.chat:
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = (detokenize(self.prompt(index)) if self.shape.echo else "") + text
+        return choice | self._logprobs(index, tokens)
+
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        if not self.shape.logprobs:
+            return {}
+        pairs = [(detokenize([token]), value) for token, value in tokens]
+        if self.shape.chat:
+            content = [{"token": t, "logprob": v, "bytes": list(t.encode()), "top_logprobs": []} for t, v in pairs]
+            return {"logprobs": {"content": content}}
+        return {
+            "logprobs": {
+                "text_offset": list(range(len(pairs))),
+                "tokens": [t for t, _ in pairs],
+                "token_logprobs": [v for _, v in pairs],
+                "top_logprobs": [{t: v} for t, v in pairs],
+            }
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = sum(len(one) for one in self.shape.prompts)
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": self.generated}
+        usage["total_tokens"] = prompt + self.generated
+        usage["prompt_tokens_details"] = None
+        if self.args.enable_prompt_tokens_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        return usage

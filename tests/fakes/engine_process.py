@@ -1,0 +1,124 @@
+"""The life of the fake engine's process: its argv, loading, signals, children, shared memory and end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import mmap
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+from tests.fakes.engine_api import Connectors, Engine
+from tests.fakes.engine_kv import Producer
+from tests.fakes.engine_script import Script, die
+from tests.fakes.microhttp import serve
+
+MAPPED: list[mmap.mmap] = []
+"""Keeps the segment mapped for the life of the process."""
+
+CHILD = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open("/proc/self/comm", "w").write("VLLM::EngineCor")
+print("EngineCore started", flush=True)
+while True:
+    time.sleep(3600)
+"""
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--model", default="fake-model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--kv-transfer-config")
+    parser.add_argument("--api-key")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--max-model-len", type=int, default=100_000)
+    parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    args, rest = parser.parse_known_args(argv)
+    if rest[:1] == ["serve"] and len(rest) > 1:
+        args.model = rest[1]
+    args.served_model_name = args.served_model_name or args.model
+    return args
+
+
+def log(level: str, text: str) -> None:
+    print(f"(APIServer pid={os.getpid()}) {level} 01-01 00:00:00 [fake.py:1] {text}", flush=True)
+
+
+def spawn_child(kind: str) -> None:
+    """The process that a KILL of the API server alone leaves behind."""
+    subprocess.Popen([sys.executable, "-c", CHILD, "VLLM::EngineCore"], start_new_session=kind == "setsid")
+
+
+def map_segment() -> Path:
+    path = Path(f"/dev/shm/psm_{secrets.token_hex(4)}")
+    with path.open("w+b") as file:
+        file.truncate(4096)
+        MAPPED.append(mmap.mmap(file.fileno(), 4096))
+    return path
+
+
+async def load(script: Script) -> None:
+    """Everything between the first line of the log and listening."""
+    log("INFO", "Starting to load model")
+    lines = script.progress.split("\\n") if script.progress else ["Loading safetensors checkpoint shards: 100%"]
+    for line in lines:
+        log("INFO", line)
+        await asyncio.sleep(script.ready_after / len(lines))
+    if script.die_at == "load":
+        die(script, "RuntimeError: Engine core initialization failed. See root cause above.")
+    if script.never_ready:
+        await asyncio.Event().wait()
+
+
+async def run(args: argparse.Namespace, script: Script) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, (lambda: None) if script.ignore_term else stop.set)
+    segment = map_segment() if script.shm else None
+    if script.child:
+        spawn_child(script.child)
+    connectors = Connectors.parse(args.kv_transfer_config)
+    is_producer = connectors.mooncake and connectors.role in ("kv_producer", "kv_both")
+    engine = Engine(args, script, connectors, Producer(args.data_parallel_size) if is_producer else None)
+    async with contextlib.AsyncExitStack() as servers:
+        if engine.producer:
+            port = int(os.environ.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", "8998"))
+            await servers.enter_async_context(await serve("0.0.0.0", port, engine.producer.handle))
+        loading, stopping = asyncio.ensure_future(load(script)), asyncio.ensure_future(stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            await serve(args.host, args.port, engine.handle)
+            log("INFO", f"Starting vLLM server on http://{args.host}:{args.port}")
+            log("INFO", "Application startup complete.")
+            await stop.wait()
+        log("INFO", "Shutting down")
+        if segment and script.shm != "leak":
+            segment.unlink()
+        sys.stdout.flush()
+        os._exit(0)  # as upstream: running requests are cut
+
+
+def main() -> None:
+    script = Script.from_env()
+    if script.die_at == "import":
+        die(
+            script, "Traceback (most recent call last):", "ImportError: libcudart.so.12: cannot open shared object file"
+        )
+    try:
+        asyncio.run(run(arguments(sys.argv[1:]), script))
+    except OSError:
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,89 @@
+"""What the fake engine has been told to do wrong, by environment at start or over HTTP while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
+
+
+@dataclass
+class Script:
+    """Faults and delays. Each field is the environment variable FAKE_<NAME>; those marked * can be changed with
+    `POST /fake/script {"name": value}`."""
+
+    ready_after: float = 0.0
+    """Seconds until it listens (a real engine loads weights meanwhile)."""
+    never_ready: bool = False
+    """Never listens, lives on."""
+    die_at: str = ""
+    """import | load | ready (after the first 200 of /health) | request (*: the next generation)."""
+    exit_code: int = 1
+    last_lines: str = ""
+    """Printed to stderr before it dies; a literal \\n separates lines."""
+    ignore_term: bool = False
+    child: str = ""
+    """1: a child named like VLLM::EngineCore in the same session that ignores TERM and outlives us; setsid: in its
+    own session."""
+    shm: str = ""
+    """1: maps a segment /dev/shm/psm_<hex>, removed at a clean stop; leak: not removed then either."""
+    progress: str = ""
+    """Lines printed while it becomes ready; a literal \\n separates lines."""
+    prefill_seconds: float = 0.0
+    """* Time a local prefill takes."""
+    token_seconds: float = 0.0
+    """* Time each generated token takes."""
+    prefill_status: int = 0
+    """* HTTP status with which every request is refused by a prefill (do_remote_decode)."""
+    decode_status: int = 0
+    """* HTTP status with which every request is refused otherwise."""
+    wrong_kv: bool = False
+    """* Decode computes on other KV than it was sent."""
+    eos: bool = False
+    """* The first token is EOS, unless the request says ignore_eos."""
+    drop_after: int = 0
+    """* Closes the connection in the middle of a stream, after so many tokens."""
+    hold: str = ""
+    """* Wait at this point until it is changed: prefill | first (before the first token) | token (after it)."""
+
+    @classmethod
+    def from_env(cls) -> Script:
+        script = cls()
+        for field in fields(cls):
+            value = os.environ.get(f"FAKE_{field.name.upper()}")
+            if value:
+                script.set(field.name, value)
+        return script
+
+    def set(self, name: str, value: Any) -> None:
+        """An unknown name or a bad value is a bug of the test and raises."""
+        kind = type(getattr(self, name))
+        if kind is bool:
+            setattr(self, name, str(value).lower() in ("1", "true"))
+        else:
+            setattr(self, name, kind(value))
+
+
+class Gate:
+    """Lets coroutines wait until a condition over shared state holds, without polling."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+
+def die(script: Script, *default: str) -> NoReturn:
+    """As a crash: last words, no cleanup."""
+    print(*(script.last_lines.split("\\n") if script.last_lines else default), sep="\n", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(script.exit_code)
