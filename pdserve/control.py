@@ -1,0 +1,100 @@
+"""Requests to a running launcher, through its run directory.
+
+A file in, a file out: this works from any terminal and, over a shared file system, from another machine; it needs no
+port and no secret, because the run directory belongs to one user. Writers rename, so a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdserve.errors import StateError
+from pdserve.plan.model import Plan
+from pdserve.rundir import RunDir
+
+POLL_SECONDS = 0.2
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Down(_Request):
+    """Stop everything, in order."""
+
+    verb: Literal["down"] = "down"
+
+
+class Restart(_Request):
+    """Stop and start one process."""
+
+    verb: Literal["restart"] = "restart"
+    name: str
+
+
+class Apply(_Request):
+    """Start what this plan has and the deployment lacks. `replace`: also running engines whose command changed."""
+
+    verb: Literal["apply"] = "apply"
+    plan: Plan
+    recipe: str
+    replace: bool = False
+
+
+Request = Down | Restart | Apply
+_REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="verb")])
+
+
+class Reply(BaseModel):
+    """`error` is the rendered text of what went wrong; `exit_code` is what the command returns."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    exit_code: int
+    message: str
+
+
+def ask(run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool]) -> Reply:
+    """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer."""
+    name = f"{time.time():.6f}-{secrets.token_hex(3)}"
+    answer = run.inbox / f"{name}.reply"
+    run.write(run.inbox / f"{name}.json", request.model_dump_json())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer.exists():
+            reply = Reply.model_validate_json(answer.read_text())
+            answer.unlink()
+            return reply
+        if not alive():
+            break
+        time.sleep(POLL_SECONDS / 2)
+    (run.inbox / f"{name}.json").unlink(missing_ok=True)
+    raise StateError(
+        "the launcher did not answer" if alive() else "the launcher ended before it answered",
+        where=str(run.path),
+        todo="pdserve status; the launcher's own output is in logs/launcher.log of the run directory",
+    )
+
+
+def take(run: RunDir) -> list[tuple[str, Request]]:
+    """Requests that wait, oldest first, removed from the inbox. What cannot be read is answered and dropped."""
+    taken: list[tuple[str, Request]] = []
+    for file in sorted(run.inbox.glob("*.json")):
+        text = file.read_text()
+        file.unlink()
+        try:
+            taken.append((file.stem, _REQUESTS.validate_json(text)))
+        except ValidationError as error:
+            answer(run, file.stem, Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)"))
+    return taken
+
+
+def answer(run: RunDir, name: str, reply: Reply) -> None:
+    """Writes the reply to a request."""
+    run.write(run.inbox / f"{name}.reply", json.dumps(reply.model_dump()))

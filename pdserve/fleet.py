@@ -1,0 +1,222 @@
+"""The launcher's hands and eyes: starts and stops processes through the agents, and keeps the recorded state true.
+
+Decides nothing. Every event of an agent is applied to the state, written to the history, told to the proxy where it
+concerns routing, and then handed on to whoever decides (`troubles`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any, Literal
+
+from pdserve.plan.model import Plan, Process
+from pdserve.protocol import (
+    Died,
+    Event,
+    Gone,
+    Health,
+    Hello,
+    Late,
+    Progress,
+    Push,
+    Ready,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+)
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.transport.link import AgentLink
+
+Routing = Literal["starting", "ready", "draining", "dead"]
+Trouble = Died | Late | Health | Gone
+
+_STOP_MARGIN_SECONDS = 20.0
+"""An agent answers within the grace plus this, or it is gone itself."""
+
+
+class Fleet:
+    """All processes of one deployment. Runs in one event loop; no method blocks."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        state: DeploymentState,
+        *,
+        secrets: Mapping[str, str],
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`secrets`: name -> value; `tell` gets every event of the history as it is written."""
+        self.plan = plan
+        self.state = state
+        self.run = run
+        self.links: dict[str, AgentLink] = {}
+        self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
+        self.held: set[str] = set()
+        """Engines that get no traffic when they become ready: somebody still has to prove something."""
+        self._secrets = secrets
+        self._tell = tell
+        self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
+        self._changed = asyncio.Event()
+        self.adopt(plan)
+
+    def adopt(self, plan: Plan) -> None:
+        """Takes over a plan: new processes are pending, processes that it no longer has are forgotten."""
+        self.plan = plan
+        known = self.state.processes
+        self.state.processes = {
+            process.name: known.get(process.name) or ProcessState(role=process.role, node=process.node)
+            for process in plan.processes
+        }
+        self._routing = {worker.name: self._routing.get(worker.name, "starting") for worker in plan.proxy.workers}
+
+    # Acting --------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Orders a start; Ready, Died or Late will follow."""
+        process = self.plan.process(name)
+        state = self.state.processes[name]
+        state.phase, state.note, state.id = "starting", "", None
+        state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
+        values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
+        self.record("start", name=name, node=process.node)
+        self.links[process.node].send(Start(process=process, secrets=values))
+
+    async def stop(self, name: str, grace: float | None = None) -> None:
+        """Stops one process tree and returns when it is gone (or its agent is)."""
+        process = self.plan.process(name)
+        state = self.state.processes[name]
+        if state.phase in ("pending", "stopped") or process.node not in self.links:
+            state.phase = "stopped"
+            return
+        grace = process.stop_seconds if grace is None else grace
+        state.phase = "draining"
+        self.record("stop", name=name, node=process.node)
+        self.links[process.node].send(Stop(name=name, grace=grace))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self.until(lambda: state.phase == "stopped" or process.node not in self.links),
+                grace + _STOP_MARGIN_SECONDS,
+            )
+
+    async def stop_in_order(self, processes: Iterable[Process]) -> None:
+        """Stops stage after stage; the processes of one stage together."""
+        ordered = sorted(processes, key=lambda process: process.stop_stage)
+        for _, stage in groupby(ordered, key=lambda process: process.stop_stage):
+            await asyncio.gather(*(self.stop(process.name) for process in stage))
+
+    def route(self, worker: str, routing: Routing) -> None:
+        """Tells the proxy, at once, what it may send to a worker."""
+        if worker not in self._routing or self._routing[worker] == routing:
+            return
+        self._routing[worker] = routing
+        self.record("route", name=worker, routing=routing)
+        self._push(worker)
+
+    def _push(self, worker: str) -> None:
+        for process in self.plan.processes:
+            if process.control == "stdin" and process.node in self.links:
+                line = json.dumps({"worker": worker, "state": self._routing[worker]})
+                self.links[process.node].send(Push(name=process.name, line=line))
+
+    # Seeing --------------------------------------------------------------------------------------------------------
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once a condition on the state holds."""
+        while not holds():
+            await self._changed.wait()
+
+    async def changed(self) -> None:
+        """Returns at the next change of the state."""
+        await self._changed.wait()
+
+    async def outcome(self, name: str) -> bool:
+        """After `start`: True when it became ready, False when it died or was late."""
+        state = self.state.processes[name]
+        await self.until(lambda: state.phase not in ("pending", "starting"))
+        return state.phase == "ready"
+
+    def phase_of(self, name: str) -> str:
+        """Short for the recorded phase of one process."""
+        return self.state.processes[name].phase
+
+    def receive(self, event: Event) -> None:
+        """One event of an agent: state, history, proxy, and on to `troubles` if somebody must decide."""
+        match event:
+            case Hello():
+                self.state.nodes[event.node] = NodeState(agent=event.agent, guard=event.guard)
+                self.record("agent", node=event.node, pid=event.agent.pid)
+            case Gone():
+                self._lost(event)
+            case _ if event.name not in self.state.processes:
+                return
+            case Started():
+                self.state.processes[event.name].id = event.id
+                self.record("started", name=event.name, pid=event.id.pid)
+                if self.plan.process(event.name).control == "stdin":
+                    for worker in self._routing:
+                        self._push(worker)
+            case Progress():
+                self.state.processes[event.name].note = event.text
+                self.record("progress", name=event.name, text=event.text)
+            case Ready():
+                self._became_ready(event)
+            case Died():
+                self._failed(event.name, event.how if event.member is None else f"{event.member} {event.how}")
+                self.record("died", **event.model_dump(exclude={"event", "log_tail"}))
+            case Late():
+                self._failed(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
+                self.record("late", **event.model_dump(exclude={"event", "log_tail"}))
+            case Health():
+                self._changed_health(event)
+            case Stopped():
+                self.state.processes[event.name].phase = "stopped"
+                self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
+        if isinstance(event, Died | Late | Health | Gone):
+            self.troubles.put_nowait(event)
+
+    def _became_ready(self, event: Ready) -> None:
+        state = self.state.processes[event.name]
+        if state.phase != "starting":
+            return
+        state.phase, state.ready_at, state.start_seconds = "ready", time.time(), round(event.seconds, 3)
+        state.note, state.open_ports = "", event.ports
+        self.record("ready", name=event.name, seconds=round(event.seconds, 3))
+        if event.name not in self.held:
+            self.route(event.name, "ready")
+
+    def _failed(self, name: str, note: str) -> None:
+        state = self.state.processes[name]
+        state.phase, state.note = "dead", note
+        self.route(name, "dead")
+
+    def _changed_health(self, event: Health) -> None:
+        state = self.state.processes[event.name]
+        if state.phase not in ("ready", "degraded"):
+            return
+        state.phase, state.note = ("ready", "") if event.responsive else ("degraded", event.why)
+        self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
+        if event.name not in self.held:
+            self.route(event.name, "ready" if event.responsive else "draining")
+
+    def _lost(self, event: Gone) -> None:
+        self.links.pop(event.node, None)
+        for name, state in self.state.processes.items():
+            if state.node == event.node and state.phase not in ("pending", "stopped"):
+                self._failed(name, f"its node's agent is gone: {event.how}")
+        self.record("agent_gone", node=event.node, how=event.how)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Writes the history and the state, tells the listener, wakes the waiters."""
+        event = self.run.append_event(kind, **fields)
+        self.run.write(self.run.state, self.state.model_dump_json(indent=1))
+        self._tell(event)
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()

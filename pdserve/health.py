@@ -1,0 +1,126 @@
+"""Readiness: probes, and the one wait that every start goes through.
+
+A wait races readiness against death. Death wins at once, a process that lives but never becomes ready ends at its
+time limit, and an answer counts only if the listening socket belongs to the process that we started: a stale server
+on the port answers 200 while ours is still dying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pdserve import procfs
+from pdserve.plan.model import HttpProbe, LmcacheProbe
+
+if TYPE_CHECKING:
+    import httpx
+
+DeathT = TypeVar("DeathT")
+
+PROBE_SECONDS = 3.0
+"""One try: an HTTP server that accepts but does not answer must not hold a wait for longer."""
+INTERVAL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One try. `said` is for people: the last answer is part of every failure report."""
+
+    ready: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Waited(Generic[DeathT]):
+    """How a wait ended: exactly one of ready, died (with the death), late (neither)."""
+
+    ready: bool
+    died: DeathT | None
+    seconds: float
+    last_answer: str
+
+
+async def wait_ready(
+    probe: Callable[[], Awaitable[Answer]],
+    *,
+    death: asyncio.Future[DeathT],
+    seconds: float,
+    clock: Callable[[], float],
+    interval: float = INTERVAL_SECONDS,
+) -> Waited[DeathT]:
+    """Probes until ready, death or the limit, whichever is first; a death is noticed without waiting for a probe.
+
+    `death` is a future that its owner completes; it is awaited, never cancelled. `clock` counts in seconds.
+    """
+    start = clock()
+    said = "no answer yet"
+    while True:
+        attempt = asyncio.ensure_future(probe())
+        remaining = seconds - (clock() - start)
+        try:
+            racing: set[asyncio.Future[Any]] = {attempt, death}
+            await asyncio.wait(racing, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not attempt.done():
+                attempt.cancel()
+        if death.done():
+            return Waited(ready=False, died=death.result(), seconds=clock() - start, last_answer=said)
+        if attempt.done() and not attempt.cancelled():
+            answer = attempt.result()
+            said = answer.said
+            if answer.ready:
+                return Waited(ready=True, died=None, seconds=clock() - start, last_answer=said)
+        remaining = seconds - (clock() - start)
+        if remaining <= 0:
+            return Waited(ready=False, died=None, seconds=clock() - start, last_answer=said)
+        await asyncio.wait({death}, timeout=min(interval, remaining))
+
+
+class Prober:
+    """Runs the probes of a plan. `family` gives the live PIDs of the process that must own the socket."""
+
+    def __init__(self, family: Callable[[], set[int]]) -> None:
+        self._family = family
+        self._client: httpx.AsyncClient | None = None
+        self._owned_inodes: set[str] = set()
+
+    async def check(self, probe: HttpProbe | LmcacheProbe) -> Answer:
+        """One try of either kind; never raises for an answer that is merely wrong or missing."""
+        if not (inodes := procfs.listeners(probe.port)):
+            return Answer(False, f"nothing listens on port {probe.port}")
+        if not inodes & self._owned_inodes:
+            if not procfs.owners(inodes, self._family()):
+                owner = procfs.listener_owner(probe.port)
+                return Answer(False, f"port {probe.port} belongs to a process that is not ours: {owner}")
+            self._owned_inodes = inodes
+        if isinstance(probe, HttpProbe):
+            return await self._http(probe.host, probe.port, probe.path, probe.body_contains)
+        alive = await self._http(probe.host, probe.port, "/healthcheck", None)
+        if not alive.ready:
+            return alive
+        # Quoted: an id must not match as the prefix of another one.
+        return await self._http(probe.host, probe.port, "/config", f'"{probe.instance_id}"')
+
+    async def _http(self, host: str, port: int, path: str, contains: str | None) -> Answer:
+        import httpx
+
+        if self._client is None:
+            # trust_env off: a proxy variable of the site must not stand between us and loopback.
+            self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False)
+        try:
+            response = await self._client.get(f"http://{host}:{port}{path}")
+        except httpx.HTTPError as error:
+            return Answer(False, f"GET {path}: {type(error).__name__}")
+        if response.status_code != 200:
+            return Answer(False, f"GET {path}: {response.status_code} {response.text[:200]}")
+        if contains is not None and contains not in response.text:
+            return Answer(False, f"GET {path}: another instance answers on port {port}")
+        return Answer(True, f"GET {path}: 200")
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.aclose()

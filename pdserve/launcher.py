@@ -1,0 +1,358 @@
+"""Runs a Plan over agents: start in stages, prove readiness, serve, tear down in order.
+
+The launcher never touches a process itself: agents do. It is the one writer of the run's state and history. Whatever
+way it ends, what it started is stopped; if it is killed, its agents see the pipe close and stop everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import groupby
+from typing import Any, TypeVar
+
+from pdserve import control
+from pdserve.canary import one_token
+from pdserve.control import Apply, Down, Reply, Restart
+from pdserve.errors import PdserveError, ServeError, StartError, StateError
+from pdserve.failure import not_attached, start_error
+from pdserve.fleet import Fleet
+from pdserve.lmcache_server import wait_attached
+from pdserve.plan.model import Plan, Process
+from pdserve.preflight import ENGINE_KEY
+from pdserve.protocol import Event, Gone, Health, Shutdown
+from pdserve.recovery import Recovery
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState, Phase
+from pdserve.transport.link import AgentLink
+
+ResultT = TypeVar("ResultT")
+OpenAgent = Callable[[str, Callable[[Event], None]], AgentLink]
+"""(node, receiver of events) -> link; how is the transport's business."""
+
+_HELLO_SECONDS = 20.0
+_LEAVE_SECONDS = 60.0
+
+
+class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
+    """Somebody asked the deployment to stop: a signal or `down`."""
+
+
+class Launcher:
+    """One deployment, from start to teardown. `run` is called once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        state: DeploymentState,
+        *,
+        secrets: Mapping[str, str],
+        open_agent: OpenAgent,
+        tell: Callable[[dict[str, Any]], None],
+        keep_on_failure: bool = False,
+        began: float,
+    ) -> None:
+        """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
+        self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell)
+        self._run_dir = run
+        self._state = state
+        self._open_agent = open_agent
+        self._keep = keep_on_failure
+        self._began = began
+        self._stop_asked = asyncio.Event()
+        self._fatal: asyncio.Queue[PdserveError] = asyncio.Queue()
+        self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
+        self._links: list[AgentLink] = []
+        self._down_requests: list[str] = []
+        self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
+        self._errands: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Returns after a stop that was asked for. Raises StartError or ServeError after everything is torn down."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._asked_to_stop)
+        requests = asyncio.create_task(self._take_requests())
+        error: PdserveError | None = None
+        try:
+            await self._bring_up(self._fleet.plan.processes, keep=self._keep)
+            await self._serve()
+        except Stopped:
+            pass
+        except PdserveError as failure:
+            error = failure
+            self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code)
+        finally:
+            await self._recovery.close()
+            for errand in self._errands:
+                errand.cancel()
+            await self._tear_down("stopped" if error is None else "failed", error)
+            requests.cancel()
+            await asyncio.gather(requests, return_exceptions=True)
+        if error is not None:
+            raise error
+
+    def _asked_to_stop(self) -> None:
+        """Signal handler: leaves a mark, the loop acts. A second signal shortens every grace to nothing."""
+        if self._stop_asked.is_set():
+            for name, state in self._state.processes.items():
+                if state.phase == "draining":
+                    task = asyncio.ensure_future(self._fleet.stop(name, grace=0.0))
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._stop_asked.set()
+
+    # Start ---------------------------------------------------------------------------------------------------------
+
+    async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> None:
+        """Starts `processes` stage by stage and proves the whole. With `keep` a failure leaves what is healthy
+        running, and the deployment waits for another `up`, `restart` or `down`; otherwise raises StartError."""
+        try:
+            self._set_phase("starting")
+            await self._agents()
+            for _, group in groupby(sorted(processes, key=lambda p: p.start_stage), key=lambda p: p.start_stage):
+                names = [process.name for process in group]
+                for name in names:
+                    self._fleet.start(name)
+                await self._race(self._fleet.until(lambda names=names: all(map(self._is_ready, names))))  # type: ignore[misc]
+            await self._race(self._prove_attached())
+            canary = await self._race(self._canary())
+            self._account(processes, canary)
+            self._set_phase("ready")
+        except StartError as failure:
+            if not keep:
+                raise
+            self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code, kept=True)
+            await self._stop_unready(processes)
+            self._state.note = failure.what
+            self._set_phase("failed")
+
+    def _is_ready(self, name: str) -> bool:
+        return self._fleet.phase_of(name) == "ready"
+
+    async def _agents(self) -> None:
+        for node in self._fleet.plan.nodes:
+            if node.name not in self._fleet.links:
+                link = self._open_agent(node.name, self._fleet.receive)
+                self._fleet.links[node.name] = link
+                self._links.append(link)
+        names = [node.name for node in self._fleet.plan.nodes]
+        try:
+            await asyncio.wait_for(
+                self._race(self._fleet.until(lambda: all(name in self._state.nodes for name in names))), _HELLO_SECONDS
+            )
+        except TimeoutError:
+            silent = [name for name in names if name not in self._state.nodes]
+            raise StartError(
+                f"no agent answered on {', '.join(silent)} within {_HELLO_SECONDS:.0f} s",
+                where=f"agent@{silent[0]}",
+                todo=f"read {self._run_dir.logs / f'agent@{silent[0]}.log'}",
+            ) from None
+
+    async def _race(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Runs one step of the start against the death of any process and against a request to stop."""
+        step = asyncio.ensure_future(work)
+        trouble = asyncio.ensure_future(self._first_trouble())
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        racing: set[asyncio.Future[Any]] = {step, trouble, stop}
+        try:
+            await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+            if trouble.done():
+                raise trouble.result()
+            if stop.done():
+                raise Stopped
+            return step.result()
+        finally:
+            for task in racing:
+                task.cancel()
+            await asyncio.gather(*racing, return_exceptions=True)
+
+    async def _first_trouble(self) -> StartError:
+        while True:
+            trouble = await self._fleet.troubles.get()
+            if isinstance(trouble, Health) and trouble.responsive:
+                continue
+            if isinstance(trouble, Health) or (
+                not isinstance(trouble, Gone) and self._fleet.phase_of(trouble.name) != "dead"
+            ):
+                continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
+            return start_error(trouble, self._fleet.plan, self._run_dir)
+
+    async def _prove_attached(self) -> None:
+        servers = self._fleet.plan.lmcache
+        if not servers:
+            return
+        found = await wait_attached(servers, seconds=self._fleet.plan.timeouts.attach_seconds)
+        if missing := [one for one in found if not one.complete]:
+            raise not_attached(missing, self._fleet.plan, self._run_dir)
+        self._fleet.record("attached", servers={one.server: one.registered for one in found})
+
+    async def _canary(self) -> float:
+        proxy = self._fleet.plan.proxy
+        url = f"http://{proxy.host}:{proxy.port}"
+        canary = await one_token(url, proxy.served_name, seconds=self._fleet.plan.canary_seconds)
+        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        if not canary.ok:
+            raise StartError(
+                f"one token through the proxy did not come back: {canary.said}",
+                where=url,
+                cause="every process is healthy by itself, but a request does not get through all of them",
+                todo=f"read the logs of the proxy and of both roles in {self._run_dir.logs}",
+            )
+        self._state.endpoint = url
+        return canary.seconds
+
+    def _account(self, processes: tuple[Process, ...], canary: float) -> None:
+        """The share of the start that is ours: all of it minus LMCache, the slowest engine and the canary."""
+        total = time.monotonic() - self._began
+        took = {process.name: self._state.processes[process.name].start_seconds or 0.0 for process in processes}
+        lmcache = max((took[p.name] for p in processes if p.role == "lmcache"), default=0.0)
+        engines = max((took[p.name] for p in processes if p.role not in ("lmcache", "proxy")), default=0.0)
+        self._state.ready_at = time.time()
+        self._state.orchestration_seconds = round(total - lmcache - engines - canary, 3)
+        self._fleet.record(
+            "up",
+            endpoint=self._state.endpoint,
+            total_seconds=round(total, 3),
+            lmcache_seconds=lmcache,
+            engine_seconds=engines,
+            canary_seconds=round(canary, 3),
+            orchestration_seconds=self._state.orchestration_seconds,
+        )
+
+    async def _stop_unready(self, processes: tuple[Process, ...]) -> None:
+        await self._fleet.stop_in_order(
+            process for process in processes if self._fleet.phase_of(process.name) in ("starting", "dead")
+        )
+
+    # Serve ---------------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Until somebody asks for a stop, or the deployment cannot serve on (raises ServeError)."""
+        while True:
+            trouble = asyncio.ensure_future(self._fleet.troubles.get())
+            fatal = asyncio.ensure_future(self._fatal.get())
+            stop = asyncio.ensure_future(self._stop_asked.wait())
+            change = asyncio.ensure_future(self._fleet.changed())
+            request = asyncio.ensure_future(self._requests.get())
+            racing: set[asyncio.Future[Any]] = {trouble, fatal, stop, change, request}
+            try:
+                await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in racing:
+                    task.cancel()  # no effect on those that are done
+            if trouble.done():
+                self._recovery.react(trouble.result())
+            if fatal.done():
+                failure = fatal.result()
+                if not self._keep:
+                    raise failure
+                self._state.note = failure.what
+                self._set_phase("failed")
+            if stop.done():
+                raise Stopped
+            if request.done():
+                await self._fulfil(*request.result())
+            self._judge()
+
+    def _judge(self) -> None:
+        """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
+        if self._state.phase not in ("ready", "degraded"):
+            return
+        whole = all(state.phase == "ready" for state in self._state.processes.values())
+        self._set_phase("ready" if whole else "degraded")
+
+    def _set_phase(self, phase: Phase) -> None:
+        if self._state.phase != phase:
+            self._state.phase = phase
+            self._fleet.record("phase", phase=phase)
+
+    # Requests ------------------------------------------------------------------------------------------------------
+
+    async def _take_requests(self) -> None:
+        while True:
+            for name, request in control.take(self._run_dir):
+                if isinstance(request, Down):
+                    self._down_requests.append(name)
+                    self._asked_to_stop()
+                elif self._state.phase in ("starting", "draining"):
+                    busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
+                    control.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
+                else:
+                    self._requests.put_nowait((name, request))
+            await asyncio.sleep(control.POLL_SECONDS)
+
+    async def _fulfil(self, name: str, request: Apply | Restart) -> None:
+        """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
+        work = self._reply(name, self._restart(request.name) if isinstance(request, Restart) else self._apply(request))
+        if isinstance(request, Apply):
+            await work
+        else:
+            errand = asyncio.create_task(work)
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
+
+    async def _reply(self, name: str, work: Coroutine[Any, Any, Reply]) -> None:
+        try:
+            reply = await work
+        except PdserveError as error:
+            reply = Reply(exit_code=error.exit_code, message=error.render())
+        control.answer(self._run_dir, name, reply)
+
+    async def _restart(self, name: str) -> Reply:
+        if name not in self._state.processes:
+            raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
+        if await self._recovery.restart(name):
+            if self._state.phase == "failed" and all(map(self._is_ready, self._state.processes)):
+                await self._canary()
+                self._state.note = ""
+                self._set_phase("ready")
+            return Reply(exit_code=0, message=f"{name} is ready")
+        raise StartError(f"{name} did not come back: {self._state.processes[name].note}", todo=f"pdserve logs {name}")
+
+    async def _apply(self, request: Apply) -> Reply:
+        """Starts what is missing; what runs as planned is left alone."""
+        old = {process.name: process for process in self._fleet.plan.processes}
+        new = {process.name: process for process in request.plan.processes}
+        living = {name for name in old if self._fleet.phase_of(name) in ("ready", "degraded")}
+        changed = [name for name in new if name in living and new[name] != old[name]]
+        costly = [name for name in changed if new[name].role != "proxy"]
+        if costly and not request.replace:
+            raise StateError(
+                f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
+                todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
+            )
+        gone = [old[name] for name in old if name not in new and self._fleet.phase_of(name) != "stopped"]
+        await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
+        self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
+        self._run_dir.write(self._run_dir.recipe, request.recipe)
+        self._fleet.adopt(request.plan)
+        missing = tuple(process for process in request.plan.processes if not self._is_ready(process.name))
+        if not missing:
+            return Reply(exit_code=0, message="already up")
+        self._began = time.monotonic()
+        await self._bring_up(missing, keep=True)
+        names = ", ".join(process.name for process in missing)
+        if self._state.phase == "failed":
+            raise StartError(self._state.note, todo="pdserve status")
+        return Reply(exit_code=0, message=f"started {names}; ready")
+
+    # Teardown ------------------------------------------------------------------------------------------------------
+
+    async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
+        """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
+        self._set_phase("draining")
+        await self._fleet.stop_in_order(self._fleet.plan.processes)
+        for link in self._links:
+            link.send(Shutdown())
+        left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
+        self._run_dir.key_file.unlink(missing_ok=True)
+        self._state.note = error.what if error else ""
+        self._state.phase = phase
+        self._fleet.record("down", phase=phase, clean=all(left))
+        for name in self._down_requests:
+            control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
+        if not all(left):
+            raise ServeError("an agent is still stopping its processes", todo="pdserve status shows what is left")

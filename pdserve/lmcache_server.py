@@ -1,0 +1,101 @@
+"""What is particular to the LMCache MP server at run time: its memory, and whether engines are really attached.
+
+How it is started is the plan's business (plan/lmcache_argv.py), its readiness the probe's (health.py), what happens
+at its death the launcher's (recovery.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from pdserve.errors import PreflightError
+from pdserve.host import MemoryFacts
+from pdserve.plan.model import LmcacheServer
+
+_GIB = 1 << 30
+_STATUS_SECONDS = 3.0
+_POLL_SECONDS = 0.2
+_REGISTRATION_KEYS = ("registered_gpu_ids", "registered_non_cuda_instance_ids")
+"""/status of lmcache 0.5.6: lmcache_driven engines are in the first, engine_driven ones in the second."""
+
+
+def check_memory(servers: Sequence[LmcacheServer], facts: MemoryFacts) -> None:
+    """Raises PreflightError when the servers of ONE node need more than there is.
+
+    With a shared-memory name L1 lives in /dev/shm; otherwise it is ordinary memory (all of it committed at start on
+    CPU, pinned step by step on GPU hosts). On CPU an lmcache_driven engine moves its KV into /dev/shm as well.
+    """
+    in_shm = sum(server.l1_bytes for server in servers if server.shm_name)
+    in_shm += sum(server.kv_bytes_on_host for server in servers)
+    in_memory = sum(server.l1_bytes for server in servers)
+    in_memory += sum(server.kv_bytes_on_host for server in servers)
+    if in_shm > facts.shm_free:
+        raise PreflightError(
+            f"LMCache and the KV that it maps need {_gib(in_shm)} in /dev/shm, {_gib(facts.shm_free)} are free",
+            where="lmcache.l1_size_gb",
+            cause="too small for L1 (containers default to 64 MB), or an earlier run left segments there",
+            todo="lower lmcache.l1_size_gb, enlarge /dev/shm (container: --shm-size), or leave lmcache.shm_name out",
+        )
+    if in_memory > facts.usable:
+        limit = "" if facts.limit_free is None else f" (the cgroup allows {_gib(facts.limit_free)} more)"
+        raise PreflightError(
+            f"LMCache's L1 needs {_gib(in_memory)} of memory, {_gib(facts.available)} are available{limit}",
+            where="lmcache.l1_size_gb",
+            cause="L1 is larger than the free memory of this host; the kernel would kill it, or an engine, under load",
+            todo=f"--set lmcache.l1_size_gb={max(1, int(facts.usable / _GIB * 0.6 / max(1, len(servers))))}",
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
+
+
+def registered_workers(status: Mapping[str, Any]) -> int:
+    """Engine workers that a /status answer lists as registered, whichever side moves the bytes."""
+    return sum(len(status.get(key) or ()) for key in _REGISTRATION_KEYS)
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """How many engine workers a server has, and how many it should have."""
+
+    server: str
+    registered: int | None
+    """None: its /status did not answer."""
+    expected: int
+
+    @property
+    def complete(self) -> bool:
+        return self.registered is not None and self.registered >= self.expected
+
+
+async def attachment(server: LmcacheServer, client: httpx.AsyncClient) -> Attachment:
+    """Asks one server. An engine that only shares the port, or never registered, is not attached."""
+    registered: int | None = None
+    try:
+        response = await client.get(f"{server.http_url}/status", timeout=_STATUS_SECONDS)
+        if response.status_code == 200:
+            registered = registered_workers(response.json())
+    except (httpx.HTTPError, json.JSONDecodeError):
+        registered = None
+    return Attachment(server.process, registered, server.expected_workers)
+
+
+async def wait_attached(
+    servers: Sequence[LmcacheServer], *, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> list[Attachment]:
+    """Polls until every server has all its workers, or the time is over; returns the last answers."""
+    deadline = clock() + seconds
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            found = list(await asyncio.gather(*(attachment(server, client) for server in servers)))
+            if all(one.complete for one in found) or clock() >= deadline:
+                return found
+            await asyncio.sleep(_POLL_SECONDS)

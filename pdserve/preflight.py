@@ -1,0 +1,81 @@
+"""Checks of this machine before anything starts. Each finding names the value, the need and the fix."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pdserve import host, procfs
+from pdserve.errors import PreflightError
+from pdserve.lmcache_server import check_memory
+from pdserve.plan.model import Plan, Process
+
+ENGINE_KEY = "engine_key"
+"""The one secret that no recipe names: made at random for each deployment."""
+
+
+def check(plan: Plan, starting: Sequence[Process], locate: Callable[[str], str]) -> None:
+    """Raises PreflightError with the first thing that this machine lacks for `starting` (processes of this node).
+
+    `locate` turns a recipe key into file:line.
+    """
+    _check_model(plan, locate)
+    for process in starting:
+        _check_program(process)
+    _check_ports(starting)
+    names = {process.name for process in starting}
+    servers = [server for server in plan.lmcache if server.process in names]
+    check_memory(servers, host.memory())
+
+
+def _check_model(plan: Plan, locate: Callable[[str], str]) -> None:
+    if plan.model_path is None:
+        return
+    folder = Path(plan.model_path)
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "does not exist"
+        raise PreflightError(
+            f"the model folder {folder} {what}",
+            where=locate("model.path"),
+            cause="a wrong path, or a download that has not finished",
+            todo="correct model.path, relative to the recipe that names it (the tiny model: ./scripts/tiny-model)",
+        )
+
+
+def _check_program(process: Process) -> None:
+    if shutil.which(process.argv[0]) is None:
+        raise PreflightError(
+            f"{process.argv[0]} is not an executable program",
+            where=f"{process.name}@{process.node}",
+            cause="the interpreter or command of the recipe (engine.python, *.command) is not on this host",
+            todo="correct it, or leave it out to use the interpreter that runs pdserve",
+        )
+
+
+def _check_ports(starting: Sequence[Process]) -> None:
+    taken = [
+        f"{process.name} needs port {port} ({purpose}), held by {owner}"
+        for process in starting
+        for purpose, port in process.ports.items()
+        if (owner := procfs.listener_owner(port)) is not None
+    ]
+    if taken:
+        raise PreflightError(
+            f"{len(taken)} port(s) of the plan are in use",
+            cause="another deployment, or what is left of an earlier run",
+            todo="stop the owner (pdserve list shows deployments of this user), or move ours: --set ports.KIND=PORT",
+            evidence=tuple(taken),
+        )
+
+
+def resolve_secrets(plan: Plan, environ: Mapping[str, str], engine_key: str) -> dict[str, str]:
+    """Values of all secrets that the plan names. Raises PreflightError naming those that are not set."""
+    names = {name for process in plan.processes for name in process.env.secrets.values()} - {ENGINE_KEY}
+    missing = sorted(name for name in names if not environ.get(name))
+    if missing:
+        raise PreflightError(
+            f"the recipe uses secrets that are not set: {', '.join(missing)}",
+            todo=f"export {missing[0]}=... before pdserve up; only its name is ever written down",
+        )
+    return {**{name: environ[name] for name in names}, ENGINE_KEY: engine_key}

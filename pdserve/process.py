@@ -1,0 +1,231 @@
+"""One child process tree: spawned in a session of its own, watched by pidfd, stopped to the last descendant.
+
+This module is the only one that starts processes. Whoever spawns a child owns it and calls `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve import procfs
+from pdserve.procfs import ProcessId
+
+MARKER = "PDSERVE_PROCESS"
+"""Environment variable that every descendant inherits: `<run id>/<process name>`."""
+
+_POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended; `code` None when it was not our child and only its end could be seen."""
+
+    code: int | None
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "ended"
+        if self.code < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(-self.code).name}"
+            return f"killed by signal {-self.code}"
+        return f"exited with code {self.code}"
+
+
+class Child:
+    """A process that we started and its whole family."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], marker: str) -> None:
+        self._popen = popen
+        self._marker = f"{MARKER}={marker}".encode()
+        identity = procfs.identify(popen.pid)
+        # Unreaped, so the entry in /proc is still there even if the program has already ended.
+        assert identity is not None
+        self.identity: ProcessId = identity
+        self.started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def family(self) -> set[int]:
+        """Live PIDs of the tree, orphaned members included, until nothing of it is left."""
+        return procfs.family({self.pid}, marker=self._marker)
+
+    def poll(self) -> Exit | None:
+        """How the root ended; None while it runs."""
+        code = self._popen.poll()
+        return None if code is None else Exit(code)
+
+    async def wait(self) -> Exit:
+        """Returns when the root has ended, woken by its pidfd: no polling, no delay."""
+        if (ended := self.poll()) is None:
+            await pid_end(self.pid)
+            ended = Exit(self._popen.wait())
+        return ended
+
+    def write_line(self, line: str) -> bool:
+        """Sends a line to its stdin; False when it no longer reads."""
+        if self._popen.stdin is None:
+            return False
+        try:
+            self._popen.stdin.write(line.encode() + b"\n")
+            self._popen.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    async def stop(self, grace: float, before_kill: Callable[[], None] | None = None) -> bool:
+        """TERM to the root, which stops its own children; then TERM and KILL for what is left of the family.
+
+        Returns True when something had to be killed. Safe to call on a tree that is gone.
+        """
+        deadline = time.monotonic() + grace
+        if before_kill is not None:
+            before_kill()
+        if self.poll() is None:
+            send(self.identity, signal.SIGTERM)
+            send(self.identity, signal.SIGCONT)  # a stopped process cannot act on TERM
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wait(), max(0.0, deadline - time.monotonic()))
+        forced = await stop_family(self.family, orphan_grace=min(2.0, grace), before_kill=before_kill)
+        await self.wait()
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
+        return forced
+
+
+async def stop_family(
+    members: Callable[[], set[int]], *, orphan_grace: float, before_kill: Callable[[], None] | None = None
+) -> bool:
+    """TERM, short grace, then KILL until `members` returns nobody. True when KILL was needed."""
+    forced = False
+    left = _identities(members())
+    for member in left:
+        send(member, signal.SIGTERM)
+        send(member, signal.SIGCONT)
+    deadline = time.monotonic() + orphan_grace
+    while left and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_SECONDS)
+        left = _identities(members())
+    while left:
+        forced = True
+        if before_kill is not None:
+            before_kill()
+        for member in left:
+            send(member, signal.SIGKILL)
+        await asyncio.sleep(_POLL_SECONDS)
+        left = _identities(members())
+    return forced
+
+
+def _identities(pids: Iterable[int]) -> list[ProcessId]:
+    return [identity for pid in pids if (identity := procfs.identify(pid)) is not None and pid != os.getpid()]
+
+
+def send(target: ProcessId, signum: signal.Signals) -> bool:
+    """Signals exactly this process, never a later one with its PID (the pidfd pins it before the check)."""
+    try:
+        pidfd = os.pidfd_open(target.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if procfs.identify(target.pid) != target:
+            return False
+        signal.pidfd_send_signal(pidfd, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+async def pid_end(pid: int) -> None:
+    """Returns once the process has ended (at once when it is gone already)."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def spawn(
+    argv: Sequence[str], *, env: Mapping[str, str], log: Path, marker: str, control_stdin: bool, cwd: Path | None = None
+) -> Child:
+    """Starts a program in a session of its own, stdout and stderr appended to `log`.
+
+    Raises OSError when the program cannot be executed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        popen = subprocess.Popen(
+            list(argv),
+            env={**env, MARKER: marker},
+            cwd=cwd,
+            stdin=subprocess.PIPE if control_stdin else subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Child(popen, marker)
+
+
+def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:
+    """Starts a program in a session of its own with pipes on stdin and stdout: how an agent is started."""
+    stderr.parent.mkdir(parents=True, exist_ok=True)
+    with stderr.open("ab") as sink:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            start_new_session=True,
+        )
+
+
+def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> tuple[int | None, str]:
+    """Runs a short-lived tool; (exit code, stdout + stderr). Code None: not installed or out of time."""
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, done.stdout + done.stderr
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent dies (an EngineCore whose API server was
+    SIGKILLed), so that they can be found and stopped. Raises OSError where the kernel refuses."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """The kernel sends us `signum` when our parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

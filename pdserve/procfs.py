@@ -1,0 +1,175 @@
+"""What Linux's /proc says of processes: identity, trees, listening sockets, shared memory. Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+_PROC = Path("/proc")
+_STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_START = 0, 1, 3, 19
+_TCP_LISTEN = "0A"
+SHM = Path("/dev/shm")  # noqa: S108  (POSIX shared memory lives there; nothing is created here)
+
+
+class ProcessId(BaseModel):
+    """A process that cannot be mistaken for a later one with the same PID: PID + start time in clock ticks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pid: int
+    start_ticks: int
+
+    def alive(self) -> bool:
+        """True while exactly this process runs. A zombie is dead."""
+        stat = _stat(self.pid)
+        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and stat[_STAT_STATE] not in "ZX"
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a PID; None when there is no such process."""
+    stat = _stat(pid)
+    return None if stat is None else ProcessId(pid=pid, start_ticks=int(stat[_STAT_START]))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _pids() -> Iterator[int]:
+    names = os.listdir(_PROC)  # noqa: PTH208  (names are enough)
+    return (int(name) for name in names if name.isdigit())
+
+
+def is_stopped(pid: int) -> bool:
+    """True for a process held by SIGSTOP: alive for the kernel, useless for everybody else."""
+    stat = _stat(pid)
+    return stat is not None and stat[_STAT_STATE] in "Tt"
+
+
+def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:
+    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and holders of
+    `marker` in their environment (daemons that left both). Zombies are left out."""
+    roots = set(roots)
+    parents: dict[int, int] = {}
+    members: set[int] = set()
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is None or stat[_STAT_STATE] in "ZX":
+            continue
+        parents[pid] = int(stat[_STAT_PPID])
+        if pid in roots or int(stat[_STAT_SESSION]) in roots or (marker is not None and _has_environment(pid, marker)):
+            members.add(pid)
+    grew = True
+    while grew:
+        grown = {pid for pid, parent in parents.items() if parent in members and pid not in members}
+        members |= grown
+        grew = bool(grown)
+    return members
+
+
+def descendants(root: int) -> set[int]:
+    """Live descendants of a PID, without itself."""
+    return family({root}) - {root}
+
+
+def _has_environment(pid: int, marker: bytes) -> bool:
+    try:
+        return marker in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def command(pid: int) -> str:
+    """The command line as one line (vLLM titles its processes: `VLLM::EngineCore`); empty when gone."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def listeners(port: int) -> set[str]:
+    """Socket inodes that listen on a TCP port, any address, both families."""
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(fields[9])
+    return found
+
+
+def owners(inodes: set[str], pids: Iterable[int]) -> set[int]:
+    """Those of the PIDs that hold one of the sockets open."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    return {pid for pid in pids if wanted & set(_open_files(pid))}
+
+
+def listening_ports(pids: Iterable[int]) -> dict[int, int]:
+    """TCP ports on which these processes listen -> PID. How ports that cannot be pinned are read after start."""
+    by_inode: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _TCP_LISTEN:
+                by_inode[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    return {by_inode[link]: pid for pid in pids for link in _open_files(pid) if link in by_inode}
+
+
+def listener_owner(port: int) -> str | None:
+    """`PID command` of whoever listens on a port; None when nobody does, `another user's process` when hidden."""
+    inodes = listeners(port)
+    if not inodes:
+        return None
+    for pid in owners(inodes, _pids()):
+        return f"PID {pid} ({command(pid)[:120]})"
+    return "another user's process"
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    directory = _PROC / str(pid) / "fd"
+    try:
+        entries = os.listdir(directory)  # noqa: PTH208
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            yield os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
+        except OSError:
+            continue
+
+
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """Names in /dev/shm that these processes have mapped and that still have a name."""
+    prefix = f"{SHM}/"
+    names: set[str] = set()
+    for pid in pids:
+        try:
+            lines = (_PROC / str(pid) / "maps").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            path = line[line.find("/") :] if "/" in line else ""
+            if path.startswith(prefix) and not path.endswith(" (deleted)"):
+                names.add(path.removeprefix(prefix))
+    return names
+
+
+def shared_memory_in_use() -> set[str]:
+    """Names in /dev/shm that any process which we may look into has mapped."""
+    return shared_memory(_pids())

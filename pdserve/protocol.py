@@ -1,0 +1,184 @@
+"""What launcher and agent say to each other: one JSON object a line, over the pipe that started the agent.
+
+The pipe is the lease: when it closes, the agent stops what it owns. Secrets travel here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdserve.errors import AgentProtocolError
+from pdserve.plan.model import Process
+from pdserve.procfs import ProcessId
+
+
+class Message(BaseModel):
+    """Exact keys: another version of pdserve on the other end is an error, not a guess."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# Launcher to agent -------------------------------------------------------------------------------------------------
+
+
+class Start(Message):
+    """Start a process and say when it is ready. `secrets`: variable -> value, resolved by the launcher."""
+
+    do: Literal["start"] = "start"
+    process: Process
+    secrets: dict[str, str] = {}
+
+
+class Stop(Message):
+    """Stop a process tree; answered by Stopped even when it is gone already."""
+
+    do: Literal["stop"] = "stop"
+    name: str
+    grace: float
+
+
+class Push(Message):
+    """Write a line to the stdin of a process that has `control: stdin`."""
+
+    do: Literal["push"] = "push"
+    name: str
+    line: str
+
+
+class Shutdown(Message):
+    """Stop whatever is left, in stop order, and leave."""
+
+    do: Literal["shutdown"] = "shutdown"
+
+
+Order = Start | Stop | Push | Shutdown
+
+# Agent to launcher -------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed."""
+
+    event: Literal["hello"] = "hello"
+    node: str
+    agent: ProcessId
+    guard: ProcessId
+
+
+class Started(Message):
+    """The process exists."""
+
+    event: Literal["started"] = "started"
+    name: str
+    id: ProcessId
+
+
+class Progress(Message):
+    """What the log of a starting process says that it is doing."""
+
+    event: Literal["progress"] = "progress"
+    name: str
+    text: str
+
+
+class Ready(Message):
+    """The probe passed, and the listening socket belongs to the process's own tree."""
+
+    event: Literal["ready"] = "ready"
+    name: str
+    seconds: float
+    ports: dict[str, int] = {}
+    """Ports that the tree listens on and that the plan did not pin, by `port/pid command`."""
+
+
+class Died(Message):
+    """The process, or a member that it cannot live without, ended without being asked to."""
+
+    event: Literal["died"] = "died"
+    name: str
+    pid: int
+    code: int | None
+    """Exit code; negative: the signal; None: could not be executed, or a member that is not our child."""
+    how: str
+    seconds: float
+    """Since it was started."""
+    while_starting: bool
+    member: str | None = None
+    """Set when not the root but e.g. VLLM::EngineCore ended."""
+    log_tail: tuple[str, ...] = ()
+    detected_after: float = 0.0
+    """Seconds between the kernel's notice and this message."""
+
+
+class Late(Message):
+    """Alive, but not ready within its time. Diagnostics were saved before this was sent."""
+
+    event: Literal["late"] = "late"
+    name: str
+    seconds: float
+    last_answer: str
+    diagnostics: str
+    """Path relative to the run directory."""
+    log_tail: tuple[str, ...] = ()
+
+
+class Health(Message):
+    """A ready process stopped answering (or was SIGSTOPped), or answers again."""
+
+    event: Literal["health"] = "health"
+    name: str
+    responsive: bool
+    why: str = ""
+
+
+class Stopped(Message):
+    """The tree is gone."""
+
+    event: Literal["stopped"] = "stopped"
+    name: str
+    forced: bool
+    seconds: float
+
+
+class Gone(Message):
+    """The agent's pipe has closed. Made by the link, never sent by an agent."""
+
+    event: Literal["gone"] = "gone"
+    node: str
+    how: str
+
+
+Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | Gone
+
+_ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="do")])
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    return message.model_dump_json().encode() + b"\n"
+
+
+def decode_order(line: bytes) -> Order:
+    """Raises AgentProtocolError."""
+    try:
+        return _ORDERS.validate_json(line)
+    except ValidationError as error:
+        # The line may carry secrets: name the problem, never the text.
+        raise AgentProtocolError(f"unreadable order: {error.error_count()} problem(s)") from None
+
+
+def decode_event(line: bytes, node: str) -> Event:
+    """Raises AgentProtocolError."""
+    try:
+        return _EVENTS.validate_json(line)
+    except ValidationError:
+        raise AgentProtocolError(
+            "an agent wrote something that is not an event",
+            where=f"agent@{node}",
+            cause="another version of pdserve on that node, or a program that prints to the agent's stdout",
+            todo="compare `pdserve --version` on both nodes",
+            evidence=(line.decode(errors="replace").rstrip()[:200],),
+        ) from None

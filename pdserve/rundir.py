@@ -1,0 +1,171 @@
+"""Every file name of a run, and how the files are written: atomically, or one line at a time.
+
+    <home>/<deployment>/current -> <run id>
+    <home>/<deployment>/<run id>/
+        recipe.yaml  plan.json  versions.json      written before anything starts
+        state.json                                 the launcher's view, replaced atomically
+        events.jsonl                               the history: what started, became ready, died, was restarted
+        logs/<process>@<node>.log                  one a process, from the first byte
+        diagnostics/  patches/  inbox/             snapshots of hung processes; patch records; requests to the launcher
+
+Secrets are never written here; the engine key is in `key_file`, outside, readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import StateError
+from pdserve.plan.model import Plan
+from pdserve.state import DeploymentState
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory."""
+    if chosen := environ.get("PDSERVE_HOME"):
+        return Path(chosen).absolute()
+    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "pdserve"
+
+
+def new_run_id() -> str:
+    """Sorts by time, unique without coordination."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+class RunDir:
+    """One run of one deployment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.plan = path / "plan.json"
+        self.versions = path / "versions.json"
+        self.state = path / "state.json"
+        self.events = path / "events.jsonl"
+        self.logs = path / "logs"
+        self.diagnostics = path / "diagnostics"
+        self.patches = path / "patches"
+        self.inbox = path / "inbox"
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, root: Path, name: str, run_id: str) -> RunDir:
+        """Makes the folders of a new run. `point_current` makes it the deployment's current one."""
+        run = cls(root / name / run_id)
+        for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return run
+
+    def point_current(self) -> None:
+        """Makes this run the one that `status`, `logs` and `down` mean."""
+        link, temporary = self.path.parent / "current", self.path.parent / f".current-{self.run_id}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(self.run_id)
+        temporary.rename(link)
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces a file in one step: a reader sees the old text or the new, never half."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary.write_text(text)
+        temporary.rename(file)
+
+    def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Adds a line to the history and returns it. `at` is wall-clock seconds."""
+        event = {"at": round(time.time(), 3), "event": kind, **fields}
+        with self.events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        return event
+
+    def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines from a byte offset on, and the offset to go on from."""
+        try:
+            with self.events.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:
+            return [], offset
+        whole = data[: data.rfind(b"\n") + 1]
+        return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+    def read_state(self) -> DeploymentState:
+        """Raises StateError when the run has none (it was never started)."""
+        try:
+            return DeploymentState.model_validate_json(self.state.read_text())
+        except FileNotFoundError:
+            raise StateError("this run has no state", where=str(self.path), todo="start it: pdserve up") from None
+
+    def read_plan(self) -> Plan:
+        """The plan as it was saved before the start."""
+        return Plan.model_validate_json(self.plan.read_text())
+
+    @property
+    def key_file(self) -> Path:
+        """The deployment's engine key, outside the run directory."""
+        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/pdserve-{os.getuid()}"  # noqa: S108  (mode 0700, checked)
+        return Path(runtime) / f"pdserve-{self.run_id}.key"
+
+    def save_key(self, key: str) -> None:
+        """Writes the engine key for `verify` of the same user. Raises StateError if the folder is not ours."""
+        folder = self.key_file.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise StateError("the folder for runtime secrets can be written by others", where=str(folder))
+        descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key)
+
+    def read_key(self) -> str:
+        """Raises StateError when the deployment is down or belongs to another user."""
+        try:
+            return self.key_file.read_text()
+        except OSError as error:
+            raise StateError(
+                "the engine key cannot be read",
+                where=str(self.key_file),
+                cause=f"{error.strerror}: the deployment is down, or was started by another user or on another host",
+            ) from None
+
+
+def deployments(root: Path) -> Iterator[RunDir]:
+    """The current run of every deployment that was ever started, by name."""
+    if root.is_dir():
+        for folder in sorted(root.iterdir()):
+            if (current := folder / "current").is_symlink():
+                yield RunDir(current.resolve())
+
+
+def find(root: Path, name: str | None) -> RunDir:
+    """The current run of a deployment; without a name the only one there is (one that runs, if only one does).
+
+    Raises StateError.
+    """
+    if name is not None:
+        current = root / name / "current"
+        if not current.is_symlink():
+            known = ", ".join(run.path.parent.name for run in deployments(root)) or "none"
+            raise StateError(
+                f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
+            )
+        return RunDir(current.resolve())
+    everything = list(deployments(root))
+    running = [run for run in everything if run.state.exists() and run.read_state().launcher.alive()]
+    if len(running) == 1:
+        return running[0]
+    if len(everything) == 1:
+        return everything[0]
+    if not everything:
+        raise StateError("nothing was started yet", where=str(root), todo="pdserve up RECIPE")
+    names = ", ".join(run.path.parent.name for run in (running or everything))
+    raise StateError("there is more than one deployment", todo=f"name one of: {names}")

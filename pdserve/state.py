@@ -1,0 +1,64 @@
+"""The state of a deployment as `status` and `down` read it: written by the launcher only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pdserve.plan.model import ProcessRole
+from pdserve.procfs import ProcessId
+
+Phase = Literal["starting", "ready", "degraded", "draining", "failed", "stopped"]
+"""failed: it does not serve, but what is healthy was kept running (--keep-on-failure)."""
+
+ProcessPhase = Literal["pending", "starting", "ready", "degraded", "draining", "dead", "stopped"]
+"""degraded: alive but not routed to (not answering, or its cache server is being replaced)."""
+
+
+class ProcessState(BaseModel):
+    """One process. Times are wall-clock seconds (time.time)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: ProcessRole
+    node: str
+    phase: ProcessPhase = "pending"
+    id: ProcessId | None = None
+    started_at: float | None = None
+    ready_at: float | None = None
+    start_seconds: float | None = None
+    restarts: int = 0
+    note: str = ""
+    """Why it is not ready: how it died, what its log says."""
+    open_ports: dict[str, int] = {}
+    """Ports read after the start because they cannot be pinned."""
+
+
+class NodeState(BaseModel):
+    """The agent of a node and the guard that outlives it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    agent: ProcessId
+    guard: ProcessId
+
+
+class DeploymentState(BaseModel):
+    """state.json"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    run_id: str
+    phase: Phase = "starting"
+    host: str
+    launcher: ProcessId
+    nodes: dict[str, NodeState] = {}
+    processes: dict[str, ProcessState] = {}
+    endpoint: str = ""
+    note: str = ""
+    started_at: float
+    ready_at: float | None = None
+    orchestration_seconds: float | None = None
+    """`up` minus what the engines, LMCache and the canary took: our own share."""

@@ -1,0 +1,264 @@
+"""One process in the hands of its agent: started, made ready, watched, stopped; every change is an event."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve import diagnostics, procfs
+from pdserve.health import Answer, Prober, wait_ready
+from pdserve.log_progress import describe
+from pdserve.plan.model import Env, Process
+from pdserve.process import Child, Exit, pid_end, spawn
+from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
+from pdserve.shm import ShmLedger
+
+TAIL_LINES = 80
+_TAIL_BYTES = 64 * 1024
+_FOLLOW_SECONDS = 0.5
+_SILENT_SECONDS = 60.0
+"""A loading engine writes several lines a minute: silence for longer is said, so that slow differs from stalled."""
+_WATCH_SECONDS = 2.0
+_UNRESPONSIVE_TRIES = 3
+_VITAL_MEMBER = "VLLM::"
+"""vLLM titles its processes VLLM::EngineCore, VLLM::Worker...: without one of them an engine is dead, whatever its
+API server still answers."""
+
+
+class Supervised:
+    """Owns one child. Everything that happens goes out through `emit`; nothing is decided here."""
+
+    def __init__(
+        self,
+        plan: Process,
+        *,
+        run_dir: Path,
+        run_id: str,
+        environ: Mapping[str, str],
+        emit: Callable[[Event], None],
+        ledger: ShmLedger,
+    ) -> None:
+        self.plan = plan
+        self._run_dir = run_dir
+        self._run_id = run_id
+        self._environ = environ
+        self._emit = emit
+        self._ledger = ledger
+        self._log = run_dir / plan.log
+        self._log_from = 0
+        self._child: Child | None = None
+        self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready = False
+        self._stopping = False
+        self._prober = Prober(self.family)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def root_pid(self) -> int | None:
+        """The PID whose exit code is ours to collect."""
+        return None if self._child is None else self._child.pid
+
+    def family(self) -> set[int]:
+        """Live PIDs of the tree."""
+        return set() if self._child is None else self._child.family()
+
+    def start(self, secrets: Mapping[str, str]) -> None:
+        """Spawns the process and begins to watch it. Failure to execute is reported as a death."""
+        for relative, content in self.plan.files.items():
+            (self._run_dir / relative).write_text(content)
+        self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        began = time.monotonic()
+        try:
+            self._child = spawn(
+                self.plan.argv,
+                env=environment(self.plan.env, self._environ, secrets),
+                log=self._log,
+                marker=f"{self._run_id}/{self.name}",
+                control_stdin=self.plan.control == "stdin",
+            )
+        except OSError as error:
+            self._emit(self._died(0, None, f"could not be executed: {error}", began, None))
+            return
+        self._emit(Started(name=self.name, id=self._child.identity))
+        self._spawn_task(self._watch_exit(self._child))
+        self._spawn_task(self._become_ready(self._child))
+
+    def push(self, line: str) -> None:
+        """Writes a line to the process's stdin; a process that no longer reads is about to be reported dead."""
+        if self._child is not None:
+            self._child.write_line(line)
+
+    async def stop(self, grace: float) -> None:
+        """Ends the tree and reports Stopped. Its own death is no longer news from here on."""
+        began = time.monotonic()
+        self._stopping = True
+        forced = False
+        if self._child is not None:
+            forced = await self._child.stop(grace, before_kill=self.record_shm)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._prober.close()
+        self._ledger.remove_orphans()
+        self._emit(Stopped(name=self.name, forced=forced, seconds=time.monotonic() - began))
+
+    def record_shm(self) -> None:
+        """Notes the shared memory that the tree has mapped now."""
+        self._ledger.record(self.family())
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _watch_exit(self, child: Child) -> None:
+        ended = await child.wait()
+        self._report_death(child, child.pid, ended, None)
+
+    async def _watch_member(self, child: Child, pid: int, title: str) -> None:
+        await pid_end(pid)
+        self._report_death(child, pid, Exit(None), title)
+
+    def _report_death(self, child: Child, pid: int, ended: Exit, member: str | None) -> None:
+        if self._stopping or self._death.done():
+            return
+        died = self._died(pid, ended.code, str(ended), child.started, member)
+        self._death.set_result(died)
+        self._emit(died)
+
+    def _died(self, pid: int, code: int | None, how: str, began: float, member: str | None) -> Died:
+        return Died(
+            name=self.name,
+            pid=pid,
+            code=code,
+            how=how,
+            seconds=round(time.monotonic() - began, 3),
+            while_starting=not self._ready,
+            member=member,
+            log_tail=self.log_tail(),
+        )
+
+    async def _become_ready(self, child: Child) -> None:
+        following = asyncio.create_task(self._follow_log())
+        try:
+            waited = await wait_ready(
+                self._probe, death=self._death, seconds=self.plan.ready_seconds, clock=time.monotonic
+            )
+        finally:
+            following.cancel()
+        if waited.died is not None or self._stopping:
+            return
+        if not waited.ready:
+            file = Path("diagnostics") / f"{self.name}-{int(time.time())}.txt"
+            await diagnostics.snapshot(self.name, self.family(), self._run_dir / file, last_answer=waited.last_answer)
+            self._emit(
+                Late(
+                    name=self.name,
+                    seconds=waited.seconds,
+                    last_answer=waited.last_answer,
+                    diagnostics=str(file),
+                    log_tail=self.log_tail(),
+                )
+            )
+            return
+        self._ready = True
+        family = self.family()
+        pinned = set(self.plan.ports.values())
+        found = {
+            f"{port} {procfs.command(pid)[:40]} ({pid})": port
+            for port, pid in sorted(procfs.listening_ports(family).items())
+            if port not in pinned
+        }
+        self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=found))
+        for pid in family - {child.pid}:
+            if (title := procfs.command(pid)).startswith(_VITAL_MEMBER):
+                self._spawn_task(self._watch_member(child, pid, title))
+        await self._watch_health(child)
+
+    async def _watch_health(self, child: Child) -> None:
+        """While it serves: is it stopped, does it still answer? Only changes are events."""
+        failures, responsive = 0, True
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            held = [pid for pid in self.family() if procfs.is_stopped(pid)]
+            answer = Answer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
+            failures = 0 if answer.ready else failures + 1
+            if answer.ready and not responsive:
+                responsive = True
+                self._emit(Health(name=self.name, responsive=True))
+            elif responsive and (held or failures >= _UNRESPONSIVE_TRIES):
+                responsive = False
+                self._emit(Health(name=self.name, responsive=False, why=answer.said))
+
+    async def _probe(self) -> Answer:
+        if self.plan.probe is None:
+            return Answer(True, "not probed")
+        return await self._prober.check(self.plan.probe)
+
+    async def _follow_log(self) -> None:
+        """Turns what the log says into Progress events; the text, not the speed, is the news."""
+        offset, said, last_line = self._log_from, "", time.monotonic()
+        while True:
+            lines, offset = _read_lines(self._log, offset)
+            if lines:
+                last_line = time.monotonic()
+            elif time.monotonic() - last_line >= _SILENT_SECONDS:
+                self._emit(
+                    Progress(name=self.name, text=f"silent for {_SILENT_SECONDS:.0f} s (last: {said or 'nothing'})")
+                )
+                last_line = time.monotonic()
+            for text in filter(None, map(describe, lines)):
+                if text != said:
+                    said = text
+                    self._emit(Progress(name=self.name, text=text))
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that THIS process wrote: the log may begin with an earlier life of it."""
+        try:
+            size = self._log.stat().st_size
+        except OSError:
+            return ()
+        lines, _ = _read_lines(self._log, max(self._log_from, size - _TAIL_BYTES), partial=True)
+        return tuple(lines[-TAIL_LINES:])
+
+
+def _read_lines(file: Path, offset: int, *, partial: bool = False) -> tuple[list[str], int]:
+    """Lines from a byte offset on; progress bars (\\r) count as lines. Without `partial` only finished ones."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read()
+    except OSError:
+        return [], offset
+    if not partial:
+        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+    return data.decode(errors="replace").splitlines(), offset + len(data)
+
+
+def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a rule of the plan means on this node."""
+    if rule.base == "allow":
+        base = {name: inherited[name] for name in rule.allow if name in inherited}
+    else:
+        base = {name: value for name, value in inherited.items() if name not in rule.unset}
+    return {**base, **rule.set, **secrets}
+
+
+def reap_adopted(own: Iterable[int | None]) -> None:
+    """Collects orphans that were re-parented to us and have ended; never a child that somebody waits for."""
+    roots = set(own)
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in roots:
+            return
+        os.waitpid(found.si_pid, 0)
