@@ -7,6 +7,7 @@
     ├── ServeError                       5    a process died while the deployment was serving
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
+    ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
     └── AgentProtocolError               4    an agent said something that the launcher cannot read
 
@@ -87,6 +88,17 @@ class NotProvenError(VerifyError):
     """No proof failed, but at least one could not be carried out on this deployment."""
 
     exit_code = 7
+
+
+class ReportedError(PdserveError):
+    """An error that another process of ours has rendered already: shown as it is, with its own exit code."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+    def render(self) -> str:
+        return self.what
 
 
 class StateError(PdserveError):

@@ -1,0 +1,101 @@
+"""What a person sees while a deployment starts: one line a fact, a heartbeat while nothing happens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.text import Text
+
+from pdserve.plan.model import Plan
+from pdserve.rundir import RunDir
+
+_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
+_QUIET_SECONDS = 15.0
+"""Progress of one process is printed at most so often; other news always."""
+
+
+class Console:
+    """Turns events of the history into lines. Colours on a terminal, plain lines when piped."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._out = RichConsole(highlight=False, soft_wrap=True)
+        self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._progress: dict[str, float] = {}
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Prints each warning once, before anything starts."""
+        for warning in dict.fromkeys(warnings):
+            self._err.print(Text(f"warning: {warning}", style="yellow"))
+
+    def begin(self, run: RunDir) -> None:
+        """The head: what starts, where it is recorded."""
+        plan = self._plan
+        count = len(plan.processes)
+        self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """One event of the history."""
+        kind = event["event"]
+        if kind == "progress" and not self._news(event["name"]):
+            return
+        if (text := _TEXTS.get(kind, lambda _: None)(event)) is not None:
+            self._line(text, style=_STYLES.get(kind))
+            if kind == "up":
+                self._ready(event)
+
+    def _news(self, name: str) -> bool:
+        now = time.monotonic()
+        if now - self._progress.get(name, -_QUIET_SECONDS) < _QUIET_SECONDS:
+            return False
+        self._progress[name] = now
+        return True
+
+    def _ready(self, event: dict[str, Any]) -> None:
+        self._line(f"serving {self._plan.served_name} at {event['endpoint']}/v1")
+
+    def detached(self) -> None:
+        """After `up --detach`: what to type next."""
+        name = self._plan.name
+        self._line(f"next: pdserve status {name} | pdserve verify {name} | pdserve logs -f | pdserve down {name}")
+
+    def end(self) -> None:
+        """Flushes; the error, if any, is printed by the entry point."""
+        sys.stdout.flush()
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        self._out.print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
+
+
+def _died(event: dict[str, Any]) -> str:
+    member = f" ({event['member']})" if event["member"] else ""
+    return f"{event['name']:<12} died{member}: {event['how']} after {event['seconds']:.1f} s"
+
+
+_TEXTS: dict[str, Any] = {
+    "start": lambda e: f"{e['name']:<12} starting on {e['node']}",
+    "progress": lambda e: f"{e['name']:<12} {e['text']}",
+    "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",
+    "attached": lambda e: "LMCache: " + ", ".join(f"{s} has {n} worker(s)" for s, n in e["servers"].items()),
+    "canary": lambda e: f"{e['name']:<12} canary: {e['said']} in {e['seconds']:.2f} s",
+    "up": lambda e: (
+        f"ready after {e['total_seconds']:.1f} s (LMCache {e['lmcache_seconds']:.1f}, engines "
+        f"{e['engine_seconds']:.1f}, canary {e['canary_seconds']:.2f}, pdserve {e['orchestration_seconds']:.2f})"
+    ),
+    "died": _died,
+    "late": lambda e: f"{e['name']:<12} not ready after {e['seconds']:.0f} s",
+    "unresponsive": lambda e: f"{e['name']:<12} does not answer: {e['why']}",
+    "responsive": lambda e: f"{e['name']:<12} answers again",
+    "given_up": lambda e: f"{e['name']:<12} {e['why']}; treated as dead",
+    "restarting": lambda e: f"{e['name']:<12} restart {e['attempt']} in {e['after_seconds']:.0f} s",
+    "cache_down": lambda e: f"{e['name']:<12} is down: {', '.join(e['engines'])} get no traffic until it is back",
+    "engine_not_back": lambda e: f"{e['name']:<12} did not attach again; restarting it",
+    "phase": lambda e: f"deployment is {e['phase']}",
+    "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
+    "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
+}

@@ -1,0 +1,56 @@
+"""`pdserve logs`"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from pdserve.errors import StateError
+from pdserve.rundir import find, home
+
+_POLL_SECONDS = 0.2
+_TAIL_BYTES_A_LINE = 400
+
+
+def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> None:
+    """Raises StateError for a process that the deployment does not have."""
+    found = find(home(os.environ), name)
+    files = {file.stem.partition("@")[0]: file for file in sorted(found.logs.glob("*.log"))}
+    if process is not None:
+        if process not in files:
+            raise StateError(f"no log of {process!r}", where=str(found.logs), todo=f"one of: {', '.join(files)}")
+        files = {process: files[process]}
+    prefix = len(files) > 1
+    offsets = {label: _print_tail(label if prefix else "", file, lines) for label, file in files.items()}
+    while follow:
+        for label, file in files.items():
+            offsets[label] = _print_from(label if prefix else "", file, offsets[label])
+        sys.stdout.flush()
+        time.sleep(_POLL_SECONDS)
+
+
+def _print_tail(label: str, file: Path, lines: int) -> int:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        stream.seek(max(0, size - lines * _TAIL_BYTES_A_LINE))
+        tail = stream.read(size).splitlines()
+    for line in tail[len(tail) - min(lines, len(tail)) :]:
+        _print(label, line)
+    return size
+
+
+def _print_from(label: str, file: Path, offset: int) -> int:
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        data = stream.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        _print(label, line)
+    return offset + len(whole)
+
+
+def _print(label: str, line: bytes) -> None:
+    text = line.decode(errors="replace")
+    print(f"{label:<12} | {text}" if label else text)

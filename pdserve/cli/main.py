@@ -1,0 +1,157 @@
+"""The `pdserve` command. Verbs import what they need when they run, so that --help is immediate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdserve import __version__
+from pdserve.cli.options import JsonOption, NameArgument, RecipeArgument, SetOption, UnsetOption
+from pdserve.errors import PdserveError
+
+app = typer.Typer(
+    name="pdserve",
+    help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
+    "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
+    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        typer.echo(f"pdserve {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def up(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="The recipe; without one, what the running deployment lacks is started.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready; it serves on.")] = False,
+    keep_on_failure: Annotated[
+        bool, typer.Option("--keep-on-failure", help="Leave what is healthy running when something fails.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, start nothing.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also restart running engines whose command has changed.")
+    ] = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Bring a deployment up: LMCache, engines, proxy; prove it with a token; serve until Ctrl-C."""
+    from pdserve.cli.up import run
+
+    run(recipe, set_ or [], unset or [], detach=detach, keep=keep_on_failure, dry_run=dry_run, replace=replace)
+
+
+@app.command()
+def down(name: NameArgument = None) -> None:
+    """Stop a deployment in order: proxy (drained), decode, prefill, LMCache."""
+    from pdserve.cli.down import run
+
+    run(name)
+
+
+@app.command()
+def status(
+    name: NameArgument = None,
+    json_: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
+) -> None:
+    """What every process is, and what the engines say of themselves. Exit 5 when degraded or failed."""
+    from pdserve.cli.status import run
+
+    run(name, as_json=json_, watch=watch)
+
+
+@app.command()
+def logs(
+    process: Annotated[str | None, typer.Argument(help="A process (prefill-0); all of them without it.")] = None,
+    name: Annotated[str | None, typer.Option("--deployment", help="The deployment, if there are several.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 80,
+) -> None:
+    """Print the logs of a deployment, or of one process of it."""
+    from pdserve.cli.logs import run
+
+    run(process, name, follow=follow, lines=lines)
+
+
+@app.command()
+def restart(
+    process: Annotated[str, typer.Argument(help="The process: prefill-0, lmcache-0, proxy, ...")],
+    name: Annotated[str | None, typer.Option("--deployment", help="The deployment, if there are several.")] = None,
+) -> None:
+    """Stop one process of a running deployment and start it again."""
+    from pdserve.cli.restart import run
+
+    run(process, name)
+
+
+@app.command()
+def validate(recipe: RecipeArgument, set_: SetOption = None, unset: UnsetOption = None) -> None:
+    """Check a recipe and plan it, without looking at this machine."""
+    from pdserve.cli.validate import run
+
+    run(recipe, set_ or [], unset or [])
+
+
+@app.command()
+def render(
+    recipe: RecipeArgument, json_: JsonOption = False, set_: SetOption = None, unset: UnsetOption = None
+) -> None:
+    """Print every command and environment of a recipe: as a shell script, or the plan as JSON."""
+    from pdserve.cli.render import run
+
+    run(recipe, set_ or [], unset or [], as_json=json_)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from pdserve.cli.schema import run
+
+    run()
+
+
+@app.command()
+def verify(name: NameArgument = None, json_: JsonOption = False) -> None:
+    """Prove that the running deployment moves KV: output, transfer, cache, cleanliness."""
+    from pdserve.cli.verify import run
+
+    run(name, as_json=json_)
+
+
+@app.command("list")
+def list_(json_: JsonOption = False) -> None:
+    """Deployments of this user on this machine."""
+    from pdserve.cli.listing import run
+
+    run(as_json=json_)
+
+
+def main() -> None:
+    """Console entry: the one place where an error becomes text and an exit code."""
+    try:
+        app()
+    except PdserveError as error:
+        sys.stdout.flush()
+        print(f"error: {error.render()}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

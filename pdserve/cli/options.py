@@ -1,0 +1,19 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe (YAML).", show_default=False)]
+NameArgument = Annotated[
+    str | None, typer.Argument(help="The deployment; not needed when there is only one.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the recipe: --set prefill.instances=2"),
+]
+UnsetOption = Annotated[list[str] | None, typer.Option("--unset", metavar="KEY", help="Remove a key of the recipe.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

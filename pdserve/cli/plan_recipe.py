@@ -1,0 +1,44 @@
+"""From the words of a command line to a plan: load the recipe, learn the versions, place it on nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.engine_env import read_versions
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.model import Node, Plan, Versions
+from pdserve.recipe.loader import LoadedRecipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made of."""
+
+    plan: Plan
+    loaded: LoadedRecipe
+    versions: Versions
+
+
+def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
+    """Loads a recipe with the overrides of the command line and this process's environment."""
+    return load_recipe(path, set_=set_, unset=unset, environ=os.environ)
+
+
+def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str, run_id: str) -> Planned:
+    """Plans for `nodes`, or for hypothetical ones of the recipe's own kind."""
+    recipe = loaded.recipe
+    versions = read_versions(recipe.engine.python)
+    plan = build_plan(
+        recipe,
+        nodes_for(recipe) if nodes is None else nodes,
+        run_dir=run_dir,
+        run_id=run_id,
+        versions=versions,
+        python=recipe.engine.python or sys.executable,
+        recipe_dir=str(loaded.path.parent.absolute()),
+    )
+    return Planned(plan, loaded, versions)

@@ -1,0 +1,105 @@
+"""`pdserve up`"""
+
+from __future__ import annotations
+
+import os
+import secrets as random_secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from pdserve import procfs
+from pdserve.cli.console import Console
+from pdserve.cli.plan_recipe import Planned, load, plan_for
+from pdserve.control import Apply, ask
+from pdserve.engine_env import check_installed
+from pdserve.errors import StateError
+from pdserve.host import local_node
+from pdserve.plan.render import render_shell
+from pdserve.preflight import check, resolve_secrets
+from pdserve.record import record_run
+from pdserve.rundir import RunDir, find, home, new_run_id
+from pdserve.running import follow, run_here, start_detached
+
+_APPLY_MARGIN_SECONDS = 120.0
+
+
+def run(
+    recipe: Path | None,
+    set_: Sequence[str],
+    unset: Sequence[str],
+    *,
+    detach: bool,
+    keep: bool,
+    dry_run: bool,
+    replace: bool,
+) -> None:
+    """Raises RecipeError, PreflightError, StartError, ServeError."""
+    began = _process_start()
+    root = home(os.environ)
+    loaded = load(recipe or find(root, None).recipe, set_, unset)
+    node = local_node(loaded.recipe.platform)
+    if dry_run:
+        planned = plan_for(loaded, [node], run_dir="run", run_id="dry-run")
+        typer.echo(render_shell(planned.plan), nl=False)
+        return
+    if (running := _running(root, loaded.recipe.name)) is not None:
+        planned = plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id)
+        _apply(running, planned, replace=replace)
+        return
+    run_id = new_run_id()
+    run_dir = root / loaded.recipe.name / run_id
+    planned = plan_for(loaded, [node], run_dir=str(run_dir), run_id=run_id)
+    console = Console(planned.plan)
+    console.warn([*loaded.warnings, *planned.plan.warnings])
+    check_installed(planned.versions, planned.plan, loaded.recipe)
+    check(planned.plan, planned.plan.processes, loaded.locate)
+    key = random_secrets.token_urlsafe(32)
+    secrets = resolve_secrets(planned.plan, os.environ, key)
+    run = RunDir.create(root, loaded.recipe.name, run_id)
+    record_run(run, planned.plan, loaded.to_yaml(), planned.versions)
+    run.save_key(key)
+    console.begin(run)
+    if detach:
+        follow(run, start_detached(run, keep=keep), console.tell, keep=keep)
+        console.detached()
+        return
+    try:
+        run_here(run, planned.plan, secrets, console.tell, keep=keep, began=began)
+    finally:
+        console.end()
+
+
+def _running(root: Path, name: str) -> RunDir | None:
+    """The current run of that name, if its launcher lives."""
+    try:
+        run = find(root, name)
+        return run if run.read_state().launcher.alive() else None
+    except StateError:
+        return None
+
+
+def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:
+    launcher = run.read_state().launcher
+    timeouts = planned.plan.timeouts
+    typer.echo(f"{planned.plan.name} is running (launcher PID {launcher.pid}); starting what is missing")
+    reply = ask(
+        run,
+        Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(), replace=replace),
+        seconds=timeouts.lmcache_seconds + timeouts.engine_seconds + _APPLY_MARGIN_SECONDS,
+        alive=launcher.alive,
+    )
+    if reply.exit_code:
+        typer.echo(f"error: {reply.message}", err=True)
+        raise typer.Exit(reply.exit_code)
+    typer.echo(reply.message)
+
+
+def _process_start() -> float:
+    """time.monotonic() at which this command was started, interpreter and imports included."""
+    identity = procfs.identify(os.getpid())
+    assert identity is not None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)

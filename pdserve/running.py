@@ -1,0 +1,115 @@
+"""A launcher in this process, or in one of its own that outlives the terminal. Both run the same code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve import procfs
+from pdserve.errors import PdserveError, ReportedError, StartError
+from pdserve.launcher import Launcher
+from pdserve.plan.model import Plan
+from pdserve.preflight import resolve_secrets
+from pdserve.process import Child, send, spawn
+from pdserve.protocol import Event
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
+from pdserve.transport.link import AgentLink
+from pdserve.transport.local import open_local_agent
+
+Tell = Callable[[dict[str, Any]], None]
+_FOLLOW_SECONDS = 0.1
+
+
+def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *, keep: bool, began: float) -> None:
+    """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown."""
+    identity = procfs.identify(os.getpid())
+    assert identity is not None
+    state = DeploymentState(
+        name=plan.name, run_id=run.run_id, host=socket.gethostname(), launcher=identity, started_at=time.time()
+    )
+
+    def open_agent(node: str, receive: Callable[[Event], None]) -> AgentLink:
+        return open_local_agent(node, run.path, run.run_id, receive)
+
+    async def main() -> None:
+        launcher = Launcher(
+            plan, run, state, secrets=secrets, open_agent=open_agent, tell=tell, keep_on_failure=keep, began=began
+        )
+        await launcher.run()
+
+    run.write(run.state, state.model_dump_json(indent=1))
+    run.point_current()
+    asyncio.run(main())
+
+
+def start_detached(run: RunDir, *, keep: bool) -> Child:
+    """Starts a launcher in a session of its own; its output goes to logs/launcher.log."""
+    argv = [sys.executable, "-m", "pdserve.running", str(run.path), *(["--keep-on-failure"] if keep else [])]
+    return spawn(
+        argv, env=os.environ, log=run.logs / "launcher.log", marker=f"{run.run_id}/launcher", control_stdin=False
+    )
+
+
+def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+    """Shows the history of a detached launcher until the deployment is up. Raises ReportedError when it is not.
+
+    A Ctrl-C or TERM here is one there: the launcher is asked to stop, and this raises KeyboardInterrupt once it has.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _follow(run, launcher, tell, keep=keep)
+    except KeyboardInterrupt:
+        send(launcher.identity, signal.SIGTERM)
+        asyncio.run(launcher.wait())
+        raise
+
+
+def _follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+    offset = 0
+    failure: ReportedError | None = None
+    while True:
+        ended = launcher.poll()
+        events, offset = run.read_events(offset)
+        for event in events:
+            tell(event)
+            if event["event"] == "up":
+                return
+            if event["event"] == "failed":
+                failure = ReportedError(event["error"], event["exit_code"])
+                if keep:
+                    raise failure
+        if ended is not None:
+            log = run.logs / "launcher.log"
+            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}")
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def main() -> int:
+    """Entry of a detached launcher. The plan and the key are where `up` has put them."""
+    parser = argparse.ArgumentParser(prog="python -m pdserve.running", description="A detached launcher.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--keep-on-failure", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+    run = RunDir(options.run_dir)
+    plan = run.read_plan()
+    secrets = resolve_secrets(plan, os.environ, run.read_key())
+    try:
+        run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)
+    except PdserveError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Fixtures for everybody: a private home for run directories, and the promise that nothing outlives a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.process import adopt_orphans
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _see_orphans() -> None:
+    """Orphans of what a test starts are re-parented to the test process, so that they cannot hide."""
+    adopt_orphans()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a process or a shared-memory segment behind."""
+    before, segments = _descendants(), _segments()
+    yield
+    _reap_zombies(before)
+    left = {pid: procfs.command(pid) for pid in _descendants() - before}
+    assert not left, f"processes outlive the test: {left}"
+    # What a living stranger has mapped is not ours: something else may run on this machine.
+    new = _segments() - segments - procfs.shared_memory_in_use()
+    assert not new, f"shared memory outlives the test: {new}"
+
+
+def _segments() -> set[str]:
+    return {path.name for path in procfs.SHM.iterdir()}
+
+
+def _descendants() -> set[int]:
+    return procfs.descendants(os.getpid())
+
+
+def _reap_zombies(keep: set[int]) -> None:
+    """Collects adopted orphans that have ended; children of longer-lived fixtures are theirs to wait for."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in keep:
+            return
+        os.waitpid(found.si_pid, 0)
+
+
+@pytest.fixture
+def pdserve_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for run directories and runtime secrets."""
+    home, runtime = tmp_path / "home", tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("PDSERVE_HOME", str(home))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    return home

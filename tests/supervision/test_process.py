@@ -1,0 +1,161 @@
+"""A child and its whole family: seen dying at once, stopped to the last member, never confused with a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.process import Child, pid_end, send, spawn
+from pdserve.procfs import ProcessId
+
+READY = "import time; print('up', flush=True); time.sleep(600)"
+IGNORES_TERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+ORPHANER = """
+import os, signal, sys, time
+if os.fork() == 0:
+    {leave_session}
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False) -> Child:
+    return spawn(
+        [sys.executable, "-c", code, *args],
+        env={},
+        log=tmp_path / "child.log",
+        marker="test/child",
+        control_stdin=control_stdin,
+    )
+
+
+async def until_file(path: Path) -> str:
+    while not (path.exists() and path.read_text()):
+        await asyncio.sleep(0.01)
+    return path.read_text()
+
+
+def test_the_exit_code_is_the_childs_own(tmp_path: Path) -> None:
+    child = start(tmp_path, "raise SystemExit(7)")
+    assert str(asyncio.run(child.wait())) == "exited with code 7"
+
+
+def test_a_signal_is_named(tmp_path: Path) -> None:
+    child = start(tmp_path, READY)
+    send(child.identity, signal.SIGKILL)
+    assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
+
+
+def test_a_program_that_does_not_exist_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        spawn(["/nonexistent/program"], env={}, log=tmp_path / "log", marker="x", control_stdin=False)
+
+
+def test_output_is_in_the_log_from_the_first_byte(tmp_path: Path) -> None:
+    child = start(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)")
+    asyncio.run(child.wait())
+    assert sorted((tmp_path / "child.log").read_text().split()) == ["err", "out"]
+
+
+def test_stop_asks_first(tmp_path: Path) -> None:
+    polite = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+
+    async def scenario() -> bool:
+        child = start(tmp_path, polite)
+        await until_file(tmp_path / "child.log")
+        forced = await child.stop(grace=30)
+        assert str(await child.wait()) == "exited with code 0"
+        return forced
+
+    assert asyncio.run(scenario()) is False
+
+
+def test_stop_kills_what_ignores_term(tmp_path: Path) -> None:
+    async def scenario() -> bool:
+        child = start(tmp_path, IGNORES_TERM)
+        await until_file(tmp_path / "child.log")
+        return await child.stop(grace=0.2)
+
+    assert asyncio.run(scenario()) is True
+
+
+@pytest.mark.parametrize("leave_session", ["", "os.setsid()"], ids=["same session", "own session"])
+def test_a_member_that_outlives_its_killed_parent_is_stopped(tmp_path: Path, leave_session: str) -> None:
+    """What vLLM's EngineCore does when its API server is SIGKILLed: it goes on, with the memory held."""
+    pid_file = tmp_path / "pid"
+
+    async def scenario() -> int:
+        child = start(tmp_path, ORPHANER.format(leave_session=leave_session), str(pid_file))
+        orphan = int(await until_file(pid_file))
+        send(child.identity, signal.SIGKILL)
+        await child.wait()
+        assert orphan in child.family(), "an orphan is still family"
+        await child.stop(grace=0.2)
+        return orphan
+
+    orphan = asyncio.run(scenario())
+    identity = procfs.identify(orphan)
+    assert identity is None or not identity.alive()
+
+
+def test_stop_is_safe_to_call_on_a_tree_that_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child = start(tmp_path, "pass")
+        await child.wait()
+        assert await child.stop(grace=1) is False
+        assert await child.stop(grace=1) is False
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_process_can_be_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child = start(tmp_path, READY)
+        await until_file(tmp_path / "child.log")
+        send(child.identity, signal.SIGSTOP)
+        assert await child.stop(grace=30) is False
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_never_reaches_a_later_process_with_the_pid(tmp_path: Path) -> None:
+    child = start(tmp_path, READY)
+    stranger = ProcessId(pid=child.pid, start_ticks=child.identity.start_ticks - 1)
+    assert send(stranger, signal.SIGKILL) is False
+    assert child.poll() is None
+    asyncio.run(child.stop(grace=5))
+
+
+def test_identity_of_a_process_that_is_gone() -> None:
+    assert procfs.identify(2**22 + 1) is None
+    ours = procfs.identify(os.getpid())
+    assert ours is not None
+    assert ours.alive()
+
+
+def test_waiting_for_a_pid_that_is_gone_returns() -> None:
+    asyncio.run(asyncio.wait_for(pid_end(2**22 + 1), 1))
+
+
+def test_a_push_to_a_reader_that_left_is_reported(tmp_path: Path) -> None:
+    async def scenario() -> bool:
+        child = start(tmp_path, "pass", control_stdin=True)
+        await child.wait()
+        written = child.write_line("{}")
+        await child.stop(grace=1)
+        return written
+
+    assert asyncio.run(scenario()) is False
