@@ -1,0 +1,48 @@
+"""MooncakeConnector must start where there is no accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pdserve.patches.patch import Patch
+from pdserve.patches.wrap import wrap
+
+_NAME = "mooncake-cpu-device"
+
+
+def apply() -> None:
+    """Wraps torch.accelerator.current_device_index; with an accelerator it answers as before.
+
+    The index goes to current_platform.set_device next, which on vLLM's CPU platform is torch.cpu.set_device: a no-op.
+    """
+    import torch
+
+    wrap(torch.accelerator, "current_device_index", patch=_NAME, signatures={"()"}, around=_index_or_zero)
+
+
+def _index_or_zero(original: Callable[[], int]) -> Callable[[], int]:
+    def current_device_index() -> int:
+        import torch
+
+        return original() if torch.accelerator.is_available() else 0
+
+    return current_device_index
+
+
+PATCH = Patch(
+    name=_NAME,
+    summary=(
+        "MooncakeConnector's worker asks torch for the index of the current accelerator when it is built, and torch "
+        "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "
+        "the index is 0; with one nothing changes."
+    ),
+    issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.21 to 0.33",
+    vllm="",
+    targets=("torch.accelerator.current_device_index",),
+    runs_in=("worker",),
+    connectors=frozenset({"MooncakeConnector"}),
+    platforms=("cpu",),
+    required=True,
+    remove_when="MooncakeConnectorWorker takes its device from the platform instead of torch.accelerator",
+    apply=apply,
+)

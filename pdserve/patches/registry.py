@@ -1,0 +1,54 @@
+"""Every patch there is, and which of them a deployment needs. Imports no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+from pdserve.errors import RecipeError
+from pdserve.patches import mooncake_cpu_device, multiconnector_prom_metrics
+from pdserve.patches.patch import Patch
+from pdserve.plan.model import Versions
+
+REGISTRY: tuple[Patch, ...] = (
+    multiconnector_prom_metrics.PATCH,
+    mooncake_cpu_device.PATCH,
+)
+
+
+def select(
+    *,
+    requested: Literal["auto"] | Sequence[str],
+    versions: Versions,
+    platform: str,
+    connectors: frozenset[str],
+) -> tuple[str, ...]:
+    """Names of the patches to apply, in the registry's order.
+
+    auto: those that these versions and connectors (vLLM class names) need. A list: exactly those; an unknown name is
+    a RecipeError. A version that is not known counts as one that needs the patch.
+    """
+    if requested == "auto":
+        return tuple(
+            patch.name
+            for patch in REGISTRY
+            if patch.needed(vllm=versions.vllm, platform=platform, connectors=connectors)
+        )
+    for name in requested:
+        find(name)
+    return tuple(patch.name for patch in REGISTRY if patch.name in requested)
+
+
+def find(name: str) -> Patch:
+    """The patch of that name. Raises RecipeError if there is none."""
+    for patch in REGISTRY:
+        if patch.name == name:
+            return patch
+    names = [patch.name for patch in REGISTRY]
+    close = get_close_matches(name, names, n=1)
+    raise RecipeError(
+        f"there is no patch named {name!r}",
+        where="patches",
+        todo=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}; or patches: auto",
+    )

@@ -1,0 +1,100 @@
+"""What vLLM's plugin call does in a process, each case in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = """
+import sys
+from pdserve.patches import mooncake_cpu_device, plugin, registry
+import dataclasses
+applied = []
+registry.REGISTRY = tuple(
+    dataclasses.replace(patch, apply=lambda name=patch.name: applied.append(name)) for patch in registry.REGISTRY
+)
+plugin.load()
+plugin.load()
+print(applied)
+"""
+
+
+def run(code: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PDSERVE_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args],
+        env={**env, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("environment", [{}, {"PDSERVE_PATCHES": ""}, {"PDSERVE_PATCHES": " , "}])
+def test_it_is_inert_in_a_process_that_is_not_ours(environment: dict[str, str], tmp_path: Path) -> None:
+    code = "import sys; from pdserve.patches.plugin import load; load(); print({'pydantic', 'vllm'} & set(sys.modules))"
+    done = run(code, **environment, PDSERVE_PATCH_RECORD=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exactly_the_named_patches_are_applied_once_and_said_once() -> None:
+    done = run(STAND_IN, PDSERVE_PATCHES="mooncake-cpu-device")
+    assert done.stdout.splitlines()[0] == "['mooncake-cpu-device']"
+    assert done.stderr.count("pdserve patches active: mooncake-cpu-device (pid ") == 1
+
+
+def test_a_record_is_left_for_each_process(tmp_path: Path) -> None:
+    folder = tmp_path / "patches"
+    names = ["mooncake-cpu-device", "multiconnector-prom-metrics"]
+    done = run(STAND_IN, PDSERVE_PATCHES=",".join(names), PDSERVE_PATCH_RECORD=str(folder))
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.iterdir()
+    record = json.loads(path.read_text())
+    assert path.name == f"{record['pid']}.json"
+    assert record["patches"] == names
+    assert record["ppid"] == os.getpid()
+    assert set(record["versions"]) == {"vllm", "lmcache", "mooncake", "nixl"}
+
+
+def test_a_child_of_multiprocessing_is_reported_by_its_name() -> None:
+    code = """
+import multiprocessing
+from pdserve.patches.record import report
+child = multiprocessing.get_context("fork").Process(target=report, args=(["a"], None), name="EngineCore")
+child.start(); child.join()
+"""
+    done = run(code)
+    assert done.stderr.startswith("pdserve patches active: a (pid ")
+    assert done.stderr.endswith(", process EngineCore)\n")
+
+
+def test_an_unknown_name_ends_the_process_instead_of_being_left_out() -> None:
+    done = run(STAND_IN, PDSERVE_PATCHES="mooncake-cpu-device,nonsense")
+    assert done.returncode == 1
+    assert "there is no patch named 'nonsense'" in done.stderr
+    assert "patches active" not in done.stderr
+
+
+def test_a_failed_check_ends_the_process() -> None:
+    code = """
+import sys, types
+torch = types.ModuleType("torch")
+torch.accelerator = types.ModuleType("torch.accelerator")
+torch.accelerator.current_device_index = lambda device: device
+sys.modules["torch"] = torch
+from pdserve.patches.plugin import load
+load()
+"""
+    done = run(code, PDSERVE_PATCHES="mooncake-cpu-device")
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("pdserve.errors.StartError: patch mooncake-cpu-device does not know this upstream code")
+    assert "torch.accelerator.current_device_index(device) is not one of the known ()" in last
+    assert "patches active" not in done.stderr

@@ -1,0 +1,112 @@
+"""Which patches a deployment gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.patches.patch import in_range
+from pdserve.patches.registry import REGISTRY, find, select
+from pdserve.plan.model import Versions
+
+PATH = frozenset({"MultiConnector", "MooncakeConnector", "LMCacheMPConnector"})
+
+
+def auto(vllm: str | None, platform: str = "cpu", connectors: frozenset[str] = PATH) -> tuple[str, ...]:
+    return select(requested="auto", versions=Versions(vllm=vllm), platform=platform, connectors=connectors)
+
+
+@pytest.mark.parametrize("vllm", ["0.26.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1"])
+def test_auto_takes_what_the_tiny_recipe_needs(vllm: str) -> None:
+    assert auto(vllm) == ("multiconnector-prom-metrics", "mooncake-cpu-device")
+
+
+@pytest.mark.parametrize("vllm", ["0.33.0", "0.33.0+rocm", "0.40"])
+def test_auto_leaves_out_what_upstream_has_fixed(vllm: str) -> None:
+    assert auto(vllm) == ("mooncake-cpu-device",)
+
+
+@pytest.mark.parametrize("vllm", [None, "unknown", "0.33.0rc1", "0.33.0.dev7+gabc"])
+def test_a_version_that_may_have_the_defect_gets_the_patch(vllm: str | None) -> None:
+    assert "multiconnector-prom-metrics" in auto(vllm)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_the_device_shim_is_for_cpu_only(platform: str) -> None:
+    assert auto("0.32.0", platform) == ("multiconnector-prom-metrics",)
+
+
+@pytest.mark.parametrize(
+    ("connectors", "expected"),
+    [
+        (frozenset({"MooncakeConnector"}), ("mooncake-cpu-device",)),
+        (frozenset({"MultiConnector", "NixlConnector", "LMCacheMPConnector"}), ()),
+        (frozenset({"NixlConnector"}), ()),
+        (frozenset[str](), ()),
+    ],
+)
+def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], expected: tuple[str, ...]) -> None:
+    assert auto("0.32.0", connectors=connectors) == expected
+
+
+def test_a_list_is_taken_as_it_is_whatever_the_versions_say() -> None:
+    chosen = select(
+        requested=["mooncake-cpu-device"], versions=Versions(vllm="0.99"), platform="cuda", connectors=frozenset()
+    )
+    assert chosen == ("mooncake-cpu-device",)
+    assert select(requested=[], versions=Versions(), platform="cpu", connectors=PATH) == ()
+
+
+def test_a_list_keeps_the_order_of_the_registry_and_names_each_once() -> None:
+    names = [patch.name for patch in REGISTRY]
+    chosen = select(requested=[*reversed(names), *names], versions=Versions(), platform="cpu", connectors=PATH)
+    assert chosen == tuple(names)
+
+
+def test_an_unknown_name_is_a_recipe_error_with_a_suggestion() -> None:
+    with pytest.raises(RecipeError, match="moncake-cpu-device") as caught:
+        select(requested=["moncake-cpu-device"], versions=Versions(), platform="cpu", connectors=PATH)
+    assert caught.value.todo == "did you mean 'mooncake-cpu-device'?"
+    assert caught.value.exit_code == 2
+
+
+def test_a_name_that_resembles_nothing_lists_what_there_is() -> None:
+    with pytest.raises(RecipeError) as caught:
+        find("zzz")
+    assert all(patch.name in str(caught.value.todo) for patch in REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "inside"),
+    [
+        ("0.32.9", "<0.33", True),
+        ("0.33.0rc1", "<0.33", True),
+        ("0.33", "<0.33", False),
+        ("0.20.0", ">=0.21,<0.33", False),
+        ("0.21.0", ">=0.21,<0.33", True),
+        ("9.9", "", True),
+    ],
+)
+def test_ranges_count_the_pre_releases_of_an_upper_bound(version: str, specifier: str, inside: bool) -> None:
+    assert in_range(version, specifier) is inside
+
+
+def test_names_are_unique_and_every_patch_says_when_it_can_go() -> None:
+    assert len({patch.name for patch in REGISTRY}) == len(REGISTRY)
+    for patch in REGISTRY:
+        assert patch.summary
+        assert patch.issue
+        assert patch.targets
+        assert patch.remove_when
+
+
+def test_reading_the_registry_imports_no_engine() -> None:
+    code = (
+        "import sys, pdserve.patches.registry, pdserve.patches.plugin;"
+        "sys.exit(','.join({'vllm', 'torch', 'lmcache', 'mooncake'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
