@@ -14,7 +14,7 @@ TransferMode = Literal["auto", "lmcache_driven", "engine_driven"]
 class Mooncake(Strict):
     """Prefill pushes KV to decode through the Mooncake transfer engine."""
 
-    kind: Literal["mooncake"] = "mooncake"
+    kind: Literal["mooncake"] = Field(default="mooncake", description="Mooncake transfer engine, prefill pushes.")
     protocol: Literal["rdma", "tcp"] = Field(
         default="rdma", description="Transport of the transfer engine. rdma is vLLM's default; tcp works everywhere."
     )
@@ -28,7 +28,7 @@ class Mooncake(Strict):
 class Nixl(Strict):
     """Decode pulls KV from prefill through NIXL."""
 
-    kind: Literal["nixl"] = "nixl"
+    kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")
     backends: list[str] = Field(default=["UCX"], description="NIXL backends in order of preference.")
     buffer_device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="Where KV is registered; null: cpu on a CPU platform, otherwise the device."
@@ -39,7 +39,7 @@ class Nixl(Strict):
 class LmcacheMp(Strict):
     """Stores KV in, and reloads it from, the LMCache MP server of the same node (section `lmcache`)."""
 
-    kind: Literal["lmcache-mp"] = "lmcache-mp"
+    kind: Literal["lmcache-mp"] = Field(default="lmcache-mp", description="The LMCache server of the node.")
     transfer_mode: TransferMode | None = Field(
         default=None,
         description="The engine's side of the transfer mode; null: the mode that the server side implies. "
@@ -50,7 +50,7 @@ class LmcacheMp(Strict):
 class Raw(Strict):
     """A KVTransferConfig mapping handed to vLLM as it is. Nothing about it is checked: marked unverified."""
 
-    kind: Literal["raw"] = "raw"
+    kind: Literal["raw"] = Field(default="raw", description="Not checked.")
     config: dict[str, Any] = Field(description="The whole mapping for --kv-transfer-config.")
 
 
@@ -60,7 +60,7 @@ Leaf = Annotated[Mooncake | Nixl | LmcacheMp, Field(discriminator="kind")]
 class Multi(Strict):
     """vLLM's MultiConnector: loads from the first child that has tokens, saves to every child."""
 
-    kind: Literal["multi"] = "multi"
+    kind: Literal["multi"] = Field(default="multi", description="Several connectors at once.")
     of: list[Leaf] = Field(min_length=2, description="Children in order of priority.")
 
 

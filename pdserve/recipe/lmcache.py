@@ -56,7 +56,7 @@ class Lmcache(Strict):
         description="Transfer threads; null: the number of engine workers attached to the server. With LMCache's "
         "default of 1 the transfers of all ranks run one after another.",
     )
-    eviction: Eviction = Eviction()
+    eviction: Eviction = Field(default=Eviction(), description="What happens when L1 is full.")
     transfer_mode: TransferMode = Field(
         default="lmcache_driven",
         description="Which side moves the bytes. lmcache_driven: the server reads device memory by IPC (GPU). On "

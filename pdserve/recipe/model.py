@@ -33,10 +33,14 @@ class Parallel(Strict):
 class Restart(Strict):
     """What happens when one instance of a role dies while others serve."""
 
-    policy: Literal["never", "on-failure"] = "never"
+    policy: Literal["never", "on-failure"] = Field(
+        default="never",
+        description="never: a dead instance stays dead, the deployment is degraded, and `pdserve restart` revives it. "
+        "on-failure: it is started again, with back-off. Off by default: a crash loop would hide its cause.",
+    )
     max: Count = Field(default=3, description="Restarts of one process before it stays dead.")
     backoff_seconds: Seconds = Field(default=2, description="Before the first restart; doubles each time.")
-    backoff_max_seconds: Seconds = 60
+    backoff_max_seconds: Seconds = Field(default=60, description="The longest pause between two restarts.")
 
 
 class Engine(Strict):
@@ -62,7 +66,7 @@ class Role(Strict):
     """One role: how many instances, on what, with which connector."""
 
     instances: Count = Field(default=1, description="xPyD: this many independent engines of the role.")
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Field(default=Parallel(), description="How one instance is spread over devices and nodes.")
     devices: list[int] | None = Field(
         default=None,
         description="Device ids for each instance in turn (instances * tp * pp * dp of them); null: placed in order.",
@@ -78,17 +82,22 @@ class Role(Strict):
     )
     args: FlagMap = Field(default={}, description="vLLM flags of this role, without the dashes.")
     env: EnvMap = Field(default={}, description="Environment of this role's engines.")
-    restart: Restart = Restart()
+    restart: Restart = Field(default=Restart(), description="What happens when one instance of this role dies.")
 
 
 class Ports(Strict):
     """First port of each kind; instance i of a node takes first + i. The table is in plan/ports.py."""
 
-    proxy: Port = 8000
-    prefill: Port = 8100
-    decode: Port = 8200
-    aggregated: Port = 8300
+    proxy: Port = Field(default=8000, description="What clients talk to.")
+    prefill: Port = Field(default=8100, description="HTTP of the prefill engines.")
+    decode: Port = Field(default=8200, description="HTTP of the decode engines.")
+    aggregated: Port = Field(default=8300, description="HTTP of the engines in mode aggregated.")
     bootstrap: Port = Field(default=8998, description="Mooncake bootstrap (HTTP, binds 0.0.0.0), one a prefill.")
+    transfer: Port = Field(
+        default=15000,
+        description="First of the ports that Mooncake's transfer engines choose theirs from (100 an instance). They "
+        "bind every interface and cannot be pinned one by one.",
+    )
     nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
     lmcache: Port = Field(default=5555, description="LMCache request socket.")
     lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
@@ -103,7 +112,10 @@ class Proxy(Strict):
     connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
     drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
     max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
-    restart: Restart = Restart(policy="on-failure")
+    restart: Restart = Field(
+        default=Restart(policy="on-failure"),
+        description="The proxy keeps no state and starts in a second, so it is restarted by default.",
+    )
     command: list[str] | None = Field(default=None, description="Replaces `python -m pdserve.proxy`.")
 
 
@@ -114,8 +126,13 @@ class Timeouts(Strict):
         default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
     )
     engine_seconds: Seconds = Field(default=3600, description="An engine until healthy: 1.7 TB of weights take 30 min.")
-    proxy_seconds: Seconds = 30
+    proxy_seconds: Seconds = Field(default=30, description="The proxy until healthy; it needs about a second.")
     attach_seconds: Seconds = Field(default=60, description="Engines until registered at LMCache, once healthy.")
+    unresponsive_seconds: Seconds = Field(
+        default=60,
+        description="While serving: a process that lives but does not answer leaves routing at once, and is treated "
+        "as dead after so long.",
+    )
     canary_seconds: Seconds = Field(default=120, description="One token through the proxy.")
     stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")
     transfer_abort_seconds: Count = Field(
@@ -142,11 +159,11 @@ class Recipe(Strict):
 
     schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
     name: Name = Field(description="Name of the deployment; `status`, `logs` and `down` use it.")
-    description: str = ""
+    description: str = Field(default="", description="One line for `pdserve list`.")
     status: Literal["tested", "untested"] = Field(
         default="untested", description="Whether this recipe was run on the hardware it names."
     )
-    platform: Literal["cpu", "cuda", "rocm"]
+    platform: Literal["cpu", "cuda", "rocm"] = Field(description="What the engines run on.")
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Devices of the node type this was written for: `render` plans for such nodes."
     )
@@ -154,17 +171,28 @@ class Recipe(Strict):
     requires: dict[Literal["vllm", "lmcache", "mooncake"], Annotated[str, StringConstraints(min_length=1)]] = Field(
         default={}, description="Version ranges (PEP 440), checked against what is installed."
     )
-    mode: Literal["disaggregated", "aggregated"] = "disaggregated"
-    model: Model
-    engine: Engine = Engine()
-    prefill: Role | None = None
-    decode: Role | None = None
-    aggregated: Role | None = None
-    lmcache: Lmcache | None = None
-    proxy: Proxy = Proxy()
-    ports: Ports = Ports()
-    timeouts: Timeouts = Timeouts()
-    verify: Verify = Verify()
+    mode: Literal["disaggregated", "aggregated"] = Field(
+        default="disaggregated",
+        description="disaggregated: the roles prefill and decode. aggregated: engines that do both (role aggregated).",
+    )
+    model: Model = Field(description="What is served.")
+    engine: Engine = Field(default=Engine(), description="What the engines of all roles share.")
+    prefill: Role | None = Field(
+        default=None, description="Engines that compute the KV of prompts; null: one instance on one device."
+    )
+    decode: Role | None = Field(
+        default=None, description="Engines that write the answers; null: one instance on one device."
+    )
+    aggregated: Role | None = Field(
+        default=None, description="Engines of mode aggregated; null: one instance on one device."
+    )
+    lmcache: Lmcache | None = Field(
+        default=None, description="LMCache servers that keep KV in host memory; null: none."
+    )
+    proxy: Proxy = Field(default=Proxy(), description="The process that clients talk to.")
+    ports: Ports = Field(default=Ports(), description="First port of each kind.")
+    timeouts: Timeouts = Field(default=Timeouts(), description="How long each stage may take.")
+    verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
     patches: Literal["auto"] | list[str] = Field(
         default="auto", description="auto: what these versions and connectors need. A list: exactly those."
     )

@@ -1,0 +1,72 @@
+"""What a role really gets once defaults and shared settings are applied: connector, flags, environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pdserve.recipe.connectors import LmcacheMp, Mooncake, Multi, Nixl, Raw
+from pdserve.recipe.lmcache import RoleName
+from pdserve.recipe.model import Recipe, Role
+
+AnyConnector = Mooncake | Nixl | LmcacheMp | Multi | Raw
+CPU_BLOCK_SIZE = 128
+"""vLLM's CPU backend (0.32.0)."""
+DEVICE_BLOCK_SIZE = 16
+"""vLLM's default on GPUs, unless an attention backend asks for another one."""
+
+
+def connector_of(recipe: Recipe, name: RoleName, role: Role) -> AnyConnector | None:
+    """The role's connector, or the default that `Role.connector` describes."""
+    if role.connector is not None:
+        return role.connector
+    attached = recipe.lmcache is not None and name in recipe.lmcache.on
+    if name == "aggregated":
+        return LmcacheMp() if attached else None
+    return Multi(of=[Mooncake(), LmcacheMp()]) if attached else Mooncake()
+
+
+def leaves(connector: AnyConnector | None) -> list[Mooncake | Nixl | LmcacheMp | Raw]:
+    """The connector itself, or the children of a multi, in order of priority."""
+    if connector is None:
+        return []
+    return list(connector.of) if isinstance(connector, Multi) else [connector]
+
+
+def transfer_of(connector: AnyConnector | None) -> Mooncake | Nixl | None:
+    """The part that moves KV between prefill and decode."""
+    return next((leaf for leaf in leaves(connector) if isinstance(leaf, Mooncake | Nixl)), None)
+
+
+def args_of(recipe: Recipe, role: Role) -> dict[str, Any]:
+    """The flags of a role: the shared ones, then its own; null drops a flag."""
+    merged = {**recipe.engine.args, **role.args}
+    return {flag: value for flag, value in merged.items() if value is not None}
+
+
+def env_of(recipe: Recipe, role: Role) -> dict[str, Any]:
+    """The environment of a role: the shared one, then its own. Secrets are references."""
+    return {**recipe.engine.env, **role.env}
+
+
+def block_size_of(recipe: Recipe, role: Role) -> int:
+    """Tokens of a KV block, as far as the recipe tells."""
+    value = args_of(recipe, role).get("block-size")
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return CPU_BLOCK_SIZE if recipe.platform == "cpu" else DEVICE_BLOCK_SIZE
+
+
+def transfer_mode_of(recipe: Recipe, connector: LmcacheMp) -> tuple[str, str]:
+    """The mode that the engine asks for, as configured and as it comes out: on a CPU `auto` means engine_driven,
+    elsewhere lmcache_driven. A connector that says nothing follows the server."""
+    server = recipe.lmcache.transfer_mode if recipe.lmcache else "auto"
+    asked = connector.transfer_mode or server
+    effective = ("engine_driven" if recipe.platform == "cpu" else "lmcache_driven") if asked == "auto" else asked
+    return asked, effective
+
+
+def roles(recipe: Recipe) -> Iterator[tuple[RoleName, Role, AnyConnector | None]]:
+    """The roles of the mode with their connectors, in start order."""
+    for name, role in recipe.roles():
+        yield name, role, connector_of(recipe, name, role)

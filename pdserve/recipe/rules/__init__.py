@@ -1,0 +1,44 @@
+"""Combinations that a recipe may not have, and those that deserve a warning. One module a subject.
+
+A rule is a generator of problems about a recipe whose single values are all valid. Rules know no nodes and no
+versions: what depends on those is the planner's.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Problem
+from pdserve.recipe.rules import connectors, engines, lmcache, ports, structure
+
+_RULES = (
+    structure.sections,
+    structure.model,
+    structure.placement,
+    structure.versions,
+    structure.restarts,
+    connectors.transfer,
+    connectors.pair,
+    connectors.duplicates,
+    lmcache.attachment,
+    lmcache.sizes,
+    lmcache.modes,
+    lmcache.order,
+    lmcache.caching,
+    lmcache.device_memory,
+    engines.flags,
+    engines.environment,
+    ports.clashes,
+)
+_WARNINGS = (structure.exposure, connectors.unverified, lmcache.leases, engines.unknown_flags)
+
+
+def problems(recipe: Recipe) -> list[Problem]:
+    """Everything that makes the recipe impossible."""
+    return list(chain.from_iterable(rule(recipe) for rule in _RULES))
+
+
+def warnings(recipe: Recipe) -> list[Problem]:
+    """What may be meant, but has surprised people."""
+    return list(chain.from_iterable(rule(recipe) for rule in _WARNINGS))

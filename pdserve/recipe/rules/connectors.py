@@ -1,0 +1,110 @@
+"""Which connectors go together, within a role and between the two roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdserve.recipe.connectors import Mooncake, Multi, Nixl, Raw
+from pdserve.recipe.effective import args_of, leaves, roles, transfer_of
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Path, Problem
+
+_MUST_AGREE = {
+    "max-model-len": "a prompt that one role takes, the other refuses",
+    "kv-cache-dtype": "the bytes that prefill sends mean something else to decode",
+}
+
+
+def transfer(recipe: Recipe) -> Iterator[Problem]:
+    """Prefill and decode need exactly one way to each other; an aggregated engine needs none."""
+    for name, _, connector in roles(recipe):
+        path = (name, "connector")
+        found = [leaf for leaf in leaves(connector) if isinstance(leaf, Mooncake | Nixl)]
+        if name == "aggregated":
+            for leaf in found:
+                yield Problem(
+                    path,
+                    f"{leaf.kind} moves KV between prefill and decode, and mode aggregated has neither",
+                    "use lmcache-mp, or mode: disaggregated",
+                    also=(("mode",),),
+                )
+        elif not found and not isinstance(connector, Raw):
+            yield Problem(
+                path,
+                f"nothing here moves KV between prefill and decode: {name} needs mooncake or nixl",
+                "use kind: multi with mooncake (or nixl) and lmcache-mp",
+            )
+        elif len({leaf.kind for leaf in found}) > 1:
+            yield Problem(
+                path,
+                "mooncake and nixl together: vLLM lets only one child of a multi answer with transfer parameters",
+                "keep one of them",
+            )
+
+
+def pair(recipe: Recipe) -> Iterator[Problem]:
+    """What prefill and decode have to agree on."""
+    if recipe.mode == "aggregated":
+        return
+    (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
+    here, there = ("decode", "connector"), ("prefill", "connector")
+    sender, receiver = transfer_of(prefill), transfer_of(decode)
+    if sender is not None and receiver is not None:
+        if sender.kind != receiver.kind:
+            yield Problem(
+                here, f"decode uses {receiver.kind}, prefill uses {sender.kind}", "use the same on both", also=(there,)
+            )
+        elif isinstance(sender, Mooncake) and isinstance(receiver, Mooncake) and sender.protocol != receiver.protocol:
+            yield Problem(
+                here,
+                f"decode speaks {receiver.protocol}, prefill speaks {sender.protocol}",
+                "use the same protocol on both",
+                also=(there,),
+            )
+    elif isinstance(prefill, Raw) != isinstance(decode, Raw):
+        yield Problem(here, "one role has a raw connector, the other does not", "use raw on both", also=(there,))
+    first, second = args_of(recipe, prefill_role), args_of(recipe, decode_role)
+    for flag, why in _MUST_AGREE.items():
+        if first.get(flag) != second.get(flag):
+            yield Problem(
+                _flag_path(recipe, "decode", flag),
+                f"decode has {_shown(second.get(flag))}, prefill has {_shown(first.get(flag))}: {why}",
+                f"set engine.args.{flag} for both",
+                also=(_flag_path(recipe, "prefill", flag),),
+            )
+
+
+def duplicates(recipe: Recipe) -> Iterator[Problem]:
+    """The same child twice in a multi."""
+    for name, _, connector in roles(recipe):
+        if not isinstance(connector, Multi):
+            continue
+        kinds = [leaf.kind for leaf in connector.of]
+        for i, kind in enumerate(kinds):
+            if kind in kinds[:i]:
+                yield Problem(
+                    (name, "connector", "of", i),
+                    f"{kind} is there twice",
+                    "remove one",
+                    also=((name, "connector", "of", kinds.index(kind)),),
+                )
+
+
+def unverified(recipe: Recipe) -> Iterator[Problem]:
+    """Connectors that nothing was checked about, or that rarely work where they are."""
+    for name, _, connector in roles(recipe):
+        path: Path = (name, "connector")
+        if isinstance(connector, Raw):
+            yield Problem(path, "a raw connector is handed to vLLM unchecked: this deployment is unverified")
+        leaf = transfer_of(connector)
+        if recipe.platform == "cpu" and isinstance(leaf, Mooncake) and leaf.protocol == "rdma":
+            yield Problem(path, "mooncake uses rdma, and few CPU machines have RDMA devices", "set protocol: tcp")
+
+
+def _flag_path(recipe: Recipe, role: str, flag: str) -> Path:
+    section = getattr(recipe, role)
+    return (role, "args", flag) if section is not None and flag in section.args else ("engine", "args", flag)
+
+
+def _shown(value: object) -> str:
+    return "vLLM's default" if value is None else str(value)

@@ -1,0 +1,275 @@
+"""The LMCache server and the engines that attach to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pdserve.recipe.connectors import LmcacheMp, Multi
+from pdserve.recipe.effective import (
+    AnyConnector,
+    args_of,
+    block_size_of,
+    env_of,
+    leaves,
+    roles,
+    transfer_mode_of,
+)
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.rules.engines import env_path, flag_path
+
+_SERVER_FLAGS = {
+    "host": "the server listens on loopback of its node",
+    "port": "set ports.lmcache",
+    "http-host": "its HTTP API has no authentication and stays on loopback",
+    "http-port": "set ports.lmcache_http",
+    "instance-id": "pdserve tells its own server from a stale one by it",
+    "l1-size-gb": "set lmcache.l1_size_gb",
+    "l1-init-size-gb": "set lmcache.l1_init_size_gb",
+    "l1-read-ttl-seconds": "set lmcache.l1_read_ttl_seconds",
+    "l1-write-ttl-seconds": "set lmcache.l1_write_ttl_seconds",
+    "chunk-size": "set lmcache.chunk_size",
+    "max-workers": "set lmcache.max_workers",
+    "eviction-policy": "set lmcache.eviction.policy",
+    "eviction-trigger-watermark": "set lmcache.eviction.watermark",
+    "eviction-ratio": "set lmcache.eviction.ratio",
+    "supported-transfer-mode": "set lmcache.transfer_mode",
+    "shm-name": "set lmcache.shm_name",
+    "l2-adapter": "set lmcache.l2",
+    "worker-reap-timeout-seconds": "set lmcache.worker_reap_seconds",
+}
+_ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def attachment(recipe: Recipe) -> Iterator[Problem]:
+    """`lmcache.on` and the roles' connectors have to say the same."""
+    section = recipe.lmcache
+    names = [name for name, _ in recipe.roles()]
+    for name, _, connector in roles(recipe):
+        path = _lmcache_path(name, connector)
+        if path is not None and section is None:
+            yield Problem(path, "there is no lmcache section", "add one with l1_size_gb, or remove lmcache-mp")
+        elif path is not None and section is not None and name not in section.on:
+            risk = (
+                ": on decode its lookup competes with the KV from prefill, so it is opt-in" if name == "decode" else ""
+            )
+            yield Problem(
+                path,
+                f"{name} is not in lmcache.on{risk}",
+                f"remove lmcache-mp here, or add {name} to lmcache.on",
+                also=(("lmcache", "on"),),
+            )
+        elif path is None and section is not None and name in section.on:
+            yield Problem(
+                ("lmcache", "on"),
+                f"{name} is listed, but its connector has no lmcache-mp, so nothing would attach",
+                f"add lmcache-mp to {name}.connector, or remove {name} here",
+                also=((name, "connector"),),
+            )
+    if section is None:
+        return
+    for i, name in enumerate(section.on):
+        if name not in names:
+            where: Path = ("lmcache", "on", i) if "on" in section.model_fields_set else ("lmcache", "on")
+            yield Problem(
+                where,
+                f"mode {recipe.mode} has no role {name}",
+                f"write on: [{names[0]}]",
+                also=(("mode",),),
+            )
+        if name in section.on[:i]:
+            yield Problem(("lmcache", "on", i), f"{name} is there twice")
+
+
+def sizes(recipe: Recipe) -> Iterator[Problem]:
+    """Numbers of the section that depend on each other or on the engines."""
+    section = recipe.lmcache
+    if section is None:
+        return
+    for name, role, connector in roles(recipe):
+        if _lmcache_path(name, connector) is None:
+            continue
+        block = block_size_of(recipe, role)
+        if section.chunk_size % block:
+            stated = "block-size" in args_of(recipe, role)
+            why = "" if stated else f", vLLM's default on {recipe.platform}"
+            yield Problem(
+                ("lmcache", "chunk_size"),
+                f"{section.chunk_size} is not a multiple of the block size of {name} ({block}{why})",
+                f"use a multiple of {block}, for example {max(256 // block, 1) * block}",
+                also=(flag_path(recipe, name, "block-size"),) if stated else (),
+            )
+        parallel = role.parallel
+        if section.per == "tp-rank" and (parallel.dp > 1 or parallel.pp > 1):
+            yield Problem(
+                ("lmcache", "per"),
+                f"tp-rank works with tensor parallelism alone, and {name} has pp {parallel.pp} and dp {parallel.dp}",
+                "use per: node",
+                also=((name, "parallel"),),
+            )
+    if "l1_init_size_gb" in section.model_fields_set and section.l1_init_size_gb > section.l1_size_gb:
+        yield Problem(
+            ("lmcache", "l1_init_size_gb"),
+            f"{section.l1_init_size_gb:g} is more than the whole of L1, {section.l1_size_gb:g}",
+            also=(("lmcache", "l1_size_gb"),),
+        )
+    if 3 * section.heartbeat_seconds > section.worker_reap_seconds:
+        yield Problem(
+            ("lmcache", "heartbeat_seconds"),
+            f"three heartbeats take {3 * section.heartbeat_seconds:g} s, and the server forgets an engine after "
+            f"{section.worker_reap_seconds:g} s",
+            "lower heartbeat_seconds or raise worker_reap_seconds",
+            also=(("lmcache", "worker_reap_seconds"),),
+        )
+    yield from _server(recipe)
+
+
+def modes(recipe: Recipe) -> Iterator[Problem]:
+    """Server and engine must agree on who moves the bytes, or the engine hangs until the message timeout."""
+    section = recipe.lmcache
+    if section is None:
+        return
+    for name, _, connector in roles(recipe):
+        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)), None)
+        if leaf is None or section.transfer_mode == "auto":
+            continue
+        asked, effective = transfer_mode_of(recipe, leaf)
+        if effective != section.transfer_mode:
+            meaning = f"{asked}, on {recipe.platform} {effective}" if asked != effective else asked
+            yield Problem(
+                (*(_lmcache_path(name, connector) or ()), "transfer_mode"),
+                f"the engine asks for {meaning}, the server only accepts {section.transfer_mode}: "
+                "the engine would hang until the message timeout",
+                "set lmcache.transfer_mode: auto, which accepts both",
+                also=(("lmcache", "transfer_mode"),),
+            )
+    if section.shm_name is not None and section.transfer_mode == "lmcache_driven":
+        yield Problem(
+            ("lmcache", "shm_name"),
+            "has no effect with lmcache_driven, where the server reads the engine's memory",
+            "remove it, or set transfer_mode to auto or engine_driven",
+            also=(("lmcache", "transfer_mode"),),
+        )
+
+
+def order(recipe: Recipe) -> Iterator[Problem]:
+    """Orders of a multi that fail."""
+    for name, _, connector in roles(recipe):
+        if not isinstance(connector, Multi) or recipe.lmcache is None:
+            continue
+        kinds = [leaf.kind for leaf in connector.of]
+        leaf = next((leaf for leaf in connector.of if isinstance(leaf, LmcacheMp)), None)
+        if leaf is None or "mooncake" not in kinds:
+            continue
+        path: Path = (name, "connector", "of")
+        mooncake_first = kinds.index("mooncake") < kinds.index("lmcache-mp")
+        moved = recipe.platform == "cpu" and transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
+        if moved and mooncake_first:
+            yield Problem(
+                path,
+                "on a CPU lmcache_driven moves the KV to shared memory, after Mooncake has registered its address: "
+                "every transfer fails with `Bad address`",
+                "put lmcache-mp first, or set lmcache.transfer_mode: auto",
+                also=(("lmcache", "transfer_mode"),),
+            )
+        elif name == "decode" and not mooncake_first:
+            yield Problem(
+                path,
+                "on decode the KV from prefill must win over LMCache's, and the first child wins",
+                "put mooncake first" + (" and set lmcache.transfer_mode: auto" if moved else ""),
+            )
+
+
+def caching(recipe: Recipe) -> Iterator[Problem]:
+    """Engine settings that LMCache cannot live with."""
+    for name, role, connector in roles(recipe):
+        path = _lmcache_path(name, connector)
+        if path is None:
+            continue
+        if args_of(recipe, role).get("enable-prefix-caching") is False:
+            yield Problem(
+                flag_path(recipe, name, "enable-prefix-caching"),
+                "LMCache finds KV by the block hashes that prefix caching makes",
+                "remove the flag, or lmcache-mp from the connector",
+                also=(path,),
+            )
+        env = env_of(recipe, role)
+        for variable, why in (
+            ("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "a reused request id makes LMCache serve another prompt's KV"),
+            ("LMCACHE_USE_UPSTREAM_MP", "vLLM's own copy of the connector cannot talk to LMCache 0.5"),
+        ):
+            if str(env.get(variable, "0")) not in ("0", "", "false", "False"):
+                yield Problem(env_path(recipe, name, variable), why, "remove it", also=(path,))
+
+
+def device_memory(recipe: Recipe) -> Iterator[Problem]:
+    """Memory that another process cannot map, although LMCache has to."""
+    if recipe.platform == "cpu" or recipe.lmcache is None:
+        return
+    for name, role, connector in roles(recipe):
+        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)), None)
+        if leaf is None or transfer_mode_of(recipe, leaf)[1] != "lmcache_driven":
+            continue
+        why = "its memory cannot be shared with the LMCache server by IPC"
+        args, env = args_of(recipe, role), env_of(recipe, role)
+        also = ((name, "connector"),)
+        for flag in ("enable-cumem-allocator", "enable-sleep-mode"):
+            if args.get(flag):
+                yield Problem(flag_path(recipe, name, flag), why, "remove the flag", also=also)
+        for variable in _ALLOCATOR_ENV:
+            if "expandable_segments:true" in str(env.get(variable, "")).lower().replace(" ", ""):
+                yield Problem(
+                    env_path(recipe, name, variable),
+                    f"expandable_segments: {why}",
+                    "remove expandable_segments:True",
+                    also=also,
+                )
+
+
+def leases(recipe: Recipe) -> Iterator[Problem]:
+    """A lease that a long queue outlives."""
+    if recipe.lmcache is not None and recipe.lmcache.l1_read_ttl_seconds < 3600:
+        yield Problem(
+            ("lmcache", "l1_read_ttl_seconds"),
+            f"KV that was found may be gone after {recipe.lmcache.l1_read_ttl_seconds} s in the queue",
+            "use 3600 or more (7200 by default)",
+        )
+
+
+def _server(recipe: Recipe) -> Iterator[Problem]:
+    section = recipe.lmcache
+    assert section is not None
+    for flag in section.extra_args:
+        name = flag.lstrip("-").replace("_", "-")
+        if (instead := _SERVER_FLAGS.get(name)) is not None:
+            yield Problem(("lmcache", "extra_args", flag), "pdserve sets this flag of the server", instead)
+        elif name != flag:
+            yield Problem(
+                ("lmcache", "extra_args", flag),
+                "flags are written with hyphens, without dashes in front",
+                f"write {name}",
+            )
+    for variable, value in section.env.items():
+        if not isinstance(value, str | int):
+            yield Problem(
+                ("lmcache", "env", variable),
+                "the server prints its environment to everybody who asks (/env), so it gets no secrets",
+                "let the L2 adapter read a credentials file",
+            )
+        elif variable == "PYTHONHASHSEED":
+            yield Problem(("lmcache", "env", variable), "pdserve sets it", "set engine.hash_seed")
+    if section.shm_name is not None and ("/" in section.shm_name or not section.shm_name.strip()):
+        yield Problem(("lmcache", "shm_name"), "a name in /dev/shm: not empty and without /")
+    for i, adapter in enumerate(section.l2):
+        if not isinstance(adapter.get("type"), str):
+            yield Problem(("lmcache", "l2", i), "an L2 adapter needs a `type`", "for example type: fs")
+
+
+def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
+    """Where the role's lmcache-mp stands, if it has one."""
+    found: list[Any] = leaves(connector)
+    for i, leaf in enumerate(found):
+        if isinstance(leaf, LmcacheMp):
+            return (name, "connector", "of", i) if isinstance(connector, Multi) else (name, "connector")
+    return None

@@ -1,0 +1,71 @@
+"""Port ranges that meet. The whole deployment is counted as if it stood on one node, which is where most stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdserve.recipe.connectors import Mooncake, Nixl
+from pdserve.recipe.effective import roles, transfer_of
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Problem
+
+
+@dataclass(frozen=True)
+class _Range:
+    key: str
+    first: int
+    count: int
+    what: str
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+def clashes(recipe: Recipe) -> Iterator[Problem]:
+    """Two kinds of port whose ranges meet, and ranges that leave the port space."""
+    ranges = list(_ranges(recipe))
+    for r in ranges:
+        if r.last > 65535:
+            yield Problem(("ports", r.key), f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535")
+    for i, a in enumerate(ranges):
+        for b in ranges[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                port = max(a.first, b.first)
+                yield Problem(
+                    ("ports", a.key),
+                    f"port {port} is needed twice: by {a.what} ({_shown(a)}) and by {b.what} ({_shown(b)})",
+                    "move one of them",
+                    also=(("ports", b.key),),
+                )
+
+
+def _ranges(recipe: Recipe) -> Iterator[_Range]:
+    ports = recipe.ports
+    yield _Range("proxy", ports.proxy, 1, "the proxy")
+    nixl = 0
+    masters = 0
+    for name, role, connector in roles(recipe):
+        yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
+        leaf = transfer_of(connector)
+        if name == "prefill" and isinstance(leaf, Mooncake):
+            yield _Range("bootstrap", ports.bootstrap, role.instances, f"Mooncake bootstrap x{role.instances}")
+        if isinstance(leaf, Nixl):
+            nixl += role.instances * role.parallel.dp
+        if role.parallel.nodes > 1:
+            masters += role.instances
+    if nixl:
+        yield _Range("nixl", ports.nixl, nixl, f"NIXL side channels x{nixl}")
+    if masters:
+        yield _Range("dp_master", ports.dp_master, masters, f"rendezvous x{masters}")
+    if recipe.lmcache is not None:
+        servers = 1
+        if recipe.lmcache.per == "tp-rank":
+            servers = max((role.parallel.tp for name, role, _ in roles(recipe) if name in recipe.lmcache.on), default=1)
+        yield _Range("lmcache", ports.lmcache, servers, f"LMCache x{servers}")
+        yield _Range("lmcache_http", ports.lmcache_http, servers, f"LMCache HTTP x{servers}")
+
+
+def _shown(r: _Range) -> str:
+    return str(r.first) if r.count == 1 else f"{r.first} to {r.last}"

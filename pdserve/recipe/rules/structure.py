@@ -1,0 +1,144 @@
+"""Sections, model, parallelism and devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pdserve.recipe.model import Parallel, Recipe
+from pdserve.recipe.problems import Problem
+
+_CLAUSE = re.compile(r"^\s*(~=|===?|!=|<=|>=|<|>)\s*[0-9A-Za-z][0-9A-Za-z.*+!_-]*\s*$")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def sections(recipe: Recipe) -> Iterator[Problem]:
+    """A role section that the mode does not use would be ignored without a word."""
+    unused = ("prefill", "decode") if recipe.mode == "aggregated" else ("aggregated",)
+    for name in unused:
+        if getattr(recipe, name) is not None:
+            yield Problem(
+                (name,),
+                f"mode {recipe.mode} has no role {name}",
+                "remove the section, or change the mode",
+                also=(("mode",),),
+            )
+    if recipe.engine.python is not None and recipe.engine.command is not None:
+        yield Problem(
+            ("engine", "python"),
+            "has no effect, because engine.command replaces the interpreter too",
+            "keep one of them",
+            also=(("engine", "command"),),
+        )
+
+
+def model(recipe: Recipe) -> Iterator[Problem]:
+    """Exactly one of path and id."""
+    path, id_ = recipe.model.path, recipe.model.id
+    if path is None and id_ is None:
+        yield Problem(("model",), "neither path nor id is set", "set model.path (a folder) or model.id")
+    if path is not None and id_ is not None:
+        yield Problem(
+            ("model", "path"),
+            "both path and id are set",
+            "keep one of them, here or with --unset model.id",
+            also=(("model", "id"),),
+        )
+    for name, value in (("path", path), ("id", id_), ("served_name", recipe.model.served_name)):
+        if value is not None and not value.strip():
+            yield Problem(("model", name), "is empty")
+    if path is not None and recipe.model.revision is not None:
+        yield Problem(("model", "revision"), "a folder has no revision", also=(("model", "path"),))
+
+
+def placement(recipe: Recipe) -> Iterator[Problem]:
+    """Parallelism, and device lists that can fit no node."""
+    if recipe.platform == "cpu" and recipe.devices_per_node:
+        yield Problem(("devices_per_node",), "a CPU node has no devices", "remove it", also=(("platform",),))
+    for name, role in recipe.roles():
+        parallel = role.parallel
+        ranks = parallel.tp * parallel.pp * parallel.dp
+        where = (name, "parallel")
+        if ranks % parallel.nodes:
+            yield Problem(
+                (*where, "nodes"),
+                f"{_product(parallel)} = {ranks} ranks cannot be spread evenly over {parallel.nodes} nodes",
+                also=(where,),
+            )
+        if parallel.ep and parallel.tp * parallel.dp == 1:
+            yield Problem(
+                (*where, "ep"), "expert parallelism needs more than one rank", "raise tp or dp", also=(where,)
+            )
+        if role.devices is not None:
+            yield from _devices(recipe, name, role.devices, role.instances, parallel)
+
+
+def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, parallel: Parallel) -> Iterator[Problem]:
+    path = (name, "devices")
+    if recipe.platform == "cpu":
+        yield Problem(path, "a CPU node has no devices", "remove it", also=(("platform",),))
+        return
+    each = parallel.tp * parallel.pp * parallel.dp
+    if len(devices) != instances * each:
+        yield Problem(
+            path,
+            f"{len(devices)} devices for {instances} instances of {_product(parallel)} = {each} each, "
+            f"which need {instances * each}",
+            also=((name, "instances"), (name, "parallel")),
+        )
+    for device in sorted(set(devices)):
+        if device < 0 or (recipe.devices_per_node and device >= recipe.devices_per_node):
+            limit = recipe.devices_per_node - 1
+            yield Problem(
+                (*path, devices.index(device)),
+                f"there is no device {device}" + (f", the last one is {limit}" if device >= 0 else ""),
+                also=(("devices_per_node",),) if device >= 0 else (),
+            )
+    per_node = max(each // parallel.nodes, 1)
+    for start in range(0, len(devices), per_node):
+        share = devices[start : start + per_node]
+        if len(set(share)) != len(share):
+            twice = next(d for d in share if share.count(d) > 1)
+            yield Problem(path, f"instance {start // each} gets device {twice} twice")
+
+
+def versions(recipe: Recipe) -> Iterator[Problem]:
+    """Version ranges that no version could ever be compared with."""
+    for package, ranges in recipe.requires.items():
+        if not all(_CLAUSE.match(clause) for clause in ranges.split(",")):
+            yield Problem(
+                ("requires", package), f'"{ranges}" is not a range of versions', 'write for example ">=0.26,<0.34"'
+            )
+
+
+def restarts(recipe: Recipe) -> Iterator[Problem]:
+    """A pause that shrinks."""
+    owners = [(name, role.restart) for name, role in recipe.roles()]
+    for name, restart in [*owners, ("proxy", recipe.proxy.restart)]:
+        if restart.backoff_max_seconds < restart.backoff_seconds:
+            yield Problem(
+                (name, "restart", "backoff_max_seconds"),
+                f"{restart.backoff_max_seconds:g} is less than the first pause, {restart.backoff_seconds:g}",
+                also=((name, "restart", "backoff_seconds"),),
+            )
+
+
+def exposure(recipe: Recipe) -> Iterator[Problem]:
+    """What others on the network can reach."""
+    if recipe.proxy.host not in _LOOPBACK:
+        yield Problem(
+            ("proxy", "host"),
+            f"anybody who reaches {recipe.proxy.host} can use the model: the proxy asks for no key",
+            "keep 127.0.0.1, or put a gateway that checks keys in front",
+        )
+    if recipe.engine.cache_reset_endpoint and recipe.platform != "cpu":
+        yield Problem(
+            ("engine", "cache_reset_endpoint"),
+            "engines offer development endpoints (pause, sleep, cache reset) that need no key",
+            "turn it off for production; `verify` then cannot prove the reload from LMCache",
+        )
+
+
+def _product(parallel: Parallel) -> str:
+    parts = [f"{k} {v}" for k, v in (("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp)) if v > 1]
+    return " x ".join(parts) or "tp 1"

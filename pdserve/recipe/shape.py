@@ -1,0 +1,111 @@
+"""What the recipe models allow at a path, read from the models themselves: for "did you mean" and for the rules."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Path
+
+
+def models_at(path: Path, data: Any) -> list[type[BaseModel]]:
+    """The models that may stand at `path` of the document `data`; of connectors, the one whose `kind` is there."""
+    return [a for a in _walk(Recipe, path, data) if isinstance(a, type) and issubclass(a, BaseModel)]
+
+
+def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a model as they are written in YAML."""
+    return {f.alias or name: f for name, f in model.model_fields.items()}
+
+
+def field_at(path: Path, data: Any) -> FieldInfo | None:
+    """The declaration of the key at `path`."""
+    for model in models_at(path[:-1], data) if path else []:
+        if (found := keys(model).get(str(path[-1]))) is not None:
+            return found
+    return None
+
+
+def kinds() -> list[str]:
+    """The connector kinds of the registry."""
+    found = []
+    for model in models_at(("prefill", "connector"), {}):
+        found.extend(_literals(keys(model)["kind"].annotation))
+    return found
+
+
+def choices(path: Path, data: Any) -> list[Any]:
+    """The literal values that are allowed at `path`."""
+    found = field_at(path, data)
+    return [] if found is None else _literals(found.annotation)
+
+
+def scalars_at(path: Path, data: Any) -> tuple[bool, bool]:
+    """Whether text, and whether a number or boolean, may stand at `path`."""
+    options = _walk(Recipe, path, data)
+    text = any(o is str or any(isinstance(v, str) for v in _literals(o)) for o in options)
+    return text, any(o in (int, float, bool) or any(isinstance(v, int) for v in _literals(o)) for o in options)
+
+
+def places(key: str) -> Iterator[str]:
+    """Every path of the format (`prefill.parallel.tp`) that ends in `key`; nearest to the top first."""
+    level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
+    while level:
+        below: list[tuple[str, type[BaseModel]]] = []
+        for prefix, model in level:
+            for name, info in keys(model).items():
+                if name == key:
+                    yield prefix + name
+                below.extend((f"{prefix}{name}.", m) for m in _models(info.annotation) if name not in ("of",))
+        level = below
+
+
+def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
+    options = list(_flatten(annotation))
+    if isinstance(data, dict) and "kind" in data:
+        same = [o for o in options if _is_model(o) and data["kind"] in _literals(keys(o)["kind"].annotation)]
+        options = same or options
+    if not path:
+        return options
+    head, below = path[0], path[1:]
+    inner = data.get(head) if isinstance(data, dict) else None
+    if isinstance(data, list) and isinstance(head, int) and head < len(data):
+        inner = data[head]
+    found: list[Any] = []
+    for option in options:
+        if _is_model(option):
+            if (info := keys(option).get(str(head))) is not None:
+                found.extend(_walk(info.annotation, below, inner))
+        elif get_origin(option) is list and isinstance(head, int):
+            found.extend(_walk(get_args(option)[0], below, inner))
+        elif get_origin(option) is dict:
+            found.extend(_walk(get_args(option)[1], below, inner))
+    return found
+
+
+def _flatten(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _flatten(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for option in get_args(annotation):
+            yield from _flatten(option)
+    else:
+        yield annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    return [a for a in _flatten(annotation) if _is_model(a)]
+
+
+def _literals(annotation: Any) -> list[Any]:
+    return [v for option in _flatten(annotation) if get_origin(option) is Literal for v in get_args(option)]

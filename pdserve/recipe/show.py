@@ -1,0 +1,55 @@
+"""Values as an error message may show them, and which names hold secrets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_SECRET_WORDS = frozenset(
+    {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
+    | {"PASSWORD", "PASSWD", "PASSPHRASE"}
+)
+_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "NAME")
+_CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
+
+
+def secret_name(name: str) -> bool:
+    """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
+    MAX_TOKENS and SSL_KEY_FILE do not."""
+    words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
+    return bool(words) and words[-1] not in _NOT_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
+
+
+def secret_value(value: object) -> bool:
+    """Whether a text carries credentials wherever it stands: https://user:password@host."""
+    return isinstance(value, str) and bool(_CREDENTIALS_IN_URL.search(value))
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a line of text should not be repeated in a message."""
+    return any(secret_name(word) for word in re.findall(r"[A-Za-z0-9_-]+", text)) or secret_value(text)
+
+
+def value(data: Any, limit: int = 60) -> str:
+    """`data` as YAML would write it, short, with its kind where that is the point."""
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, list):
+        return "a list"
+    if isinstance(data, dict):
+        return "a mapping"
+    if isinstance(data, str):
+        if secret_value(data):
+            return "a text with credentials"
+        return f'"{data}"' if len(data) <= limit else f'"{data[:limit]}..."'
+    text = str(data)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def redacted(path_end: str | int, data: Any) -> str:
+    """`value`, or only its kind where the key's name says that it is a secret."""
+    if secret_name(str(path_end)) and isinstance(data, str | int | float) and not isinstance(data, bool):
+        return "a literal value (not shown)"
+    return value(data)
