@@ -1,0 +1,110 @@
+"""The JSON Schema of recipes, for editors (yaml-language-server), made from the models.
+
+It is a little more lenient than the loader, which has the last word: a recipe that extends another one may leave
+keys out, any scalar may be a `${NAME}` reference, and null gives a key its default.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pdserve.recipe.model import Recipe
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = {"$ref": "#/$defs/Reference"}
+_EXTENDS = {
+    "description": "A recipe, or a list of them, that this one builds on; paths are relative to this file. Mappings "
+    "are merged, lists and single values replace, null gives a key its default.",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema as data."""
+    generated = Recipe.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = {name: _model(model) for name, model in sorted(generated.pop("$defs").items())}
+    definitions["Reference"] = {
+        "type": "string",
+        "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}",
+        "description": "${NAME} or ${NAME:-default}: an environment variable.",
+    }
+    top = _model(generated)
+    top["properties"] = {"extends": _EXTENDS, **top["properties"]}
+    return {
+        "$schema": SCHEMA_ID,
+        "title": "pdserve recipe",
+        "description": "One deployment of vLLM, schema 1.",
+        **{key: value for key, value in top.items() if key not in ("title", "description")},
+        "$defs": definitions,
+    }
+
+
+def schema_text() -> str:
+    """The schema as the file schema/recipe.schema.json has it."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def write(path: Path) -> None:
+    """Write the schema's text to `path`."""
+    path.write_text(schema_text(), encoding="utf-8")
+
+
+def _model(schema: dict[str, Any]) -> dict[str, Any]:
+    """One model: every property may be null, nothing but a connector's kind is required."""
+    kept = {k: v for k, v in schema.items() if k not in ("title", "required")}
+    properties = {name: _property(value) for name, value in schema.get("properties", {}).items()}
+    if properties:
+        kept["properties"] = properties
+    if "kind" in properties:
+        kept["required"] = ["kind"]
+        kept["properties"]["kind"] = _plain(schema["properties"]["kind"])
+    elif "secret" in properties:
+        kept["required"] = ["secret"]
+        kept["properties"]["secret"] = _plain(schema["properties"]["secret"])
+    return kept
+
+
+def _property(schema: dict[str, Any]) -> dict[str, Any]:
+    about = {k: v for k, v in schema.items() if k in ("description", "default")}
+    bare = {k: v for k, v in schema.items() if k not in ("description", "default", "title")}
+    options = [_value(option) for option in _options(bare)]
+    for extra in (*([_REFERENCE] if any(_restricted(o) for o in options) else []), {"type": "null"}):
+        if extra not in options:
+            options.append(extra)
+    return {**about, "anyOf": options}
+
+
+def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The branches of a union. One of several connectors is told by `kind`, which every branch requires."""
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return [deeper for option in schema[key] for deeper in _options(option)]
+    return [schema]
+
+
+def _value(schema: dict[str, Any]) -> dict[str, Any]:
+    """A value that is not a property: items of lists and mappings may be references too."""
+    found = _plain(schema)
+    if "patternProperties" in found:  # flags and variables: their names are restricted, their values may be null
+        found["patternProperties"] = {k: _property(v) for k, v in found["patternProperties"].items()}
+        found["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        inner = found.get(key)
+        if isinstance(inner, dict) and inner:
+            options = [_value(option) for option in _options(inner)]
+            if any(_restricted(o) for o in options) and _REFERENCE not in options:
+                options.append(_REFERENCE)
+            found[key] = options[0] if len(options) == 1 else {"anyOf": options}
+    return found
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in schema.items() if k != "title"}
+
+
+def _restricted(schema: dict[str, Any]) -> bool:
+    """Whether a scalar that is not just any text is expected."""
+    scalar = schema.get("type") in ("integer", "number", "boolean")
+    return scalar or "enum" in schema or "const" in schema or (schema.get("type") == "string" and "pattern" in schema)
