@@ -15,20 +15,20 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pdserve import procfs
+from pdserve.errors import AgentProtocolError
 from pdserve.process import adopt_orphans, die_with_parent, stop_family
 from pdserve.protocol import Event, Hello, Push, Shutdown, Start, Stop, decode_order, encode
-from pdserve.shm import ShmLedger
+from pdserve.shm import ShmLedger, existing
 from pdserve.supervised import Supervised, reap_adopted
 
 _SWEEP_SECONDS = 1.0
-_GUARD_GRACE_SECONDS = 10.0
+_GUARD_GRACE_SECONDS = 5.0
 
 
 class Agent:
@@ -63,19 +63,24 @@ class Agent:
         await self._stop_everything()
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
-        while line := await orders.readline():
-            order = decode_order(line)
-            match order:
-                case Start():
-                    self._start(order)
-                case Stop():
-                    self._track(self._stop(order.name, order.grace))
-                case Push():
-                    if order.name in self._processes:
-                        self._processes[order.name].push(order.line)
-                case Shutdown():
-                    break
-        self._leave.set()
+        try:
+            while line := await orders.readline():
+                order = decode_order(line)
+                match order:
+                    case Start():
+                        self._start(order)
+                    case Stop():
+                        self._track(self._stop(order.name, order.grace))
+                    case Push():
+                        if order.name in self._processes:
+                            self._processes[order.name].push(order.line)
+                    case Shutdown():
+                        break
+        except AgentProtocolError as error:
+            # Not obeying any further is the only safe answer: the launcher sees the pipe close.
+            print(error.render(), file=sys.stderr)
+        finally:
+            self._leave.set()
 
     def _start(self, order: Start) -> None:
         process = Supervised(
@@ -126,7 +131,7 @@ class Agent:
             self._pipe_open = False
 
 
-def guard(agent_pid: int, ledger_file: Path, since: float) -> int:
+def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> int:
     """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Stopping is the agent's work; a guard that leaves early would orphan what it guards.
@@ -139,7 +144,7 @@ def guard(agent_pid: int, ledger_file: Path, since: float) -> int:
         pid, status = os.wait()
         if pid == agent_pid:
             break
-    ledger = ShmLedger(ledger_file, since=since)
+    ledger = ShmLedger(ledger_file, strangers=strangers)
 
     def members() -> set[int]:
         reap_adopted(())
@@ -159,14 +164,14 @@ def main() -> int:
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--run-id", required=True)
     options = parser.parse_args()
-    since = time.time()
+    strangers = existing()
     ledger_file = options.run_dir / f"shm@{options.node}.json"
     adopt_orphans()
     if child := os.fork():
-        return guard(child, ledger_file, since)
+        return guard(child, ledger_file, strangers)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
-    ledger = ShmLedger(ledger_file, since=since)
+    ledger = ShmLedger(ledger_file, strangers=strangers)
     asyncio.run(Agent(node=options.node, run_dir=options.run_dir, run_id=options.run_id, ledger=ledger).serve())
     return 0
 

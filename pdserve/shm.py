@@ -2,13 +2,13 @@
 
 A SIGKILLed engine leaves `psm_*` and `lmcache_kv_PID_N` (LMCache leaves the latter after SIGTERM too). Their names
 say little of their owner, so the agent records what its processes have mapped while they live. A segment is removed
-only if one of ours mapped it, it was created after the deployment started, and no living process maps it.
+only if one of ours mapped it, it did not exist before the agent, and no living process maps it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pdserve import procfs
@@ -17,10 +17,10 @@ from pdserve import procfs
 class ShmLedger:
     """Segments seen, kept in a file so that the guard can finish the work of a killed agent."""
 
-    def __init__(self, file: Path, *, since: float) -> None:
-        """`since`: wall-clock seconds; older segments are never ours."""
+    def __init__(self, file: Path, *, strangers: Mapping[str, int]) -> None:
+        """`strangers`: what `existing` saw before the first process was started; never ours."""
         self._file = file
-        self._since = since
+        self._strangers = strangers
         self._names: set[str] = set(json.loads(file.read_text())) if file.exists() else set()
 
     def record(self, pids: Iterable[int]) -> None:
@@ -47,7 +47,17 @@ class ShmLedger:
 
     def _created_by_us(self, name: str) -> bool:
         try:
-            # ctime, not mtime: writing through a mapping updates mtime of a file that may be older than we are.
-            return (procfs.SHM / name).stat().st_ctime >= self._since
+            return (procfs.SHM / name).stat().st_ino != self._strangers.get(name)
         except OSError:
             return False
+
+
+def existing() -> dict[str, int]:
+    """Names in /dev/shm now -> inode: a later segment of the same name is another one."""
+    found = {}
+    for path in procfs.SHM.iterdir():
+        try:
+            found[path.name] = path.stat().st_ino
+        except OSError:
+            continue
+    return found

@@ -35,13 +35,15 @@ class AgentLink:
         assert self._popen.stdout is not None
         stream = asyncio.StreamReader(limit=_LINE_LIMIT)
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._popen.stdout)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._popen.stdout)
         how = "its pipe closed"
         try:
             while line := await stream.readline():
                 self._receive(decode_event(line, self.node))
         except AgentProtocolError as error:
             how = error.render()
+        finally:
+            transport.close()
         self._receive(Gone(node=self.node, how=how))
 
     async def close(self, seconds: float) -> bool:
@@ -58,4 +60,5 @@ class AgentLink:
             return False
         finally:
             self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
         return True

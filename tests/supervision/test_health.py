@@ -1,0 +1,131 @@
+"""The one wait: readiness against death against the limit, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+
+from pdserve.health import Answer, Prober, Waited, wait_ready
+from pdserve.plan.model import HttpProbe
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def answers(*given: Answer) -> Iterator[Answer]:
+    yield from given
+    while True:
+        yield given[-1]
+
+
+NO, YES = Answer(False, "not yet"), Answer(True, "200")
+
+
+async def waited(
+    *given: Answer, seconds: float = 10, step: float = 0.0, death: str | None = None, dies_at: int = -1
+) -> Waited[str]:
+    clock, said, tries = Clock(), answers(*given), 0
+    dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    if death is not None and dies_at < 0:
+        dying.set_result(death)
+
+    async def probe() -> Answer:
+        nonlocal tries
+        clock.now += step
+        if tries == dies_at and death is not None:
+            dying.set_result(death)
+        tries += 1
+        return next(said)
+
+    return await wait_ready(probe, death=dying, seconds=seconds, clock=clock, interval=0)
+
+
+def test_ready_as_soon_as_the_probe_passes() -> None:
+    result = asyncio.run(waited(NO, NO, YES, step=1))
+    assert result == Waited(ready=True, died=None, seconds=3, last_answer="200")
+
+
+def test_death_wins_over_the_limit() -> None:
+    result = asyncio.run(waited(NO, step=1, seconds=1000, death="killed", dies_at=2))
+    assert (result.ready, result.died, result.seconds) == (False, "killed", 3)
+
+
+def test_death_wins_over_a_probe_that_passes_at_the_same_time() -> None:
+    """A stale server answers 200 while ours is dying: the answer proves nothing."""
+    result = asyncio.run(waited(YES, death="exited with code 3", dies_at=0))
+    assert (result.ready, result.died) == (False, "exited with code 3")
+
+
+def test_already_dead() -> None:
+    assert asyncio.run(waited(YES, death="gone")).died == "gone"
+
+
+def test_late_with_the_last_answer() -> None:
+    result = asyncio.run(waited(NO, step=3, seconds=10))
+    assert (result.ready, result.died, result.last_answer) == (False, None, "not yet")
+    assert result.seconds >= 10
+
+
+def test_a_death_is_seen_while_a_probe_hangs() -> None:
+    async def scenario() -> Waited[str]:
+        dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def hangs() -> Answer:
+            dying.set_result("killed")
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+        return await wait_ready(hangs, death=dying, seconds=1000, clock=lambda: 0.0)
+
+    assert asyncio.run(scenario()).died == "killed"
+
+
+def probe(port: int, family: set[int]) -> Answer:
+    async def once() -> Answer:
+        prober = Prober(lambda: family)
+        try:
+            return await prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health"))
+        finally:
+            await prober.close()
+
+    return asyncio.run(once())
+
+
+def test_an_answer_of_somebody_elses_socket_does_not_count() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        answer = probe(stranger.getsockname()[1], {1})
+    assert not answer.ready
+    assert "not ours" in answer.said
+    assert f"PID {os.getpid()}" in answer.said
+
+
+def test_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port}"
+
+
+def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
+        server.settimeout(5)
+        port = server.getsockname()[1]
+
+        async def once() -> Answer:
+            prober = Prober(lambda: {os.getpid()})
+            asking = asyncio.create_task(prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health")))
+            connection, _ = await asyncio.to_thread(server.accept)
+            connection.close()
+            answer = await asking
+            await prober.close()
+            return answer
+
+        assert not asyncio.run(once()).ready
