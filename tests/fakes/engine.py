@@ -14,7 +14,7 @@ FAKE_IGNORE_TERM=1        only KILL ends it                    FAKE_SHM=1|leak  
 FAKE_CHILD=1|setsid       an EngineCore that outlives us       FAKE_WRONG_KV=1         computes on other KV
 FAKE_PREFILL_SECONDS=S    time of a prefill                    FAKE_TOKEN_SECONDS=S    time of a token
 FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATUS=N    all others are refused so
-FAKE_EOS=1                the first token is EOS               FAKE_DROP_AFTER=N       cuts streams after N tokens
+FAKE_EOS=1|2              1st token EOS (2: always)             FAKE_DROP_AFTER=N       cuts streams after N tokens
 FAKE_HOLD=POINT           waits at prefill, first or token until changed over /fake/script
 
 It outlives whoever started it: that is one of the things that tests are about.

@@ -236,7 +236,8 @@ class Engine:
         await self.gate.until(lambda: self.script.hold != "first")
         for position in range(job.shape.max_tokens):
             await asyncio.sleep(self.script.token_seconds)
-            token = EOS if self.script.eos and not job.shape.ignore_eos and position == 0 else next_token(state)
+            stops = self.script.eos > int(job.shape.ignore_eos) and position == 0
+            token = EOS if stops else next_token(state)
             if token == EOS or token in job.shape.stop_token_ids:
                 job.finish_reason = "stop"
                 return

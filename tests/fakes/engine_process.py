@@ -96,12 +96,13 @@ async def run(args: argparse.Namespace, script: Script) -> None:
     async with contextlib.AsyncExitStack() as servers:
         if engine.producer:
             port = int(os.environ.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", "8998"))
-            await servers.enter_async_context(await serve("0.0.0.0", port, engine.producer.handle))
+            bootstrap = await servers.enter_async_context(await serve("0.0.0.0", port, engine.producer.handle))
+            log("INFO", f"Bootstrap server on port {bootstrap.sockets[0].getsockname()[1]}")
         loading, stopping = asyncio.ensure_future(load(script)), asyncio.ensure_future(stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            await serve(args.host, args.port, engine.handle)
-            log("INFO", f"Starting vLLM server on http://{args.host}:{args.port}")
+            server = await serve(args.host, args.port, engine.handle)
+            log("INFO", f"Starting vLLM server on http://{args.host}:{server.sockets[0].getsockname()[1]}")
             log("INFO", "Application startup complete.")
             await stop.wait()
         log("INFO", "Shutting down")

@@ -42,8 +42,8 @@ class Script:
     """* HTTP status with which every request is refused otherwise."""
     wrong_kv: bool = False
     """* Decode computes on other KV than it was sent."""
-    eos: bool = False
-    """* The first token is EOS, unless the request says ignore_eos."""
+    eos: int = 0
+    """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     drop_after: int = 0
     """* Closes the connection in the middle of a stream, after so many tokens."""
     hold: str = ""

@@ -1,0 +1,99 @@
+"""What goes wrong for one request, in OpenAI's JSON shape. Nothing here names an internal address.
+
+ApiError             answered to the client with its status
+WorkerFailedError    an attempt failed because of one worker; another attempt may do better
+ClientGoneError      nobody is left to answer
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdserve.pd.registry import Worker
+
+
+class ApiError(Exception):
+    """An error for the client. The fields are vLLM's (and so OpenAI's): message, type, param, code."""
+
+    def __init__(
+        self, status: int, message: str, *, type_: str | None = None, param: str | None = None, retry_after: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type_ or _type_of(status)
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(self.retry_after)} if self.retry_after else {}
+
+
+class WorkerFailedError(Exception):
+    """One attempt failed at `worker`. `error` is what the client gets if there is no other attempt.
+
+    retry: nothing has reached the client and the request itself is not to blame.
+    avoid: the next attempt should use another worker (false when only our knowledge of it was stale).
+    """
+
+    def __init__(self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True) -> None:
+        super().__init__(str(error))
+        self.worker = worker
+        self.error = error
+        self.retry = retry
+        self.avoid = avoid
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param)
+
+
+def from_upstream(worker: str, status: int, body: bytes) -> ApiError:
+    """The engine's own error with its status; what is not meant for clients becomes a 502."""
+    if status in (401, 403):
+        return ApiError(502, f"{worker} refused the deployment's engine key")
+    if status < 400:
+        return ApiError(502, f"{worker} gave an unexpected answer (HTTP {status})")
+    error = _error_field(body)
+    if error is None:
+        return ApiError(status, f"{worker} failed (HTTP {status})")
+    type_, param = error.get("type"), error.get("param")
+    return ApiError(
+        status,
+        str(error.get("message") or f"{worker} failed (HTTP {status})"),
+        type_=type_ if isinstance(type_, str) else None,
+        param=param if isinstance(param, str) else None,
+    )
+
+
+def from_event(worker: str, data: bytes) -> ApiError | None:
+    """The error in the first event of a stream: vLLM answers 200 before it knows that the KV did not arrive."""
+    error = _error_field(data)
+    if error is None:
+        return None
+    code = error.get("code")
+    return from_upstream(worker, code if isinstance(code, int) and 400 <= code <= 599 else 500, data)
+
+
+def _error_field(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    error = document.get("error") if isinstance(document, dict) else None
+    return error if isinstance(error, dict) else None
+
+
+def _type_of(status: int) -> str:
+    phrase = HTTPStatus(status).phrase.title().replace(" ", "") if status in HTTPStatus._value2member_map_ else "Http"
+    return phrase if phrase.endswith("Error") else f"{phrase}Error"

@@ -1,0 +1,235 @@
+"""Real processes for the proxy's tests: fake engines and the proxy itself, all on free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import httpx
+
+from pdserve.pd.config import Protocol, ProxyConfig, WorkerConfig
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = "tiny"
+KEY = "engine-key"
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+class Child:
+    """A process whose log says when it is ready."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL) -> None:
+        self.process = subprocess.Popen(
+            argv,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **env},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log: list[str] = []
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read the log up to a line that matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if match := re.search(pattern, line):
+                return match
+        raise AssertionError(f"ended with {self.process.wait()} before {pattern!r}:\n{''.join(self.log)}")
+
+    def end(self, signum: int = signal.SIGKILL) -> int:
+        """Send a signal and wait for the end; the exit code. Safe to call again."""
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        code = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        return code
+
+
+class Fake(Child):
+    """A fake engine."""
+
+    def __init__(
+        self, name: str, role: str, *, port: int = 0, bootstrap: int = 0, ranks: int = 1, **faults: object
+    ) -> None:
+        self.name, self.role = name, role
+        argv = [sys.executable, "tests/fakes/engine.py", "--served-model-name", MODEL, "--port", str(port)]
+        argv += ["--enable-prompt-tokens-details", "--data-parallel-size", str(ranks)]
+        if role in KV_ROLES:
+            argv += [
+                "--kv-transfer-config",
+                json.dumps({"kv_connector": "MooncakeConnector", "kv_role": KV_ROLES[role]}),
+            ]
+        env = {"VLLM_API_KEY": KEY, "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
+        super().__init__(argv, env | {f"FAKE_{name.upper()}": str(value) for name, value in faults.items()})
+        self.bootstrap = int(self.until(r"Bootstrap server on port (\d+)")[1]) if role == "prefill" else 0
+        self.port = int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
+
+    def config(self) -> WorkerConfig:
+        bootstrap = f"http://127.0.0.1:{self.bootstrap}" if self.role == "prefill" else None
+        return WorkerConfig.model_validate(
+            {"name": self.name, "role": self.role, "url": self.url, "bootstrap_url": bootstrap}
+        )
+
+    def state(self) -> dict[str, int]:
+        return dict(self.http.get("/fake/state").json())
+
+    def wait(self, **state: int) -> None:
+        """Until the fake's state has these values."""
+        answer = self.http.get(f"/fake/wait?{urlencode(state)}")
+        assert answer.status_code == 200, f"{self.name}: waited for {state}, is {answer.json()}"
+
+    def script(self, **faults: object) -> None:
+        self.http.post("/fake/script", json=faults)
+
+    def requests(self) -> list[dict[str, Any]]:
+        return list(self.http.get("/fake/requests").json())
+
+    def body(self) -> dict[str, Any]:
+        """Body of the only request."""
+        (request,) = self.requests()
+        return dict(request["body"])
+
+    def end(self, signum: int = signal.SIGKILL) -> int:
+        if hasattr(self, "http"):
+            self.http.close()
+        return super().end(signum)
+
+
+class Proxy(Child):
+    """The real proxy process."""
+
+    def __init__(self, path: Path, config: ProxyConfig, *, control: bool = False) -> None:
+        path.write_text(config.model_dump_json())
+        argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path)]
+        super().__init__(
+            argv if control else [*argv, "--no-control"],
+            {"PDSERVE_ENGINE_KEY": KEY},
+            stdin=subprocess.PIPE if control else subprocess.DEVNULL,
+        )
+        self.port = int(self.until(r"serving on http://127.0.0.1:(\d+)")[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
+
+    def push(self, worker: str, state: str) -> None:
+        """Tell it a worker's state, and wait until it knows."""
+        self.push_line(json.dumps({"worker": worker, "state": state}))
+        self.until(rf"control: {worker} is {state}")
+
+    def push_line(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def open(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """Send a request without waiting for anything: a client that may leave by closing the socket."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: proxy\r\ncontent-length: {len(data)}\r\n\r\n"
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(head.encode() + data)
+        return connection
+
+    def end(self, signum: int = signal.SIGTERM) -> int:
+        if hasattr(self, "http"):
+            self.http.close()
+        return super().end(signum)
+
+
+class Deployment:
+    """xPyD fake engines behind the proxy. Everything it starts ends with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self.prefills: list[Fake] = []
+        self.decodes: list[Fake] = []
+        self.aggregated: list[Fake] = []
+        self.proxy: Proxy
+
+    def up(
+        self,
+        prefills: int = 1,
+        decodes: int = 1,
+        *,
+        aggregated: int = 0,
+        control: bool = False,
+        ranks: int = 1,
+        prefill: dict[str, object] | None = None,
+        decode: dict[str, object] | None = None,
+        **config: Any,
+    ) -> Self:
+        """Start engines and proxy. `prefill` and `decode`: faults of the engines; `config`: fields of ProxyConfig."""
+        if aggregated:
+            prefills = decodes = 0
+        for i in range(prefills):
+            self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **(prefill or {})))
+        for i in range(decodes):
+            self.decodes.append(self.engine(f"decode-{i}", "decode", **(decode or {})))
+        for i in range(aggregated):
+            self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
+        protocol: Protocol = "aggregated" if aggregated else "mooncake"
+        self.proxy = Proxy(self._folder / "proxy.json", self.config(protocol, **config), control=control)
+        self._stack.callback(lambda: self.proxy.end(signal.SIGKILL))
+        if control:
+            for fake in self.fakes:
+                self.proxy.push(fake.name, "ready")
+        return self
+
+    def engine(self, name: str, role: str, **options: Any) -> Fake:
+        fake = Fake.__new__(Fake)
+        self._stack.callback(lambda: fake.process.poll() is None and fake.end())
+        fake.__init__(name, role, **options)  # type: ignore[misc]
+        self._stack.callback(fake.end)
+        return fake
+
+    @property
+    def fakes(self) -> list[Fake]:
+        return [*self.prefills, *self.decodes, *self.aggregated]
+
+    def config(self, protocol: Protocol, **fields: Any) -> ProxyConfig:
+        values: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "served_name": MODEL,
+            "protocol": protocol,
+            "workers": [fake.config().model_dump() for fake in self.fakes],
+            "request_timeout_seconds": 60,
+            "connect_timeout_seconds": 5,
+            "drain_seconds": 20,
+            "max_body_bytes": 1_000_000,
+        }
+        return ProxyConfig.model_validate(values | fields)
+
+    def complete(self, prompt: object = "hello world", **more: Any) -> httpx.Response:
+        return self.proxy.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 8} | more)
+
+    def chat(self, content: str = "hello world", **more: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        return self.proxy.http.post("/v1/chat/completions", json=body | more)
+
+    def idle(self) -> None:
+        """Every engine is without running and waiting requests, and no prefill holds KV that nobody fetched."""
+        for fake in self.fakes:
+            fake.wait(running=0, waiting=0, held=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()

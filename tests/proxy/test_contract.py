@@ -1,0 +1,211 @@
+"""What the two legs of a request look like to vLLM's MooncakeConnector, and that KV really crosses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
+
+PROMPT = "The quick brown fox jumps over the lazy dog"
+
+
+def reference(fake: Fake, **body: object) -> str:
+    """What one engine alone answers."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8} | body
+    answer = fake.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"})
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_answers_as_one_engine_alone(deployment: Deployment) -> None:
+    deployment.up()
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == reference(deployment.decodes[0])
+
+
+def test_decode_gets_the_whole_prompt_by_transfer(deployment: Deployment) -> None:
+    deployment.up()
+    usage = deployment.complete(PROMPT).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] == len(PROMPT)
+    deployment.idle()
+    assert deployment.prefills[0].state()["delivered"] == 1
+
+
+def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
+    """The control for the two tests above: the fake's output does depend on what prefill sent."""
+    deployment.up(decode={"wrong_kv": 1})
+    wrong = deployment.complete(PROMPT).json()["choices"][0]["text"]
+    deployment.decodes[0].script(wrong_kv=0)
+    assert wrong != reference(deployment.decodes[0])
+
+
+def test_both_legs_carry_one_transfer_id(deployment: Deployment) -> None:
+    deployment.up()
+    deployment.complete(PROMPT)
+    prefill, decode = deployment.prefills[0].body(), deployment.decodes[0].body()
+    transfer_id = prefill["kv_transfer_params"]["transfer_id"]
+    assert prefill["kv_transfer_params"] == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "transfer_id": transfer_id,
+    }
+    engine_id = deployment.proxy.http.get(f"http://127.0.0.1:{deployment.prefills[0].bootstrap}/query").json()["0"]
+    assert decode["kv_transfer_params"] == {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "transfer_id": transfer_id,
+        "remote_bootstrap_addr": f"http://127.0.0.1:{deployment.prefills[0].bootstrap}",
+        "remote_engine_id": engine_id["engine_id"],
+    }
+
+
+def test_each_request_has_its_own_transfer_id(deployment: Deployment) -> None:
+    deployment.up()
+    deployment.complete(PROMPT)
+    deployment.complete(PROMPT)
+    ids = {request["body"]["kv_transfer_params"]["transfer_id"] for request in deployment.prefills[0].requests()}
+    assert len(ids) == 2
+
+
+def test_decode_is_asked_before_prefill_has_finished(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}):
+        deployment.prefills[0].wait(waiting=1)
+        deployment.decodes[0].wait(waiting=1)
+        deployment.prefills[0].script(hold="")
+        deployment.decodes[0].wait(finished=1)
+
+
+def test_prefill_leg_is_one_token_ended_by_length(deployment: Deployment) -> None:
+    deployment.up()
+    deployment.complete(
+        PROMPT,
+        stream=True,
+        stream_options={"include_usage": True},
+        stop=["x"],
+        stop_token_ids=[7],
+        min_tokens=2,
+        ignore_eos=False,
+        n=1,
+        logprobs=1,
+        max_completion_tokens=8,
+    )
+    leg = deployment.prefills[0].body()
+    assert (leg["max_tokens"], leg["max_completion_tokens"]) == (1, 1)
+    assert leg["stream"] is False
+    assert leg["ignore_eos"] is True
+    assert not {"stop", "stop_token_ids", "min_tokens", "stream_options", "n", "logprobs"} & leg.keys()
+
+
+def test_a_first_token_that_is_eos_does_not_lose_the_kv(deployment: Deployment) -> None:
+    """Mooncake drops the KV of a prefill that ends by EOS; decode then waits until its timeout."""
+    deployment.up(prefill={"eos": 1})
+    assert deployment.complete(PROMPT).json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prefill_that_stops_all_the_same_is_an_error_at_once(deployment: Deployment) -> None:
+    """As with stop tokens that an operator has set on the engine: no client field can switch them off."""
+    deployment.up(prefill={"eos": 2})
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == 502
+    assert "ended the prefill by stop" in answer.json()["error"]["message"]
+    deployment.idle()
+
+
+def test_prompt_shaping_fields_are_the_same_in_both_legs(deployment: Deployment) -> None:
+    deployment.up()
+    shaping = {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "chat_template_kwargs": {"thinking": True},
+        "cache_salt": "salt",
+        "truncate_prompt_tokens": 50,
+    }
+    answer = deployment.chat(**shaping)
+    assert answer.status_code == 200
+    prefill, decode = deployment.prefills[0].body(), deployment.decodes[0].body()
+    assert {name: prefill[name] for name in shaping} == {name: decode[name] for name in shaping} == shaping
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == answer.json()["usage"]["prompt_tokens"]
+
+
+def test_token_ids_are_one_prompt(deployment: Deployment) -> None:
+    deployment.up()
+    assert deployment.complete([104, 105]).json()["choices"][0]["text"] == reference(
+        deployment.decodes[0], prompt=[104, 105]
+    )
+
+
+@pytest.mark.parametrize("prompt", [["hi"], [[104, 105]]])
+def test_a_list_of_one_is_one_prompt(deployment: Deployment, prompt: object) -> None:
+    deployment.up()
+    assert deployment.complete(prompt).json()["choices"][0]["text"] == reference(deployment.decodes[0], prompt="hi")
+
+
+def test_data_parallel_ranks_take_turns_and_match(deployment: Deployment) -> None:
+    deployment.up(ranks=2)
+    for _ in range(4):
+        assert deployment.complete(PROMPT).status_code == 200
+    query = deployment.proxy.http.get(f"http://127.0.0.1:{deployment.prefills[0].bootstrap}/query").json()
+    ranks = {
+        request["body"]["kv_transfer_params"]["transfer_id"]: request["headers"]["x-data-parallel-rank"]
+        for request in deployment.prefills[0].requests()
+    }
+    assert sorted(ranks.values()) == ["0", "0", "1", "1"]
+    for request in deployment.decodes[0].requests():
+        params = request["body"]["kv_transfer_params"]
+        assert params["remote_engine_id"] == query[ranks[params["transfer_id"]]]["engine_id"]
+        assert "x-data-parallel-rank" not in request["headers"]
+
+
+def test_engine_key_and_request_id_reach_both_legs(deployment: Deployment) -> None:
+    deployment.up()
+    headers = {"x-request-id": "mine-1", "authorization": "Bearer client", "traceparent": "00-1-2-01"}
+    headers |= {"x-data-parallel-rank": "7", "x-forwarded-for": "1.2.3.4"}
+    answer = deployment.proxy.http.post("/v1/completions", json={"prompt": PROMPT}, headers=headers)
+    assert answer.headers["x-request-id"] == "mine-1"
+    for fake in deployment.fakes:
+        (request,) = fake.requests()
+        assert request["headers"]["authorization"] == f"Bearer {KEY}"
+        assert request["headers"]["x-request-id"] == "mine-1"
+        assert request["headers"]["traceparent"] == "00-1-2-01"
+        assert not {"x-data-parallel-rank", "x-forwarded-for"} & request["headers"].keys()
+
+
+def test_a_request_without_an_id_gets_one(deployment: Deployment) -> None:
+    deployment.up()
+    request_id = deployment.complete(PROMPT).headers["x-request-id"]
+    assert [fake.requests()[0]["headers"]["x-request-id"] for fake in deployment.fakes] == [request_id] * 2
+
+
+def test_two_by_two_uses_every_pair(deployment: Deployment) -> None:
+    """With two counters in step only the pairs (0, 0) and (1, 1) would ever meet."""
+    deployment.up(2, 2)
+    for _ in range(8):
+        assert deployment.complete(PROMPT).status_code == 200
+    prefill_of = {
+        request["body"]["kv_transfer_params"]["transfer_id"]: fake.name
+        for fake in deployment.prefills
+        for request in fake.requests()
+    }
+    pairs = {
+        (prefill_of[request["body"]["kv_transfer_params"]["transfer_id"]], fake.name)
+        for fake in deployment.decodes
+        for request in fake.requests()
+    }
+    assert len(pairs) == 4
+
+
+def test_legs_that_wait_at_one_prefill_are_bounded(deployment: Deployment) -> None:
+    """All sender tasks of a prefill waiting for prefills that are not finished would block those that are."""
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=3)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+    connections = [deployment.proxy.open("/v1/completions", body) for _ in range(5)]
+    deployment.prefills[0].wait(received=2, waiting=2)
+    deployment.decodes[0].wait(received=2, waiting=2)
+    assert deployment.proxy.http.get("/workers").json()["workers"][0]["in_flight"] == 2
+    deployment.prefills[0].script(hold="")
+    deployment.decodes[0].wait(finished=5)
+    for connection in connections:
+        connection.close()
+    deployment.idle()
