@@ -1,0 +1,292 @@
+"""A scriptable stand-in for LMCache's MP server: its argv, its two ports, its HTTP API, and every way to fail.
+
+    python tests/fakes/lmcache.py --port 5555 --http-port 8080 --l1-size-gb 1 --eviction-policy LRU --instance-id ID
+        --host H --http-host H --chunk-size N --supported-transfer-mode M      (other flags are taken and ignored)
+
+Exit codes and messages as lmcache 0.5.6: 1 configuration, 2 argv, 3 start-up (ports, memory), and
+death by SIGTERM (uvicorn raises it again) after a clean stop.
+Faults are scripted by environment (details in Script); recipes pass them through `lmcache.env`, because the server's
+environment is an allow-list:
+
+FAKE_LMCACHE_READY_AFTER=S    listens only after S seconds      FAKE_LMCACHE_HANG=1         lives, never listens
+FAKE_LMCACHE_DIE_AT=WHEN      import, start, ready              FAKE_LMCACHE_EXIT_CODE=N    how it then exits (1)
+FAKE_LMCACHE_LAST_LINES=TEXT  printed to stderr before that     FAKE_LMCACHE_WRONG_ID=1     /config names another one
+FAKE_LMCACHE_REGISTERED=N     engine workers in /status (16)    FAKE_LMCACHE_UNHEALTHY=1    /healthcheck is 503
+FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGNORE_TERM=1  only KILL ends it
+
+`POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
+"bytes": 1024}` stores, `POST /cache/clear` forgets. It outlives whoever started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+# Started by path, from any folder: the repository, not this folder, is where modules come from.
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from tests.fakes.microhttp import Request, Responder, serve  # noqa: E402
+
+_PREFIX = "FAKE_LMCACHE_"
+_RAM_GB = 10_000
+"""Larger than this fails as an allocation does."""
+
+
+@dataclass
+class Script:
+    """Faults and delays, each from FAKE_LMCACHE_<NAME>."""
+
+    ready_after: float = 0.0
+    hang: bool = False
+    die_at: str = ""
+    """import | start (ports are bound) | ready (after the first 200 of /healthcheck)."""
+    exit_code: int = 1
+    last_lines: str = ""
+    """A literal \\n separates lines."""
+    registered: int = 16
+    """* Any engine counts as attached by default: the fake engines do not register."""
+    objects: int = 0
+    """* Objects in L1."""
+    bytes: int = 0
+    """* Bytes in L1."""
+    wrong_id: bool = False
+    """* As a stale server that another deployment left on the port."""
+    unhealthy: bool = False
+    """* /healthcheck answers 503."""
+    ignore_term: bool = False
+
+    @classmethod
+    def from_env(cls) -> Script:
+        script = cls()
+        for field in fields(cls):
+            if value := os.environ.get(_PREFIX + field.name.upper()):
+                script.set(field.name, value)
+        return script
+
+    def set(self, name: str, value: Any) -> None:
+        """An unknown name or a bad value is a bug of the test and raises."""
+        kind = type(getattr(self, name))
+        setattr(self, name, str(value).lower() in ("1", "true") if kind is bool else kind(value))
+
+
+class Server:
+    """One fake server: what its HTTP API answers."""
+
+    def __init__(self, flags: argparse.Namespace, script: Script) -> None:
+        self.flags = flags
+        self.script = script
+        self.stopping = asyncio.Event()
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """All routes of the HTTP API that pdserve uses, and the fake's own under /fake."""
+        script = self.script
+        match request.method, request.path:
+            case "GET", "/healthcheck":
+                if script.unhealthy:
+                    await responder.send(503, {"status": "unhealthy", "reason": "engine not initialized"})
+                    return
+                await responder.send(200, {"status": "healthy"})
+                if script.die_at == "ready":
+                    die(script)
+            case "GET", "/config":
+                name = "some-other-instance" if script.wrong_id else self.flags.instance_id
+                # Indented, as the real one answers.
+                await responder.send(200, json.dumps({"mp": {**self._mp(), "instance_id": name}}, indent=2))
+            case "GET", "/status":
+                await responder.send(200, self._status())
+            case "GET", "/metrics":
+                await responder.send(200, self._metrics(), content_type="text/plain; version=0.0.4")
+            case "GET", "/":
+                await responder.send(200, {"status": "ok", "service": "LMCache HTTP API"})
+            case "GET", "/version":
+                await responder.send(200, '"0.5.6-fake"')
+            case "POST", "/cache/clear":
+                script.objects = script.bytes = 0
+                await responder.send(200, {"status": "ok"})
+            case "POST", "/fake/script":
+                for name, value in json.loads(request.body).items():
+                    script.set(name, value)
+                await responder.send(200, {})
+            case "POST", "/fake/store":
+                stored = json.loads(request.body)
+                script.objects += stored.get("objects", 1)
+                script.bytes += stored.get("bytes", 0)
+                await responder.send(200, {})
+            case _:
+                await responder.send(404, {"detail": "Not Found"})
+
+    def _mp(self) -> dict[str, Any]:
+        flags = self.flags
+        return {
+            "transport": "zmq",
+            "host": flags.host,
+            "port": flags.port,
+            "chunk_size": flags.chunk_size,
+            "max_workers": flags.max_workers,
+            "hash_algorithm": "blake3",
+            "supported_transfer_mode": flags.supported_transfer_mode,
+            "shm_name": flags.shm_name,
+        }
+
+    def _status(self) -> dict[str, Any]:
+        total = int(self.flags.l1_size_gb * (1 << 30))
+        l1 = {
+            "is_healthy": True,
+            "total_object_count": self.script.objects,
+            "memory_used_bytes": self.script.bytes,
+            "memory_total_bytes": total,
+            "memory_usage_ratio": self.script.bytes / total,
+        }
+        ids = list(range(1, self.script.registered + 1))
+        # lmcache_driven engines are listed as GPU ids, engine_driven ones (all that `auto` gives on CPU) apart.
+        driven = self.flags.supported_transfer_mode == "lmcache_driven"
+        return {
+            "is_healthy": True,
+            "engine_type": "MPCacheServer",
+            "chunk_size": self.flags.chunk_size,
+            "hash_algorithm": "blake3",
+            "active_sessions": 0,
+            "storage_manager": {"is_healthy": True, "l1_manager": l1, "l1_managers": {"_default": l1}},
+            "worker_liveness": {"enabled": True, "tracked_instances": self.script.registered},
+            "registered_gpu_ids": ids if driven else [],
+            "cache_context_meta": {},
+            "registered_non_cuda_instance_ids": [] if driven else ids,
+            "non_cuda_context_meta": {},
+        }
+
+    def _metrics(self) -> str:
+        total = self.flags.l1_size_gb * (1 << 30)
+        labels = '{backend="dram",l1_tag="_default"}'
+        return (
+            "# TYPE lmcache_mp_l1_memory_usage_bytes gauge\n"
+            f"lmcache_mp_l1_memory_usage_bytes{labels} {float(self.script.bytes)}\n"
+            "# TYPE lmcache_mp_l1_usage_ratio gauge\n"
+            f"lmcache_mp_l1_usage_ratio{labels} {self.script.bytes / total}\n"
+        )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """argparse exits 2 on its own, as the real server does."""
+    parser = argparse.ArgumentParser(prog="http_server.py")
+    parser.add_argument("--instance-id", default="fake")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=5555)
+    parser.add_argument("--http-host", default="127.0.0.1")
+    parser.add_argument("--http-port", type=int, default=8080)
+    parser.add_argument("--l1-size-gb", type=float)
+    parser.add_argument("--eviction-policy", choices=["LRU", "ARC", "IsolatedLRU", "noop"])
+    parser.add_argument("--chunk-size", type=int, default=256)
+    parser.add_argument("--max-workers", type=int, default=1)
+    parser.add_argument(
+        "--supported-transfer-mode", choices=["lmcache_driven", "engine_driven", "auto"], default="lmcache_driven"
+    )
+    parser.add_argument("--shm-name", default="")
+    known, _ignored = parser.parse_known_args(arguments)
+    return known
+
+
+def fail(code: int, *lines: str) -> NoReturn:
+    """As a crash: last words, no cleanup."""
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def die(script: Script) -> NoReturn:
+    """The scripted death."""
+    fail(script.exit_code, *(script.last_lines or "RuntimeError: the fake was told to die").split("\\n"))
+
+
+def stop() -> NoReturn:
+    """Ends as the signal that stopped it ends a process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
+    raise AssertionError("SIGTERM did not end the process")
+
+
+def say(text: str) -> None:
+    """A log line in the real server's shape."""
+    print(f"[2026-01-01 00:00:00,000] LMCache INFO: {text} (fake.py:1:fake)", file=sys.stderr, flush=True)
+
+
+def bind_request_socket(host: str, port: int) -> socket.socket:
+    """ZeroMQ's port: accepts connections and says nothing."""
+    request = socket.socket()
+    request.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        request.bind((host, port))
+    except OSError as error:
+        what = os.strerror(error.errno or 0)
+        fail(
+            3,
+            f"zmq.error.ZMQError: {what} (addr='tcp://{host}:{port}')",
+            "",
+            "ERROR:    Application startup failed. Exiting.",
+        )
+    request.listen()
+    return request
+
+
+async def run(flags: argparse.Namespace, script: Script) -> None:
+    """Lives until it is told to stop; raises nothing."""
+    server = Server(flags, script)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, (lambda: None) if script.ignore_term else server.stopping.set)
+    say(f"Starting LMCache HTTP server on http://{flags.http_host}:{flags.http_port}")
+    if script.hang:
+        await server.stopping.wait()
+        stop()
+    if script.ready_after:
+        # Stopped while it starts: it must not sleep on.
+        _done, late = await asyncio.wait([asyncio.ensure_future(server.stopping.wait())], timeout=script.ready_after)
+        if not late:
+            stop()
+    request = bind_request_socket(flags.host, flags.port)
+    say(f"LMCache zmq cache server is running on {flags.host}:{flags.port}")
+    say("LMCache cache server is running...")
+    if script.die_at == "start":
+        die(script)
+    try:
+        http = await serve(flags.http_host, flags.http_port, server.handle)
+    except OSError as error:
+        address = f"('{flags.http_host}', {flags.http_port})"
+        fail(
+            3, f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {address}: {error.strerror}"
+        )
+    print("INFO:     Application startup complete.", file=sys.stderr)
+    print(f"INFO:     Uvicorn running on http://{flags.http_host}:{flags.http_port}", file=sys.stderr, flush=True)
+    await server.stopping.wait()
+    say("LMCache HTTP server stopped")
+    http.close()
+    request.close()
+    stop()
+
+
+def main() -> None:
+    script = Script.from_env()
+    if script.die_at == "import":
+        die(script)
+    flags = parse(sys.argv[1:])
+    if flags.l1_size_gb is None or flags.eviction_policy is None:
+        fail(1, "ValueError: Legacy L1 configuration requires --l1-size-gb and --eviction-policy")
+    if flags.l1_size_gb > _RAM_GB:
+        size = int(flags.l1_size_gb * (1 << 30))
+        fail(
+            3,
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+            f"you tried to allocate {size} bytes. Error code 12 (Cannot allocate memory)",
+        )
+    asyncio.run(run(flags, script))
+
+
+if __name__ == "__main__":
+    main()
