@@ -43,7 +43,7 @@ def json_schema() -> dict[str, Any]:
 
 def schema_text() -> str:
     """The schema as the file schema/recipe.schema.json has it."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def write(path: Path) -> None:

@@ -34,12 +34,10 @@ def flags(recipe: Recipe) -> Iterator[Problem]:
 def environment(recipe: Recipe) -> Iterator[Problem]:
     """Variables that pdserve sets itself."""
     for section, env in _sections(recipe, "env"):
-        for variable, value in env.items():
+        for variable in env:
             path = (section, "env", variable)
             if (instead := env_instead(variable, section)) is not None:
                 yield Problem(path, "pdserve sets this variable", instead)
-            elif variable == "VLLM_PLUGINS" and "pdserve" not in str(value).split(","):
-                yield Problem(path, "without pdserve in the list, no patch would be applied", "add pdserve to the list")
 
 
 def unknown_flags(recipe: Recipe) -> Iterator[Problem]:

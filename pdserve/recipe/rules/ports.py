@@ -1,4 +1,4 @@
-"""Port ranges that meet. The whole deployment is counted as if it stood on one node, which is where most stand."""
+"""Port ranges that meet, for deployments that stand on one node. With more nodes the planner knows who meets whom."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pdserve.recipe.connectors import Mooncake, Nixl
 from pdserve.recipe.effective import roles, transfer_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
+
+
+TRANSFER_PORTS = 100
+"""Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class _Range:
 
 def clashes(recipe: Recipe) -> Iterator[Problem]:
     """Two kinds of port whose ranges meet, and ranges that leave the port space."""
-    ranges = list(_ranges(recipe))
+    ranges = list(_ranges(recipe)) if _on_one_node(recipe) else []
     for r in ranges:
         if r.last > 65535:
             yield Problem(("ports", r.key), f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535")
@@ -41,24 +45,30 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
+def _on_one_node(recipe: Recipe) -> bool:
+    parallels = [(role.instances, role.parallel) for _, role in recipe.roles()]
+    devices = sum(count * p.tp * p.pp * p.dp for count, p in parallels)
+    fits = recipe.platform == "cpu" or not recipe.devices_per_node or devices <= recipe.devices_per_node
+    return fits and all(p.nodes == 1 for _, p in parallels)
+
+
 def _ranges(recipe: Recipe) -> Iterator[_Range]:
     ports = recipe.ports
     yield _Range("proxy", ports.proxy, 1, "the proxy")
-    nixl = 0
-    masters = 0
+    nixl = transfers = 0
     for name, role, connector in roles(recipe):
         yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
         leaf = transfer_of(connector)
         if name == "prefill" and isinstance(leaf, Mooncake):
             yield _Range("bootstrap", ports.bootstrap, role.instances, f"Mooncake bootstrap x{role.instances}")
+        if isinstance(leaf, Mooncake):
+            transfers += role.instances
         if isinstance(leaf, Nixl):
             nixl += role.instances * role.parallel.dp
-        if role.parallel.nodes > 1:
-            masters += role.instances
+    if transfers:
+        yield _Range("transfer", ports.transfer, transfers * TRANSFER_PORTS, f"Mooncake transfers x{transfers}")
     if nixl:
         yield _Range("nixl", ports.nixl, nixl, f"NIXL side channels x{nixl}")
-    if masters:
-        yield _Range("dp_master", ports.dp_master, masters, f"rendezvous x{masters}")
     if recipe.lmcache is not None:
         servers = 1
         if recipe.lmcache.per == "tp-rank":

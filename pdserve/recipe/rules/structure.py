@@ -23,13 +23,6 @@ def sections(recipe: Recipe) -> Iterator[Problem]:
                 "remove the section, or change the mode",
                 also=(("mode",),),
             )
-    if recipe.engine.python is not None and recipe.engine.command is not None:
-        yield Problem(
-            ("engine", "python"),
-            "has no effect, because engine.command replaces the interpreter too",
-            "keep one of them",
-            also=(("engine", "command"),),
-        )
 
 
 def model(recipe: Recipe) -> Iterator[Problem]:
