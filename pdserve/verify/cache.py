@@ -1,0 +1,146 @@
+"""Proofs `stored` and `reload`: LMCache keeps prompts, and gives them back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+
+from pdserve.engine_view import SaltUse, lmcache_salt_use
+from pdserve.errors import VerifyError
+from pdserve.verify.outcome import Outcome, failed, not_proven, proven
+from pdserve.verify.reference import force
+from pdserve.verify.report import Numbers
+from pdserve.verify.target import Target
+from pdserve.verify.trials import Counters, Trial, Trials, read_counters, received_since
+
+STORED_CLAIM = "LMCache stored every whole chunk of the prompts."
+RELOAD_CLAIM = "After the engines' own caches were cleared, a prompt came back from LMCache, with the same output."
+_STORE_SECONDS = 15.0
+"""Stores are asynchronous: some are still on their way when the answer is there."""
+_READ_SECONDS = 5.0
+_CLEAR_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_RESET = "/reset_prefix_cache?reset_external=false"
+
+
+async def prove_stored(target: Target, trials: Trials) -> Outcome:
+    wanted = len(trials.trials) * _whole_chunks(target, trials.trials[0])
+    began = time.monotonic()
+    while True:
+        use = await _use(target, {trial.salt for trial in trials.trials})
+        after = await read_counters(target)
+        # Without counters by salt: growth since before the trials, of whoever's objects.
+        stored = after.objects - trials.before.objects if use is None else use.chunks_written
+        if stored >= wanted or time.monotonic() - began > _STORE_SECONDS:
+            break
+        await asyncio.sleep(_POLL_SECONDS)
+    numbers: Numbers = {
+        "chunk tokens": target.chunk,
+        "chunks expected": wanted,
+        "chunks stored": stored,
+        "counted by": "objects" if use is None else "cache_salt",
+        "objects": f"{trials.before.objects} -> {after.objects}",
+        "bytes": f"{trials.before.bytes_used} -> {after.bytes_used}",
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    if stored < wanted:
+        logs = ", ".join(target.log(s.process) for s in target.plan.lmcache)
+        engines = ", ".join(target.log(name) for s in target.plan.lmcache for name in s.engines)
+        return failed(
+            f'LMCache stored {stored} of {wanted} chunks within {_STORE_SECONDS:g} s: see {logs} ("Stored") and '
+            f'{engines} ("LMCache"); are all workers registered (`pdserve status`)?',
+            numbers,
+        )
+    return proven(numbers)
+
+
+async def prove_reload(target: Target, trials: Trials) -> Outcome:
+    """Asks for a prompt again. Another prefill may be chosen, beside another LMCache server that has never seen the
+    prompt: then it has seen it the next time."""
+    if not target.plan.cache_reset_endpoint:
+        return not_proven(
+            "engine.cache_reset_endpoint is off in the recipe: a prefill's own cache cannot be cleared, so a reload "
+            "from LMCache cannot be told from a local hit"
+        )
+    trial = trials.trials[0]
+    wanted = _whole_chunks(target, trial)
+    attempts = 1 if len(target.plan.lmcache) == 1 else len(target.producers) + 1
+    numbers: Numbers = {"chunks expected": wanted}
+    for attempt in range(attempts):
+        await _clear_engines(target)
+        before, use_before = await read_counters(target), await _use(target, {trial.salt})
+        began = time.monotonic()
+        again = await target.complete(
+            target.proxy_url, trial.prompt, salt=trial.salt, max_tokens=target.plan.verify.output_tokens
+        )
+        numbers["seconds"] = round(time.monotonic() - began, 2)
+        received = await _received(target, before, wanted * target.chunk)
+        use_after = await _use(target, {trial.salt})
+        read = use_after.chunks_read - use_before.chunks_read if use_before and use_after else None
+        numbers |= {"attempts": attempt + 1, "tokens loaded": received, "chunks read from LMCache": read}
+        if received is None and read is None:
+            return not_proven("neither the engines nor LMCache report counters", numbers)
+        if (received is None or received >= wanted * target.chunk) and (read is None or read >= wanted):
+            return await _same_output(target, trial, again.tokens, numbers)
+    logs = ", ".join(target.log(name) for server in target.plan.lmcache for name in (server.process, *server.engines))
+    return failed(f"a prompt that LMCache has stored was computed again instead of being reloaded: see {logs}", numbers)
+
+
+async def _same_output(target: Target, trial: Trial, tokens: tuple[int, ...], numbers: Numbers) -> Outcome:
+    numbers["same tokens"] = tokens == trial.answer.tokens
+    if tokens == trial.answer.tokens:
+        return proven(numbers)
+    # The tail of the prompt was computed in another batch shape than at first: a near tie may fall the other way.
+    gap = (await force(target, trial.prompt, tokens, "reload")).greedy_gap
+    numbers["greedy gap"] = round(gap, 6)
+    if gap <= target.plan.verify.logprob_tolerance:
+        return proven(numbers)
+    return failed(
+        f"the output on reloaded KV is not what one instance would choose (by {gap:.3f} in logprob): LMCache returned "
+        "other KV than was stored",
+        numbers,
+    )
+
+
+async def _clear_engines(target: Target) -> None:
+    """Decode's too: the KV that it works on shall be the reloaded one. LMCache is left alone."""
+    for worker in target.plan.proxy.workers:
+        until = time.monotonic() + _CLEAR_SECONDS
+        while (answer := await target.post(worker.url, _RESET, {})).get("success") is not True:
+            if time.monotonic() > until:
+                raise VerifyError(
+                    f"the prefix cache could not be cleared: {answer}",
+                    where=worker.url,
+                    cause="some of its blocks are in use: by requests, or by KV that no decode has fetched",
+                    todo=f"see {target.log(worker.name)}",
+                )
+            # Blocks of a finished transfer are released by the next step of the engine.
+            await target.nudge(worker)
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _received(target: Target, before: Counters, wanted: int) -> int | None:
+    """Tokens that all producers loaded since; None: none of them counts. Engines count a little after they answer."""
+    until = time.monotonic() + _READ_SECONDS
+    while True:
+        now = await read_counters(target)
+        counts = [received_since(before.engines[w.name], now.engines[w.name]) for w in target.producers]
+        known = [count for count in counts if count is not None]
+        total = sum(known) if known else None
+        if total is None or total >= wanted or time.monotonic() > until:
+            return total
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _use(target: Target, salts: Collection[str]) -> SaltUse | None:
+    """Of all servers together; None if one does not count by salt."""
+    uses = [await lmcache_salt_use(server.http_url, salts, target.client) for server in target.plan.lmcache]
+    known = [use for use in uses if use is not None]
+    if len(known) < len(uses):
+        return None
+    return SaltUse(sum(use.chunks_written for use in known), sum(use.chunks_read for use in known))
+
+
+def _whole_chunks(target: Target, trial: Trial) -> int:
+    return len(trial.prompt) // target.chunk

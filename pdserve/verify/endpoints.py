@@ -1,0 +1,46 @@
+"""Proof `endpoints`: every part answers, and all of them mean the same model."""
+
+from __future__ import annotations
+
+import httpx
+
+from pdserve.verify.outcome import Outcome, failed, proven
+from pdserve.verify.report import Numbers
+from pdserve.verify.target import Target
+
+CLAIM = "Every engine, the proxy and every LMCache server answers, and all of them serve the same model name."
+
+
+async def prove(target: Target) -> Outcome:
+    checks = [(worker.name, worker.url, "/health") for worker in target.plan.proxy.workers]
+    checks += [(server.process, server.http_url, "/healthcheck") for server in target.plan.lmcache]
+    checks.append(("proxy", target.proxy_url, "/ready"))
+    wrong = []
+    for name, url, path in checks:
+        if said := _trouble(await target.get(url, path)):
+            wrong.append(f"{name} ({url}{path}): {said}")
+    for name, url in [("proxy", target.proxy_url)] + [(w.name, w.url) for w in target.plan.proxy.workers]:
+        answer = await target.get(url, "/v1/models")
+        said = _trouble(answer)
+        if said is None and isinstance(answer, httpx.Response):
+            said = _other_models(answer, target.plan.served_name)
+        if said:
+            wrong.append(f"{name} ({url}/v1/models): {said}")
+    numbers: Numbers = {"processes": len(checks), "served name": target.plan.served_name}
+    if wrong:
+        return failed("; ".join(wrong) + ". `pdserve status` shows which processes live", numbers)
+    return proven(numbers)
+
+
+def _trouble(answer: httpx.Response | str) -> str | None:
+    if isinstance(answer, str):
+        return answer
+    return None if answer.status_code == 200 else f"HTTP {answer.status_code} {answer.text[:200]}".strip()
+
+
+def _other_models(answer: httpx.Response, served_name: str) -> str | None:
+    try:
+        names = [str(card["id"]) for card in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        return "the answer is no list of models"
+    return None if served_name in names else f"serves {', '.join(names) or 'nothing'}, not {served_name}"

@@ -1,0 +1,113 @@
+"""Carries out the proofs that apply to a deployment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from pdserve.engine_view import view_client
+from pdserve.errors import NotProvenError, VerifyError
+from pdserve.plan.model import Plan
+from pdserve.verify import cache, cleanliness, endpoints, output, transfer
+from pdserve.verify.outcome import Outcome, failed, not_proven
+from pdserve.verify.report import Proof, Report
+from pdserve.verify.target import Target
+from pdserve.verify.trials import Trials, run_trials
+
+OnProof = Callable[[Proof], None]
+Prove = Callable[[Target, Trials], Awaitable[Outcome]]
+
+
+async def run_proofs(
+    plan: Plan, *, engine_key: str, client: httpx.AsyncClient | None = None, on_proof: OnProof | None = None
+) -> Report:
+    """Proves what can be proven of the running deployment of `plan`. Never raises for what it finds: see
+    Report.raise_for_status. `client` stays open if it is given. `on_proof` hears of each proof as it is done.
+
+    The deployment may serve others meanwhile; proofs that need it quiet then say so.
+    """
+    if client is not None:
+        return await _Run(Target(plan, client, engine_key), on_proof).all()
+    async with view_client() as own:
+        return await _Run(Target(plan, own, engine_key), on_proof).all()
+
+
+class _Run:
+    def __init__(self, target: Target, on_proof: OnProof | None) -> None:
+        self._target = target
+        self._on_proof = on_proof
+        self._proofs: list[Proof] = []
+
+    async def all(self) -> Report:
+        target = self._target
+        alive = await self._prove("endpoints", endpoints.CLAIM, lambda: endpoints.prove(target))
+        trials = await self._trials() if alive else "nothing was sent: not all endpoints answer"
+        for name, claim, prove in _proofs(target.plan):
+            if isinstance(trials, Trials):
+                await self._prove(name, claim, _bound(prove, target, trials))
+            else:
+                self._add(name, claim, not_proven(trials), 0.0)
+        return Report(deployment=target.plan.name, proofs=tuple(self._proofs))
+
+    async def _trials(self) -> Trials | str:
+        """The requests that the proofs look at, or why there are none. A request that fails is a proof that failed."""
+        claim = "Requests through the proxy are answered."
+        found: list[Trials] = []
+
+        async def send() -> Outcome:
+            found.append(await run_trials(self._target))
+            return Outcome("proven", {"requests": len(found[0].trials)})
+
+        if await self._prove("requests", claim, send):
+            return found[0]
+        return "the requests that it would look at were not answered"
+
+    async def _prove(self, name: str, claim: str, prove: Callable[[], Awaitable[Outcome]]) -> bool:
+        began = time.monotonic()
+        try:
+            outcome = await prove()
+        except NotProvenError as error:
+            outcome = not_proven(_one_line(error))
+        except VerifyError as error:
+            outcome = failed(_one_line(error), {})
+        self._add(name, claim, outcome, time.monotonic() - began)
+        return outcome.status == "proven"
+
+    def _add(self, name: str, claim: str, outcome: Outcome, seconds: float) -> None:
+        proof = Proof(
+            name=name,
+            claim=claim,
+            status=outcome.status,
+            numbers=outcome.numbers,
+            reason=outcome.reason,
+            seconds=round(seconds, 3),
+        )
+        self._proofs.append(proof)
+        if self._on_proof:
+            self._on_proof(proof)
+
+
+def _proofs(plan: Plan) -> list[tuple[str, str, Prove]]:
+    """In the order in which they are carried out. `stored` comes before other requests fill LMCache; `clean` last,
+    when nothing else of ours is on its way."""
+    proofs: list[tuple[str, str, Prove]] = []
+    if plan.mode == "disaggregated":
+        proofs.append(("transfer", transfer.CLAIM, transfer.prove))
+    if plan.lmcache:
+        proofs.append(("stored", cache.STORED_CLAIM, cache.prove_stored))
+    proofs.append(("output", output.CLAIM, output.prove))
+    if plan.lmcache:
+        proofs.append(("reload", cache.RELOAD_CLAIM, cache.prove_reload))
+    proofs.append(("clean", cleanliness.CLAIM, cleanliness.prove))
+    return proofs
+
+
+def _bound(prove: Prove, target: Target, trials: Trials) -> Callable[[], Awaitable[Outcome]]:
+    return lambda: prove(target, trials)
+
+
+def _one_line(error: VerifyError) -> str:
+    parts = [f"{error.where}: {error.what}" if error.where else error.what]
+    return "; ".join([*parts, *(part for part in (error.cause, error.todo) if part)])

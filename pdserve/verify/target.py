@@ -1,0 +1,164 @@
+"""The deployment under proof: where its parts listen, and the requests that proofs send to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from pdserve.errors import VerifyError
+from pdserve.pd.config import WorkerConfig
+from pdserve.plan.model import Plan
+
+_SHORT_SECONDS = 5.0
+_NUDGE_PROMPT = (1,)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer of /v1/completions."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the tokens; empty when not asked for."""
+    prompt_logprobs: tuple[dict[str, Any] | None, ...]
+    prompt_tokens: int
+    cached_tokens: int | None
+    """Prompt tokens that were not computed by the engine that answered; None: it does not say."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The parts of a running deployment as `verify` reaches them."""
+
+    plan: Plan
+    client: httpx.AsyncClient
+    engine_key: str = field(repr=False)
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Part of every cache_salt: no run of `verify` finds the caches of another."""
+
+    @property
+    def proxy_url(self) -> str:
+        host = self.plan.proxy.host
+        if host in ("0.0.0.0", "::"):
+            host = next((p.address for p in self.plan.nodes if p.name == self.plan.process("proxy").node), "127.0.0.1")
+        return f"http://{host}:{self.plan.proxy.port}"
+
+    @property
+    def producers(self) -> tuple[WorkerConfig, ...]:
+        """Engines that compute prompts: prefill, or every engine of an aggregated deployment."""
+        return tuple(w for w in self.plan.proxy.workers if w.role != "decode")
+
+    @property
+    def decoders(self) -> tuple[WorkerConfig, ...]:
+        return tuple(w for w in self.plan.proxy.workers if w.role == "decode")
+
+    @property
+    def reference(self) -> WorkerConfig:
+        """The instance that is asked alone. It computes prompts anyway, and without kv_transfer_params it is an
+        ordinary engine."""
+        return self.producers[0]
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of an LMCache chunk; without LMCache its default, so that prompts are of the same kind."""
+        return self.plan.chunk_size or 256
+
+    def salt(self, leg: str) -> str:
+        return f"pdserve-verify-{self.run}-{leg}"
+
+    def log(self, name: str) -> str:
+        """Where the log of a process is, relative to the run directory."""
+        return self.plan.process(name).log
+
+    async def complete(
+        self, url: str, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any
+    ) -> Completion:
+        """Greedy, exactly `max_tokens` tokens. Raises VerifyError when it is not answered in time with 200."""
+        answer = await self.post(url, "/v1/completions", self.body(prompt, salt=salt, max_tokens=max_tokens, **more))
+        return _completion(answer, url)
+
+    async def nudge(self, worker: WorkerConfig) -> None:
+        """One token from one engine: an idle engine makes no steps, and steps set gauges and release blocks."""
+        await self.complete(worker.url, _NUDGE_PROMPT, salt=self.salt("nudge"), max_tokens=1)
+
+    def body(self, prompt: tuple[int, ...], *, salt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """A completions request. The prompt is token ids, so that its length is known; ignore_eos, so that the
+        output's is. No logprobs unless asked for: vLLM compiles a kernel for them at first use (17 s on CPU)."""
+        return {
+            "model": self.plan.served_name,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_salt": salt,
+            "return_token_ids": True,
+            **more,
+        }
+
+    def headers(self, url: str) -> dict[str, str]:
+        """Engines want the deployment's key; the proxy has it already."""
+        return {} if url == self.proxy_url else {"Authorization": f"Bearer {self.engine_key}"}
+
+    async def post(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object that is answered. Raises VerifyError otherwise, or when it takes longer than a canary may."""
+        seconds = self.plan.canary_seconds
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                response = await self.client.post(url + path, json=body, headers=self.headers(url), timeout=seconds)
+        except TimeoutError as error:
+            raise VerifyError(f"POST {path} was not answered within {seconds:g} s", where=url) from error
+        except httpx.HTTPError as error:
+            took = time.monotonic() - began
+            raise VerifyError(f"POST {path} failed after {took:.1f} s: {describe(error)}", where=url) from error
+        if response.status_code != 200:
+            raise VerifyError(f"POST {path} was answered {response.status_code}: {response.text[:300]}", where=url)
+        answer = _json(response)
+        if not isinstance(answer, dict):
+            raise VerifyError(f"POST {path} was answered with something else than JSON", where=url)
+        return answer
+
+    async def get(self, url: str, path: str) -> httpx.Response | str:
+        """The answer, or why there is none within a few seconds."""
+        try:
+            async with asyncio.timeout(_SHORT_SECONDS):
+                return await self.client.get(url + path, headers=self.headers(url), timeout=_SHORT_SECONDS)
+        except (httpx.HTTPError, TimeoutError) as error:
+            return describe(error)
+
+
+def describe(error: Exception) -> str:
+    """An exception without a text is told by its name."""
+    return str(error) or type(error).__name__
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except json.JSONDecodeError:
+        return None
+
+
+def _completion(answer: dict[str, Any], url: str) -> Completion:
+    try:
+        choice, usage = answer["choices"][0], answer["usage"]
+        details = usage.get("prompt_tokens_details") or {}
+        return Completion(
+            tokens=tuple(choice["token_ids"]),
+            logprobs=tuple((choice.get("logprobs") or {}).get("token_logprobs") or ()),
+            prompt_logprobs=tuple(choice.get("prompt_logprobs") or ()),
+            prompt_tokens=int(usage["prompt_tokens"]),
+            cached_tokens=details.get("cached_tokens"),
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise VerifyError(
+            f"the answer to a completion lacks {error}",
+            where=url,
+            cause="token ids (return_token_ids) or usage did not come through",
+        ) from error

@@ -1,0 +1,77 @@
+"""The requests through the proxy that several proofs look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.verify.prompts import make_prompts
+from pdserve.verify.target import Completion, Target
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One prompt, sent through the proxy under a cache_salt that nothing has seen before."""
+
+    prompt: tuple[int, ...]
+    salt: str
+    answer: Completion
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What engines (by process name) and LMCache servers say at one moment."""
+
+    engines: dict[str, EngineSnapshot]
+    lmcache: tuple[LmcacheSnapshot, ...]
+
+    @property
+    def objects(self) -> int:
+        return sum(server.objects or 0 for server in self.lmcache)
+
+    @property
+    def bytes_used(self) -> int:
+        return sum(server.bytes_used or 0 for server in self.lmcache)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """All of them, and the counters around them."""
+
+    trials: tuple[Trial, ...]
+    before: Counters
+    after: Counters
+
+    def received(self, name: str) -> int | None:
+        """Prompt tokens whose KV an engine received meanwhile, for whomever."""
+        return received_since(self.before.engines[name], self.after.engines[name])
+
+
+def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
+    """None: the engine does not count them. A counter that is not there yet counts as zero."""
+    if not after.reachable or after.received_tokens is None:
+        return None
+    return after.received_tokens - (before.received_tokens or 0)
+
+
+async def read_counters(target: Target) -> Counters:
+    engines = {w.name: await engine_snapshot(w.url, target.client) for w in target.plan.proxy.workers}
+    servers = tuple([await lmcache_snapshot(s.http_url, target.client) for s in target.plan.lmcache])
+    return Counters(engines, servers)
+
+
+async def run_trials(target: Target) -> Trials:
+    """Twice as many prompts as the larger role has instances, one after the other: batching must not change the
+    result, and a policy that takes instances in turn reaches all of them."""
+    count = 2 * max(len(target.producers), len(target.decoders), 1)
+    prompts = await make_prompts(target, count)
+    logprobs = {"logprobs": 1} if target.plan.verify.output == "logprobs" else {}
+    before = await read_counters(target)
+    trials = []
+    for number, prompt in enumerate(prompts):
+        salt = target.salt(f"trial-{number}")
+        answer = await target.complete(
+            target.proxy_url, prompt, salt=salt, max_tokens=target.plan.verify.output_tokens, **logprobs
+        )
+        trials.append(Trial(prompt, salt, answer))
+    return Trials(tuple(trials), before, await read_counters(target))
