@@ -130,7 +130,11 @@ class Exposure(Frozen):
 
     process: str
     address: str
+    """0.0.0.0: every interface of the node, whatever the plan says its address is."""
     port: int
+    """0: chosen by the process at random; what it chose is read from its sockets once it runs."""
+    last_port: int | None = None
+    """The process takes its ports from port..last_port."""
     what: str
 
 
@@ -139,6 +143,8 @@ class Plan(Frozen):
 
     schema_version: Literal[1] = 1
     name: str
+    run_dir: str = "."
+    """The run directory: `log` and `files` of the processes are relative to it."""
     mode: Literal["disaggregated", "aggregated"]
     platform: Literal["cpu", "cuda", "rocm"]
     served_name: str

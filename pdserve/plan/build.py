@@ -1,0 +1,126 @@
+"""Recipe + nodes -> Plan: the one place where a deployment is decided.
+
+Start stages: LMCache (0), then engines and the proxy together (1). The proxy starts beside the engines, so that a
+broken one shows in its first second and not after half an hour of loading; it routes to nobody until it is told that
+a worker is ready. Stop stages: proxy (0), decode (1), prefill or aggregated (2), LMCache (3).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+
+from pdserve.plan import exposure, kv_transfer, placement, proxy, versions
+from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
+from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
+from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.placement import Instance
+from pdserve.plan.ports import Ports
+from pdserve.plan.vllm_argv import kv_gib_on_cpu
+from pdserve.recipe import effective
+from pdserve.recipe.connectors import Mooncake, Raw
+from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.lmcache import RoleName
+from pdserve.recipe.model import Recipe
+
+__all__ = ["build_plan", "nodes_for"]
+
+nodes_for = placement.nodes_for
+
+
+def build_plan(
+    recipe: Recipe,
+    nodes: Sequence[Node],
+    *,
+    run_dir: str,
+    run_id: str,
+    versions: Versions,
+    python: str = "python",
+    recipe_dir: str = ".",
+) -> Plan:
+    """The whole deployment as data. `recipe_dir` is what model.path is relative to; `python` runs the proxy, and
+    LMCache and the engines unless engine.python names another interpreter.
+
+    Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
+    """
+    warnings = list(_check_versions(recipe, versions))
+    instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
+    connectors: dict[RoleName, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
+    protocol = kv_transfer.proxy_protocol(recipe)
+    servers = servers_for(recipe, [i for i in instances if kv_transfer.attaches_lmcache(connectors[i.role_name])])
+    ports = Ports(
+        recipe,
+        [
+            *(need for server in servers for need in server.needs()),
+            *(need for i in instances for need in port_needs(i, connectors[i.role_name])),
+            proxy.port_need(nodes[0]),
+        ],
+    )
+    path = recipe.model.path
+    folder = None if path is None else posixpath.normpath(posixpath.join(recipe_dir, path))
+    model = folder or recipe.model.id or ""
+    engine_python = recipe.engine.python or python
+    inputs = EngineInputs(recipe, connectors, servers, ports, model, versions, engine_python)
+    config = proxy.proxy_config(recipe, protocol, instances, ports)
+    return Plan(
+        name=recipe.name,
+        run_dir=run_dir,
+        mode=recipe.mode,
+        platform=recipe.platform,
+        served_name=recipe.model.served_name,
+        model=model,
+        model_path=folder,
+        nodes=tuple(nodes),
+        processes=(
+            *(server_process(recipe, server, ports, run_id=run_id, python=engine_python) for server in servers),
+            *(process for instance in instances for process in engine_processes(inputs, instance)),
+            proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
+        ),
+        lmcache=tuple(summary(recipe, server, ports, run_id=run_id) for server in servers),
+        proxy=config,
+        canary_seconds=recipe.timeouts.canary_seconds,
+        timeouts=recipe.timeouts,
+        verify=recipe.verify,
+        cache_reset_endpoint=recipe.engine.cache_reset_endpoint,
+        chunk_size=recipe.lmcache.chunk_size if recipe.lmcache is not None and servers else None,
+        exposed=exposure.exposed(recipe, instances, servers, ports, config),
+        warnings=(*warnings, *_warnings(recipe, connectors, instances)),
+    )
+
+
+def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
+    versions.check_requires(recipe.requires.items(), installed)
+    used = []
+    names: frozenset[str] = frozenset()
+    for role_name, _, connector in effective.roles(recipe):
+        classes = kv_transfer.class_names(connector)
+        transfer = effective.transfer_of(connector)
+        names |= classes
+        used.append(
+            versions.features(
+                role=role_name,
+                platform=recipe.platform,
+                connectors=classes,
+                per_tp_rank=recipe.lmcache is not None and recipe.lmcache.per == "tp-rank",
+                device_name=isinstance(transfer, Mooncake) and bool(transfer.device_name),
+            )
+        )
+    yield from versions.check_known(used, installed)
+    packages = {"LMCacheMPConnector": "lmcache", "MooncakeConnector": "mooncake", "NixlConnector": "nixl"}
+    yield from versions.check_coverage(["vllm", *(p for c, p in packages.items() if c in names)], installed)
+
+
+def _warnings(
+    recipe: Recipe, connectors: Mapping[RoleName, AnyConnector | None], instances: Sequence[Instance]
+) -> Iterator[str]:
+    if recipe.status == "untested":
+        yield f"the recipe {recipe.name} is untested on the hardware that it names"
+    for name, connector in connectors.items():
+        if isinstance(connector, Raw):
+            yield f"the connector of {name} is raw: unverified, nothing about it was checked"
+    for instance in instances:
+        if moves_kv_to_host(recipe, instance) and kv_gib_on_cpu(recipe, instance) is None:
+            yield (
+                f"{instance.name} moves its KV into /dev/shm (lmcache_driven on a CPU), and without "
+                "VLLM_CPU_KVCACHE_SPACE nobody knows how much that is"
+            )

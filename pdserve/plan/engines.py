@@ -1,0 +1,129 @@
+"""The processes of the engine instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pdserve.errors import RecipeError
+from pdserve.patches import registry
+from pdserve.plan import kv_transfer
+from pdserve.plan.environment import engine_env
+from pdserve.plan.lmcache_servers import Server, servers_of
+from pdserve.plan.model import HttpProbe, Process, Versions
+from pdserve.plan.placement import Instance
+from pdserve.plan.ports import TRANSFER_PORTS, Need, Ports
+from pdserve.plan.vllm_argv import Rendezvous, vllm_argv
+from pdserve.recipe import effective
+from pdserve.recipe.connectors import Mooncake
+from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.lmcache import RoleName
+from pdserve.recipe.model import Recipe
+
+START_STAGE = 1
+_STOP_STAGE: dict[RoleName, int] = {"decode": 1, "prefill": 2, "aggregated": 2}
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """What every engine process is made of."""
+
+    recipe: Recipe
+    connectors: Mapping[RoleName, AnyConnector | None]
+    servers: Sequence[Server]
+    ports: Ports
+    model: str
+    versions: Versions
+    python: str
+
+
+def port_needs(instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
+    """The ports of an instance on each of its nodes."""
+    names = kv_transfer.class_names(connector)
+    parallel = instance.role.parallel
+    for rank, share in enumerate(instance.shares):
+        node, process = share.node.name, instance.process_name(rank)
+        if rank == 0:
+            yield Need(node, process, instance.role_name)
+            if "MooncakeConnector" in names and instance.role_name == "prefill":
+                yield Need(node, process, "bootstrap")
+        if "MooncakeConnector" in names:
+            yield Need(node, process, "transfer", TRANSFER_PORTS)
+        if "NixlConnector" in names:
+            yield Need(node, process, "nixl", parallel.dp)
+        if rank == 0 and len(instance.shares) > 1:
+            yield Need(node, process, "dp_master", 2 if parallel.dp > 1 else 1)
+
+
+def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Process]:
+    """One process a node; the followers of an instance that spans nodes are headless and never probed."""
+    recipe, ports = inputs.recipe, inputs.ports
+    connector = inputs.connectors[instance.role_name]
+    attached = servers_of(inputs.servers, instance)
+    config = None
+    if connector is not None:
+        request_ports = tuple(ports.first(server.name, "request") for server in attached)
+        context = kv_transfer.Context(recipe, instance.role_name, request_ports)
+        config = kv_transfer.kv_transfer_config(connector, instance.role, context)
+    patches = select_patches(recipe, connector, inputs.versions)
+    transfer = effective.transfer_of(connector)
+    for rank, share in enumerate(instance.shares):
+        name = instance.process_name(rank)
+        port = ports.first(name, "http") if rank == 0 else None
+        yield Process(
+            name=name,
+            role=instance.role_name,
+            node=share.node.name,
+            argv=vllm_argv(
+                recipe,
+                instance,
+                rank=rank,
+                model=inputs.model,
+                port=port,
+                kv_transfer=config,
+                rendezvous=_rendezvous(instance, ports),
+                python=recipe.engine.python or inputs.python,
+            ),
+            env=engine_env(
+                recipe,
+                instance,
+                rank=rank,
+                ports=ports,
+                patches=patches,
+                mooncake=transfer if isinstance(transfer, Mooncake) else None,
+            ),
+            devices=share.devices,
+            ports=ports.pinned(name),
+            log=f"logs/{name}@{share.node.name}.log",
+            probe=HttpProbe(host=share.node.address, port=port, path="/health") if port is not None else None,
+            start_stage=START_STAGE,
+            stop_stage=_STOP_STAGE[instance.role_name],
+            ready_seconds=recipe.timeouts.engine_seconds,
+            stop_seconds=recipe.timeouts.stop_seconds,
+            restart=instance.role.restart,
+            lmcache=attached[0].name if attached else None,
+            patches=patches,
+        )
+
+
+def select_patches(recipe: Recipe, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:
+    """The patches of a role's engines. Raises RecipeError when a list of the recipe leaves out a needed one."""
+    names = kv_transfer.class_names(connector)
+    selected = registry.select(requested=recipe.patches, versions=versions, platform=recipe.platform, connectors=names)
+    for patch in registry.REGISTRY:
+        needed = patch.required and patch.needed(vllm=versions.vllm, platform=recipe.platform, connectors=names)
+        if needed and patch.name not in selected:
+            raise RecipeError(
+                f"vllm {versions.vllm or '(of unknown version)'} needs the patch {patch.name}, not in `patches`",
+                where="patches",
+                cause=f"{patch.summary} ({patch.issue})",
+                todo=f"add {patch.name} to the list, or write patches: auto",
+            )
+    return selected
+
+
+def _rendezvous(instance: Instance, ports: Ports) -> Rendezvous | None:
+    taken = ports.range(instance.name, "dp_master")
+    if not taken:
+        return None
+    return Rendezvous(instance.leader.node.address, taken[0], taken[1] if len(taken) > 1 else None)

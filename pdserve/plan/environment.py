@@ -1,0 +1,180 @@
+"""The environment of each process, as rules.
+
+Engines inherit, because images carry what their libraries need; what would change an engine behind the plan's back is
+unset. LMCache and the proxy get an allow-list: LMCache prints its environment on /env, and neither needs more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pdserve.errors import RecipeError
+from pdserve.plan.devices import device_env
+from pdserve.plan.model import Env
+from pdserve.plan.placement import Instance
+from pdserve.plan.ports import Ports
+from pdserve.recipe import effective
+from pdserve.recipe.base import EnvValue, SecretRef
+from pdserve.recipe.connectors import Mooncake
+from pdserve.recipe.lmcache import Lmcache
+from pdserve.recipe.model import Recipe
+
+ENGINE_KEY = "engine_key"
+"""Name of the secret that every deployment makes for its engines."""
+
+PLUGIN = "pdserve"
+"""Our entry in vLLM's group vllm.general_plugins."""
+
+_ENGINE_UNSET = (
+    # Instances that inherit it race for the same ports.
+    "VLLM_PORT",
+    # Another deployment's data parallelism, or a job script's torchrun.
+    "VLLM_DP_MASTER_IP",
+    "VLLM_DP_MASTER_PORT",
+    "VLLM_DP_RANK",
+    "VLLM_DP_RANK_LOCAL",
+    "VLLM_DP_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    # Would open development endpoints that no recipe asked for.
+    "VLLM_SERVER_DEV_MODE",
+    # An allow-list of somebody else's would leave our plugin, and so every patch, out.
+    "VLLM_PLUGINS",
+    # Select connectors and modes behind the plan's back.
+    "LMCACHE_USE_UPSTREAM_MP",
+    "LMCACHE_MP_TRANSFER_MODE",
+    # Fixes the port that two engines of one host would then share.
+    "MC_LEGACY_RPC_PORT_BINDING",
+)
+
+_BASE_ALLOW = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "PYTHONNOUSERSITE",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+)
+
+_LMCACHE_ALLOW = (
+    *_BASE_ALLOW,
+    "XDG_CACHE_HOME",
+    "OMP_NUM_THREADS",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "ROCM_PATH",
+    "HIP_PATH",
+    "HSA_NO_SCRATCH_RECLAIM",
+    "HSA_OVERRIDE_GFX_VERSION",
+)
+
+
+def engine_env(
+    recipe: Recipe, instance: Instance, *, rank: int, ports: Ports, patches: Sequence[str], mooncake: Mooncake | None
+) -> Env:
+    """The environment of an instance's process on its node of that rank.
+
+    Defaults, then the recipe's `engine.env` and the role's `env`, then what the plan alone decides.
+    """
+    share = instance.shares[rank]
+    process = instance.process_name(rank)
+    wanted, secrets = _split(effective.env_of(recipe, instance.role))
+    devices, hidden = device_env(recipe.platform, share.devices)
+    setting = {
+        **_engine_defaults(recipe, mooncake),
+        **wanted,
+        "VLLM_HOST_IP": share.node.address,
+        "PYTHONHASHSEED": str(recipe.engine.hash_seed),
+        "PDSERVE_PATCHES": ",".join(patches),
+        **devices,
+    }
+    if "VLLM_PLUGINS" in setting:
+        setting["VLLM_PLUGINS"] = _with_plugin(setting["VLLM_PLUGINS"])
+    if recipe.engine.cache_reset_endpoint:
+        setting["VLLM_SERVER_DEV_MODE"] = "1"
+    if transfer := ports.range(process, "transfer"):
+        setting["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(recipe.timeouts.transfer_abort_seconds)
+        setting["MC_MIN_RPC_PORT"], setting["MC_MAX_RPC_PORT"] = str(transfer.start), str(transfer.stop - 1)
+    if bootstrap := ports.range(instance.name, "bootstrap"):
+        setting["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(bootstrap.start)
+    if nixl := ports.range(process, "nixl"):
+        setting["VLLM_NIXL_SIDE_CHANNEL_HOST"] = share.node.address
+        setting["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(nixl.start)
+    unset = tuple(name for name in (*_ENGINE_UNSET, *hidden) if name not in setting)
+    return Env(base="inherit", unset=unset, set=setting, secrets={**secrets, "VLLM_API_KEY": ENGINE_KEY})
+
+
+def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env:
+    """`devices`: those of all engines that attach; LMCache finds a device by its UUID, so numbering may differ."""
+    wanted, secrets = _split(section.env)
+    if secrets:
+        name = next(iter(secrets))
+        raise RecipeError(
+            f"{name} of the LMCache server cannot be a secret: its /env endpoint prints the whole environment",
+            where=f"lmcache.env.{name}",
+        )
+    setting = {
+        "PYTHONUNBUFFERED": "1",
+        "LMCACHE_DISABLE_BANNER": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+        **wanted,
+        "PYTHONHASHSEED": str(recipe.engine.hash_seed),
+        **device_env(recipe.platform, devices)[0],
+    }
+    return Env(base="allow", allow=_without(_LMCACHE_ALLOW, setting), set=setting)
+
+
+def proxy_env() -> Env:
+    """No http_proxy and the like: its upstreams are our own engines."""
+    return Env(
+        base="allow", allow=_BASE_ALLOW, set={"PYTHONUNBUFFERED": "1"}, secrets={"PDSERVE_ENGINE_KEY": ENGINE_KEY}
+    )
+
+
+def _engine_defaults(recipe: Recipe, mooncake: Mooncake | None) -> dict[str, str]:
+    setting = {
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+        "LMCACHE_DISABLE_BANNER": "1",
+        # The API server gives its engine 600 s and then exits, whatever the recipe's own timeout is.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(recipe.timeouts.engine_seconds)),
+    }
+    if recipe.model.path is not None:
+        # The model is a folder, so whatever else is looked up must be there too.
+        setting["HF_HUB_OFFLINE"] = "1"
+    if mooncake is not None and mooncake.protocol == "tcp":
+        # Without it the transfer engine looks for RDMA devices first, and takes them, whatever the protocol says.
+        setting["MC_FORCE_TCP"] = "1"
+    return setting
+
+
+def _split(env: Mapping[str, EnvValue]) -> tuple[dict[str, str], dict[str, str]]:
+    """Plain values as text, and variable -> name of the secret."""
+    plain = {name: str(value) for name, value in env.items() if not isinstance(value, SecretRef)}
+    return plain, {name: value.secret for name, value in env.items() if isinstance(value, SecretRef)}
+
+
+def _with_plugin(plugins: str) -> str:
+    names = [name for name in plugins.split(",") if name]
+    return ",".join(names if PLUGIN in names else [*names, PLUGIN])
+
+
+def _without(allow: Sequence[str], setting: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in allow if name not in setting)

@@ -1,0 +1,143 @@
+"""Every port of a deployment, in one table, and the check that no two processes of a node get the same one.
+
+What cannot be pinned, and what is known of it (mooncake-transfer-engine 0.3.13, vLLM 0.32, measured):
+
+* Mooncake's transfer engine takes one port for its handshake RPC and, over TCP, one for data, for each engine worker,
+  at random from MC_MIN_RPC_PORT..MC_MAX_RPC_PORT (15000-17000 by default), trying others when one is taken. Both
+  listen on every interface; MC_TCP_BIND_ADDRESS does not change that. Each instance gets a range of its own here.
+* Mooncake's side channel (ZMQ, one a prefill worker) binds a port of the system's choice on VLLM_HOST_IP. It is read
+  from the bootstrap server's /query once the engine is up.
+* vLLM's own rendezvous between the workers of one node: random, on the loopback or node address, and gone once the
+  workers are connected. VLLM_PORT would pin them, and makes instances race for the same ports, so it is unset.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from pdserve.errors import RecipeError
+from pdserve.recipe.model import Recipe
+
+Purpose = Literal["http", "bootstrap", "transfer", "nixl", "dp_master", "request"]
+Key = Literal[
+    "proxy",
+    "prefill",
+    "decode",
+    "aggregated",
+    "bootstrap",
+    "transfer",
+    "nixl",
+    "lmcache",
+    "lmcache_http",
+    "dp_master",
+]
+"""A field of the recipe's `ports`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of port."""
+
+    purpose: Purpose
+    owner: str
+    how_many: str
+    used_by: str
+
+
+TABLE: dict[Key, Row] = {
+    "proxy": Row("http", "the proxy", "1", "clients"),
+    "prefill": Row("http", "API server of a prefill instance", "1", "proxy, status, verify"),
+    "decode": Row("http", "API server of a decode instance", "1", "proxy, status, verify"),
+    "aggregated": Row("http", "API server of an aggregated instance", "1", "proxy, status, verify"),
+    # One whatever dp is: with the API server balancing its ranks, only the first engine opens it.
+    "bootstrap": Row("bootstrap", "Mooncake on a prefill instance", "1", "proxy and decode; binds 0.0.0.0"),
+    "transfer": Row("transfer", "Mooncake's engines of an instance", "a range", "the other role; binds 0.0.0.0"),
+    # vLLM adds the DP rank to the first one.
+    "nixl": Row("nixl", "NIXL side channel of an instance", "dp", "the other role"),
+    # One server a node that hosts an attached role, or one a TP rank there.
+    "lmcache": Row("request", "LMCache server", "1", "engines of its node, over loopback"),
+    "lmcache_http": Row("http", "LMCache server", "1", "launcher and status, over loopback"),
+    # Rendezvous, and with dp > 1 the RPC of its engines.
+    "dp_master": Row("dp_master", "leader of an instance that spans nodes", "1, or 2 with dp", "its followers"),
+}
+"""Recipe key under `ports` -> what takes its ports. The first process of a node gets the port of the recipe, each
+further one what follows."""
+
+TRANSFER_PORTS = 100
+"""Ports in the range of one instance: two a worker would do, the rest keeps the random choice from failing."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one process wants: `count` ports in a row."""
+
+    node: str
+    process: str
+    key: Key
+    count: int = 1
+
+    @property
+    def purpose(self) -> Purpose:
+        return TABLE[self.key].purpose
+
+
+class Ports:
+    """The ports of every process, and which recipe key each came from."""
+
+    def __init__(self, recipe: Recipe, needs: Iterable[Need]) -> None:
+        """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
+        self._ranges: dict[tuple[str, Purpose], range] = {}
+        next_free: dict[tuple[str, str], int] = {}
+        per_node: dict[str, list[tuple[range, Need]]] = defaultdict(list)
+        for need in needs:
+            first = next_free.get((need.node, need.key), getattr(recipe.ports, need.key))
+            taken = range(first, first + need.count)
+            next_free[need.node, need.key] = taken.stop
+            if taken.stop > 65536:
+                raise RecipeError(
+                    f"{need.process} would get port {taken.stop - 1} ({need.purpose}), past 65535",
+                    where=f"ports.{need.key}",
+                    todo=f"lower ports.{need.key}",
+                )
+            self._ranges[need.process, need.purpose] = taken
+            per_node[need.node].append((taken, need))
+        for node, claims in per_node.items():
+            _check(node, claims)
+
+    def range(self, process: str, purpose: Purpose) -> range:
+        """All ports of that purpose; empty if the process has none."""
+        return self._ranges.get((process, purpose), range(0))
+
+    def first(self, process: str, purpose: Purpose) -> int:
+        """The first port of that purpose. KeyError if the process has none."""
+        return self._ranges[process, purpose].start
+
+    def pinned(self, process: str) -> dict[str, int]:
+        """The ports that this process will listen on, by purpose; a second one of a purpose is `nixl-1`."""
+        return {
+            purpose if index == 0 else f"{purpose}-{index}": port
+            for (name, purpose), ports in self._ranges.items()
+            if name == process and purpose != "transfer"
+            for index, port in enumerate(ports)
+        }
+
+
+def _check(node: str, claims: Sequence[tuple[range, Need]]) -> None:
+    for (a, first), (b, second) in combinations(claims, 2):
+        if a.start < b.stop and b.start < a.stop:
+            raise RecipeError(
+                f"port {max(a.start, b.start)} on {node} goes to {first.process} ({first.purpose}) and to "
+                f"{second.process} ({second.purpose})",
+                where=f"ports.{second.key}",
+                cause=f"{first.process} takes {_text(a)} from ports.{first.key}, {second.process} {_text(b)} from "
+                f"ports.{second.key}; each counts up by instance",
+                todo=f"move one of them: --set ports.{second.key}=PORT or --set ports.{first.key}=PORT",
+            )
+
+
+def _text(ports: range) -> str:
+    return str(ports.start) if len(ports) == 1 else f"{ports.start}-{ports.stop - 1}"

@@ -1,0 +1,90 @@
+"""The proxy's part of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.pd.config import ProxyConfig, WorkerConfig
+from pdserve.plan.environment import proxy_env
+from pdserve.plan.kv_transfer import Protocol
+from pdserve.plan.model import HttpProbe, Node, Process
+from pdserve.plan.placement import Instance
+from pdserve.plan.ports import Need, Ports
+from pdserve.recipe import effective
+from pdserve.recipe.connectors import Mooncake
+from pdserve.recipe.model import Recipe
+
+NAME = "proxy"
+CONFIG_FILE = "proxy.json"
+START_STAGE = 1
+STOP_STAGE = 0
+_EXIT_SECONDS = 5.0
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def port_need(node: Node) -> Need:
+    """The proxy's port; it runs on the first node."""
+    return Need(node.name, NAME, "proxy")
+
+
+def proxy_config(recipe: Recipe, protocol: Protocol, instances: Sequence[Instance], ports: Ports) -> ProxyConfig:
+    """What the proxy is told: every instance of every role, by its leader's address."""
+    return ProxyConfig(
+        host=recipe.proxy.host,
+        port=ports.first(NAME, "http"),
+        served_name=recipe.model.served_name,
+        protocol=protocol,
+        workers=tuple(_worker(instance, ports) for instance in instances),
+        request_timeout_seconds=recipe.proxy.request_timeout_seconds,
+        connect_timeout_seconds=recipe.proxy.connect_timeout_seconds,
+        drain_seconds=recipe.proxy.drain_seconds,
+        max_body_bytes=recipe.proxy.max_body_bytes,
+        transfer_slots=_transfer_slots(recipe),
+    )
+
+
+def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: str, python: str) -> Process:
+    """The proxy, on `node`. It answers from its first second and routes once it is told who is ready."""
+    program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", "pdserve.proxy"]
+    host = _WILDCARDS.get(config.host, config.host)
+    return Process(
+        name=NAME,
+        role="proxy",
+        node=node.name,
+        argv=(*program, "--config", f"{run_dir}/{CONFIG_FILE}"),
+        env=proxy_env(),
+        ports={"http": config.port},
+        log=f"logs/{NAME}@{node.name}.log",
+        files={CONFIG_FILE: config.model_dump_json(indent=2) + "\n"},
+        probe=HttpProbe(host=host, port=config.port, path="/health"),
+        start_stage=START_STAGE,
+        stop_stage=STOP_STAGE,
+        ready_seconds=recipe.timeouts.proxy_seconds,
+        stop_seconds=max(recipe.timeouts.stop_seconds, recipe.proxy.drain_seconds + _EXIT_SECONDS),
+        control="stdin",
+        restart=recipe.proxy.restart,
+    )
+
+
+def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
+    address = instance.leader.node.address
+    bootstrap = ports.range(instance.name, "bootstrap")
+    return WorkerConfig(
+        name=instance.name,
+        role=instance.role_name,
+        url=_url(address, ports.first(instance.name, "http")),
+        bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
+    )
+
+
+def _transfer_slots(recipe: Recipe) -> int:
+    """vLLM runs two transfers for each sender thread of a prefill worker."""
+    for name, _, connector in effective.roles(recipe):
+        transfer = effective.transfer_of(connector)
+        if name == "prefill" and isinstance(transfer, Mooncake):
+            return 2 * transfer.num_workers
+    return 2 * Mooncake().num_workers
+
+
+def _url(address: str, port: int) -> str:
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

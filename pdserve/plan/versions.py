@@ -1,0 +1,189 @@
+"""The one table of what is known of each vllm, lmcache and mooncake version, and the check of a recipe against it.
+
+A defect that a patch of ours removes is not here: patches/registry.py knows its versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.patches.patch import in_range
+from pdserve.plan.model import Versions
+
+TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
+"""What the whole path ran on, on CPU."""
+
+KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.5,<0.6", "mooncake": ">=0.3.13,<0.4"}
+"""Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A combination that is known not to do what it says."""
+
+    versions: Mapping[str, str]
+    """Package -> range (PEP 440) that has it; all of them must hold. Empty: every version."""
+    needs: frozenset[str]
+    """Features (see `features`) that must all be in use."""
+    what: str
+    source: str
+    todo: str
+    refuse: bool = field(default=False, kw_only=True)
+    """Refused, because it is silent or never works; otherwise a warning."""
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        {"vllm": "<0.26"},
+        frozenset({"MultiConnector"}),
+        "MultiConnector gives a child that did not win the load empty blocks: its second child stores nothing",
+        "vllm#46865",
+        "use vllm >= 0.26, or a single connector",
+        refuse=True,
+    ),
+    Defect(
+        {"vllm": "<0.22.1", "lmcache": ">=0.4.7"},
+        frozenset({"LMCacheMPConnector"}),
+        "this lmcache's connector does not import on this vllm (KVCacheSpecKind is missing)",
+        "import tried with vllm 0.21.0 and lmcache 0.5.6",
+        "use vllm >= 0.26",
+        refuse=True,
+    ),
+    Defect(
+        {"lmcache": "<0.4.5"},
+        frozenset({"LMCacheMPConnector"}),
+        "this lmcache has no connector for its MP server",
+        "lmcache 0.4.5 brought lmcache_mp_connector",
+        "use lmcache >= 0.5.5",
+        refuse=True,
+    ),
+    Defect(
+        {"lmcache": "<0.5"},
+        frozenset({"lmcache.per=tp-rank"}),
+        "this lmcache's client knows one server only (no lmcache.mp.server_urls)",
+        "lmcache 0.5.0 brought server_urls",
+        "use lmcache >= 0.5.5, or lmcache.per: node",
+        refuse=True,
+    ),
+    Defect(
+        {"lmcache": "<0.5.5"},
+        frozenset({"MultiConnector", "LMCacheMPConnector", "role=decode"}),
+        "on decode, an LMCache child that lost the load to the transfer connector loads all the same, and the request "
+        "completes twice: the scheduler's assertion kills the engine",
+        "lmcache#4355",
+        "use lmcache >= 0.5.5, or lmcache.on: [prefill]",
+        refuse=True,
+    ),
+    Defect(
+        {"vllm": "<0.30"},
+        frozenset({"MooncakeConnector", "role=decode"}),
+        "a failed Mooncake transfer is only logged: the request waits until the proxy's deadline",
+        "vllm#35943",
+        "use vllm >= 0.30, or a short proxy.request_timeout_seconds",
+    ),
+    Defect(
+        {"vllm": "<0.23"},
+        frozenset({"LMCacheMPConnector"}),
+        "asynchronous loads can deadlock when KV blocks run short",
+        "vllm#44560",
+        "use vllm >= 0.23, and never cap the load on older ones: that makes it common",
+    ),
+    Defect(
+        {"vllm": "<0.26"},
+        frozenset({"mooncake.device_name"}),
+        "this vllm ignores device_name of the mooncake connector",
+        "vllm 0.26 brought device_name",
+        "use vllm >= 0.26",
+    ),
+    Defect(
+        {},
+        frozenset({"LMCacheMPConnector", "platform=rocm"}),
+        "LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that "
+        "is not ordered with the device's stream, which can store wrong KV",
+        "lmcache#4870, lmcache#4419",
+        "install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1",
+    ),
+)
+
+
+def features(
+    *, role: str, platform: str, connectors: frozenset[str], per_tp_rank: bool, device_name: bool
+) -> frozenset[str]:
+    """What a role uses, in the words of DEFECTS."""
+    found = {*connectors, f"role={role}", f"platform={platform}"}
+    if per_tp_rank and "LMCacheMPConnector" in connectors:
+        found.add("lmcache.per=tp-rank")
+    if device_name:
+        found.add("mooncake.device_name")
+    return frozenset(found)
+
+
+def check_requires(requires: Iterable[tuple[str, str]], versions: Versions) -> None:
+    """Raises PreflightError when an installed version is outside the recipe's range. Unknown versions pass."""
+    for package, text in requires:
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier as error:
+            raise RecipeError(
+                f"{text!r} is not a version range", where=f"requires.{package}", todo='write it as ">=0.26,<0.34"'
+            ) from error
+        version = _version(package, versions)
+        if version is not None and _holds(version, text) is False:
+            raise PreflightError(
+                f"{package} {version} is installed, the recipe requires {text}",
+                where=f"requires.{package}",
+                todo=f'install a version in that range, or --set requires.{package}="=={version}" at your own risk',
+            )
+
+
+def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[str, ...]:
+    """Warnings for every role's features; PreflightError for what is known not to work.
+
+    A version that is not known excludes nothing: no defect is blamed on it.
+    """
+    warnings: dict[str, None] = {}
+    for defect in DEFECTS:
+        if not any(defect.needs <= used for used in roles):
+            continue
+        if not all(_affected(package, text, versions) for package, text in defect.versions.items()):
+            continue
+        found = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
+        what = f"{found}: {defect.what} ({defect.source})" if found else f"{defect.what} ({defect.source})"
+        if defect.refuse:
+            raise PreflightError(what, todo=defect.todo)
+        warnings[f"{what}; {defect.todo}"] = None
+    return tuple(warnings)
+
+
+def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]:
+    """Warnings for versions that cannot be told, or that nobody has looked at."""
+    for package in packages:
+        version, text = _version(package, versions), KNOWN.get(package)
+        if version is None:
+            yield f"{package} is not installed here, or its version cannot be told: nothing about it was checked"
+        elif text is not None and not _holds(version, text):
+            tested = TESTED.get(package)
+            yield f"{package} {version} is outside what is known ({text}); tested with {tested}"
+
+
+def _version(package: str, versions: Versions) -> str | None:
+    found: str | None = getattr(versions, package)
+    return found
+
+
+def _affected(package: str, text: str, versions: Versions) -> bool:
+    version = _version(package, versions)
+    return version is not None and _holds(version, text) is True
+
+
+def _holds(version: str, text: str) -> bool | None:
+    """Whether the version is in the range; None for a version that follows no scheme (a build of a branch)."""
+    try:
+        return in_range(version, text)
+    except InvalidVersion:
+        return None
