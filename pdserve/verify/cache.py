@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 
 from pdserve.engine_view import SaltUse, lmcache_salt_use
-from pdserve.errors import VerifyError
+from pdserve.errors import NotProvenError
 from pdserve.verify.outcome import Outcome, failed, not_proven, proven
 from pdserve.verify.reference import force
 from pdserve.verify.report import Numbers
@@ -109,7 +109,7 @@ async def _clear_engines(target: Target) -> None:
         until = time.monotonic() + _CLEAR_SECONDS
         while (answer := await target.post(worker.url, _RESET, {})).get("success") is not True:
             if time.monotonic() > until:
-                raise VerifyError(
+                raise NotProvenError(
                     f"the prefix cache could not be cleared: {answer}",
                     where=worker.url,
                     cause="some of its blocks are in use: by requests, or by KV that no decode has fetched",

@@ -12,10 +12,14 @@ FAKE_DIE_AT=WHEN          import, load, ready or request       FAKE_EXIT_CODE=N 
 FAKE_LAST_LINES=TEXT      printed to stderr before that        FAKE_PROGRESS=TEXT      printed while it loads
 FAKE_IGNORE_TERM=1        only KILL ends it                    FAKE_SHM=1|leak         maps /dev/shm/psm_<hex>
 FAKE_CHILD=1|setsid       an EngineCore that outlives us       FAKE_WRONG_KV=1         computes on other KV
+FAKE_DUMMY_WEIGHTS=1          output ignores the prompt       FAKE_IGNORE_SALT=1     caches are not kept apart
 FAKE_PREFILL_SECONDS=S    time of a prefill                    FAKE_TOKEN_SECONDS=S    time of a token
 FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATUS=N    all others are refused so
 FAKE_EOS=1|2              1st token EOS (2: always)             FAKE_DROP_AFTER=N       cuts streams after N tokens
 FAKE_HOLD=POINT           waits at prefill, first or token until changed over /fake/script
+
+With FAKE_LMCACHE_URL=http://host:port (HTTP side of tests/fakes/lmcache.py) an LMCache connector reports there what it
+stores and loads.
 
 It outlives whoever started it: that is one of the things that tests are about.
 """

@@ -16,12 +16,13 @@ from argparse import Namespace
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from tests.fakes.engine_kv import KvLoadError, Producer, fetch
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
-from tests.fakes.microhttp import Request, Responder
+from tests.fakes.microhttp import Request, Responder, get_json
 
 GENERATE = ("/v1/completions", "/v1/chat/completions")
 
@@ -248,7 +249,7 @@ class Engine:
         job.finish_reason = "length"
 
     async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
-        tokens, salt = job.prompt(index), job.shape.cache_salt
+        tokens, salt = job.prompt(index), "" if self.script.ignore_salt else job.shape.cache_salt
         local = self.local.lookup(tokens, salt)
         if params.get("do_remote_prefill") and self.connectors.mooncake:
             self.external.queries += len(tokens) - local
@@ -260,7 +261,7 @@ class Engine:
             hit = self.external.lookup(tokens, salt) if self.connectors.external else 0
             state, external = prefill(tokens), max(0, hit - local)
             if self.connectors.external:
-                self.external.store(tokens, salt)
+                await self._report_to_lmcache(salt, read=external, written=self.external.store(tokens, salt))
         self.local.store(tokens, salt)
         if not job.started:
             job.started = True
@@ -270,7 +271,14 @@ class Engine:
         self.source_tokens["local_cache_hit"] += local
         self.source_tokens["external_kv_transfer"] += external
         self.source_tokens["local_compute"] += len(tokens) - local - external
+        if self.script.dummy_weights:
+            return prefill([0])
         return prefill([0, *state]) if self.script.wrong_kv else state
+
+    async def _report_to_lmcache(self, salt: str, *, read: int, written: int) -> None:
+        if url := os.environ.get("FAKE_LMCACHE_URL"):
+            chunk = self.external.block
+            await get_json(f"{url}/fake/use?{urlencode({'salt': salt, 'read': read // chunk, 'written': written})}")
 
     async def _remote_kv(self, params: dict[str, Any]) -> bytes:
         if not {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"} <= params.keys():

@@ -60,6 +60,16 @@ def logprob(state: bytes, token: int) -> float:
     return likely if token == next_token(state) else likely - 5.0 - (token % 7)
 
 
+def prompt_logprobs(tokens: Sequence[int]) -> list[dict[str, dict[str, float]] | None]:
+    """Of each prompt token and of the likeliest one in its place; the first token has none."""
+    entries: list[dict[str, dict[str, float]] | None] = [None]
+    state = extend(b"", tokens[0])
+    for token in tokens[1:]:
+        entries.append({str(one): {"logprob": logprob(state, one)} for one in (token, next_token(state))})
+        state = extend(state, token)
+    return entries
+
+
 @dataclass
 class PrefixCache:
     """Counts cached tokens in whole blocks, as vLLM does; the last token of a prompt is always computed."""
@@ -79,8 +89,11 @@ class PrefixCache:
         self.hits += found
         return found
 
-    def store(self, tokens: Sequence[int], salt: str) -> None:
+    def store(self, tokens: Sequence[int], salt: str) -> int:
+        """Returns how many blocks are new."""
+        before = len(self.chains)
         self.chains.update((salt, state) for _, state in self._block_states(tokens))
+        return len(self.chains) - before
 
     def _block_states(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
         states, state = [], b""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fakes.engine_model import detokenize, render_chat, tokenize
+from tests.fakes.engine_model import detokenize, prompt_logprobs, render_chat, tokenize
 
 Token = tuple[int, float]
 
@@ -38,6 +38,8 @@ class Shape:
     usage: bool
     ignore_eos: bool
     stop_token_ids: list[int]
+    token_ids: bool
+    prompt_logprobs: bool
     logprobs: bool
     echo: bool
     cache_salt: str
@@ -76,6 +78,8 @@ def parse(body: dict[str, Any], *, chat: bool) -> Shape:
         usage=bool((body.get("stream_options") or {}).get("include_usage")),
         ignore_eos=bool(body.get("ignore_eos")),
         stop_token_ids=body.get("stop_token_ids") or [],
+        token_ids=bool(body.get("return_token_ids")),
+        prompt_logprobs=body.get("prompt_logprobs") is not None,
         logprobs=body.get("logprobs") not in (None, False),
         echo=bool(body.get("echo")),
         cache_salt=body.get("cache_salt") or "",
@@ -156,6 +160,10 @@ class Job:
             choice["message"] = {"role": "assistant", "content": text}
         else:
             choice["text"] = (detokenize(self.prompt(index)) if self.shape.echo else "") + text
+            if self.shape.prompt_logprobs:
+                choice["prompt_logprobs"] = prompt_logprobs(self.prompt(index))
+        if self.shape.token_ids:
+            choice["token_ids"] = [token for token, _ in tokens]
         return choice | self._logprobs(index, tokens)
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any]:

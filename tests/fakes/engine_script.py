@@ -42,6 +42,10 @@ class Script:
     """* HTTP status with which every request is refused otherwise."""
     wrong_kv: bool = False
     """* Decode computes on other KV than it was sent."""
+    dummy_weights: bool = False
+    """* The output does not depend on the prompt, as with --load-format dummy."""
+    ignore_salt: bool = False
+    """* cache_salt does not keep caches apart."""
     eos: int = 0
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     drop_after: int = 0

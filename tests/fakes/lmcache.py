@@ -13,9 +13,11 @@ FAKE_LMCACHE_DIE_AT=WHEN      import, start, ready              FAKE_LMCACHE_EXI
 FAKE_LMCACHE_LAST_LINES=TEXT  printed to stderr before that     FAKE_LMCACHE_WRONG_ID=1     /config names another one
 FAKE_LMCACHE_REGISTERED=N     engine workers in /status (16)    FAKE_LMCACHE_UNHEALTHY=1    /healthcheck is 503
 FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGNORE_TERM=1  only KILL ends it
+FAKE_LMCACHE_LOSES=1          keeps nothing
 
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
-"bytes": 1024}` stores, `POST /cache/clear` forgets. It outlives whoever started it.
+"bytes": 1024}` stores, `POST /cache/clear` forgets; `GET /fake/use?salt=S&written=N&read=N` is how a fake engine stores
+and loads N chunks. It outlives whoever started it.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from tests.fakes.microhttp import Request, Responder, serve  # noqa: E402
 
 _PREFIX = "FAKE_LMCACHE_"
+_CHUNK_BYTES = 1024
 _RAM_GB = 10_000
 """Larger than this fails as an allocation does."""
 
@@ -58,6 +61,8 @@ class Script:
     """* Objects in L1."""
     bytes: int = 0
     """* Bytes in L1."""
+    loses: bool = False
+    """* What engines store is gone at once."""
     wrong_id: bool = False
     """* As a stale server that another deployment left on the port."""
     unhealthy: bool = False
@@ -85,6 +90,7 @@ class Server:
         self.flags = flags
         self.script = script
         self.stopping = asyncio.Event()
+        self.salts: dict[str, dict[str, int]] = {}
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """All routes of the HTTP API that pdserve uses, and the fake's own under /fake."""
@@ -116,6 +122,9 @@ class Server:
                 for name, value in json.loads(request.body).items():
                     script.set(name, value)
                 await responder.send(200, {})
+            case "GET", "/fake/use":
+                self._use(request.query)
+                await responder.send(200, {})
             case "POST", "/fake/store":
                 stored = json.loads(request.body)
                 script.objects += stored.get("objects", 1)
@@ -123,6 +132,15 @@ class Server:
                 await responder.send(200, {})
             case _:
                 await responder.send(404, {"detail": "Not Found"})
+
+    def _use(self, query: dict[str, str]) -> None:
+        if self.script.loses:
+            return
+        counts = self.salts.setdefault(query.get("salt", ""), {"write": 0, "read": 0})
+        counts["write"] += int(query["written"])
+        counts["read"] += int(query["read"])
+        self.script.objects += int(query["written"])
+        self.script.bytes += int(query["written"]) * _CHUNK_BYTES
 
     def _mp(self) -> dict[str, Any]:
         flags = self.flags
@@ -171,6 +189,10 @@ class Server:
             f"lmcache_mp_l1_memory_usage_bytes{labels} {float(self.script.bytes)}\n"
             "# TYPE lmcache_mp_l1_usage_ratio gauge\n"
             f"lmcache_mp_l1_usage_ratio{labels} {self.script.bytes / total}\n"
+        ) + "".join(
+            f'lmcache_mp_l1_{what}_chunks_total{{cache_salt="{salt}",l1_tag="_default"}} {float(count)}\n'
+            for salt, counts in self.salts.items()
+            for what, count in counts.items()
         )
 
 

@@ -1,0 +1,201 @@
+"""A whole deployment of fakes behind the real proxy, and the plan that `verify` is given for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pdserve.pd.config import Protocol, ProxyConfig, WorkerConfig
+from pdserve.plan.model import Env, LmcacheServer, Node, Plan, Process
+from pdserve.recipe.model import Timeouts, Verify
+from pdserve.verify import Proof, Report, run_proofs
+from tests.launch.deployment import free_ports
+from tests.proxy.deployment import KEY, MODEL, Child
+
+DETAILS = "--enable-prompt-tokens-details"
+MOONCAKE = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+class FakeLmcache(Child):
+    def __init__(self, name: str, **faults: object) -> None:
+        argv = [sys.executable, "tests/fakes/lmcache.py", "--port", "0", "--http-port", str(port := free_ports(1)[0])]
+        argv += ["--l1-size-gb", "1", "--eviction-policy", "LRU", "--instance-id", name]
+        super().__init__(argv, {f"FAKE_LMCACHE_{key.upper()}": str(value) for key, value in faults.items()})
+        self._http_port = port
+
+    def ready(self) -> None:
+        self.until("Uvicorn running")
+        self.listens(self._http_port)
+
+
+class FakeEngine(Child):
+    """A fake engine; beside an LMCache server it also stores."""
+
+    def __init__(
+        self, name: str, role: str, lmcache: str | None, *, model: str = MODEL, flags: tuple[str, ...], **faults: object
+    ) -> None:
+        self.name, self.role = name, role
+        argv = [sys.executable, "tests/fakes/engine.py", "--served-model-name", model, "--port", "0", *flags]
+        connectors: list[dict[str, Any]] = []
+        if role in MOONCAKE:
+            connectors.append({"kv_connector": "MooncakeConnector", "kv_role": MOONCAKE[role]})
+        if lmcache and role != "decode":
+            connectors.append({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"})
+        if connectors:
+            multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": connectors}}
+            argv += ["--kv-transfer-config", json.dumps(multi)]
+        env = {"VLLM_API_KEY": KEY, "VLLM_MOONCAKE_BOOTSTRAP_PORT": "0", "FAKE_LMCACHE_URL": lmcache or ""}
+        super().__init__(argv, env | {f"FAKE_{key.upper()}": str(value) for key, value in faults.items()})
+        self.bootstrap_url: str | None = None
+
+    def ready(self) -> None:
+        if self.role == "prefill":
+            port = self.until(r"Bootstrap server on port (\d+)")[1]
+            self.bootstrap_url = f"http://127.0.0.1:{port}"
+        self.listens(int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1]))
+
+    def config(self) -> WorkerConfig:
+        return WorkerConfig.model_validate(
+            {"name": self.name, "role": self.role, "url": self.url, "bootstrap_url": self.bootstrap_url}
+        )
+
+    def script(self, **faults: object) -> None:
+        self.http.post("/fake/script", json=faults).raise_for_status()
+
+    def requests(self) -> list[dict[str, Any]]:
+        return list(self.http.get("/fake/requests").json())
+
+    def forget_external(self) -> None:
+        """What LMCache gave this engine is gone."""
+        self.http.post("/reset_prefix_cache?reset_external=true").raise_for_status()
+
+
+class Deployment:
+    """Everything it starts ends with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self.lmcache: FakeLmcache | None = None
+        self.engines: dict[str, FakeEngine] = {}
+        self.plan: Plan
+
+    def up(
+        self,
+        prefills: int = 1,
+        decodes: int = 1,
+        *,
+        aggregated: int = 0,
+        lmcache: dict[str, object] | None = None,
+        cached: bool = True,
+        flags: tuple[str, ...] = (DETAILS,),
+        proxy_url: str | None = None,
+        faults: dict[str, dict[str, object]] | None = None,
+        **plan: Any,
+    ) -> Self:
+        """`cached`: with LMCache, whose faults are `lmcache`; `flags`: of all engines; `faults`: by engine or role;
+        `plan`: other fields of the plan. `proxy_url`: instead of the real proxy."""
+        if cached:
+            self.lmcache = FakeLmcache("lmcache-0", **(lmcache or {}))
+            self._stack.callback(self.lmcache.end)
+            self.lmcache.ready()
+        roles = ["aggregated"] * aggregated or ["prefill"] * prefills + ["decode"] * decodes
+        for role in roles:
+            name = f"{role}-{sum(one.role == role for one in self.engines.values())}"
+            own = (faults or {}).get(role, {}) | (faults or {}).get(name, {})
+            engine = FakeEngine(name, role, self.lmcache and self.lmcache.url, **{"flags": flags, **own})  # type: ignore[arg-type]
+            self._stack.callback(engine.end)
+            engine.ready()
+            self.engines[name] = engine
+        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, proxy_url, plan)
+        return self
+
+    def verify(self, on_proof: Callable[[Proof], None] | None = None, key: str = KEY) -> Report:
+        return asyncio.run(run_proofs(self.plan, engine_key=key, on_proof=on_proof))
+
+    def _plan(self, protocol: Protocol, flags: tuple[str, ...], proxy_url: str | None, fields: dict[str, Any]) -> Plan:
+        config = ProxyConfig(
+            host="127.0.0.1",
+            port=0,
+            served_name=MODEL,
+            protocol=protocol,
+            workers=tuple(engine.config() for engine in self.engines.values()),
+            request_timeout_seconds=60,
+            connect_timeout_seconds=5,
+            drain_seconds=5,
+            max_body_bytes=1_000_000,
+        )
+        if proxy_url is None:
+            proxy_url = self._proxy(config)
+        processes = [_process(name, engine.role, flags) for name, engine in self.engines.items()]
+        servers = []
+        if self.lmcache:
+            processes.append(_process("lmcache-0", "lmcache", ()))
+            stores = tuple(name for name, engine in self.engines.items() if engine.role != "decode")
+            servers.append(
+                LmcacheServer(
+                    process="lmcache-0",
+                    http_url=self.lmcache.url,
+                    instance_id="lmcache-0",
+                    engines=stores,
+                    expected_workers=len(stores),
+                    l1_bytes=1 << 30,
+                    shm_name=None,
+                )
+            )
+        values: dict[str, Any] = {
+            "name": "fakes",
+            "mode": "aggregated" if protocol == "aggregated" else "disaggregated",
+            "platform": "cpu",
+            "served_name": MODEL,
+            "model": "fake-model",
+            "model_path": None,
+            "nodes": (Node(name="here"),),
+            "processes": (*processes, _process("proxy", "proxy", ())),
+            "lmcache": tuple(servers),
+            "proxy": config.model_copy(update={"port": int(proxy_url.rpartition(":")[2])}),
+            "canary_seconds": 20,
+            "timeouts": Timeouts(),
+            "verify": Verify(output="exact"),
+            "cache_reset_endpoint": True,
+            "chunk_size": 256 if self.lmcache else None,
+        }
+        return Plan(**(values | fields))
+
+    def _proxy(self, config: ProxyConfig) -> str:
+        path = self._folder / "proxy.json"
+        path.write_text(config.model_dump_json())
+        argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
+        proxy = Child(argv, {"PDSERVE_ENGINE_KEY": KEY})
+        self._stack.callback(proxy.end)
+        return proxy.until(r"serving on (http://127.0.0.1:\d+)")[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def _process(name: str, role: str, flags: tuple[str, ...]) -> Process:
+    return Process.model_validate(
+        {
+            "name": name,
+            "role": role,
+            "node": "here",
+            "argv": flags,
+            "env": Env(),
+            "log": f"logs/{name}.log",
+            "probe": None,
+            "start_stage": 0,
+            "stop_stage": 0,
+            "ready_seconds": 10,
+            "stop_seconds": 10,
+        }
+    )
