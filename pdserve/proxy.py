@@ -267,6 +267,7 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         if not self.should_exit:
+            log.info("draining")
             self._draining = asyncio.ensure_future(self._app.state.proxy.drain())
         self.should_exit = True
 

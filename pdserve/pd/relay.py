@@ -220,7 +220,7 @@ class Exchange:
         except ApiError as error:
             await client.fail(error)
         except ClientGoneError:
-            pass
+            log.info("%s: the client left", client.request_id)
         finally:
             watch.cancel()
 

@@ -244,7 +244,8 @@ class Engine:
                 return
             self.generated += 1
             yield token, logprob(state, token)
-            state = extend(state, token)
+            if not self.script.dummy_weights:
+                state = extend(state, token)
             await self.gate.until(lambda: self.script.hold != "token")
         job.finish_reason = "length"
 
@@ -272,7 +273,8 @@ class Engine:
         self.source_tokens["external_kv_transfer"] += external
         self.source_tokens["local_compute"] += len(tokens) - local - external
         if self.script.dummy_weights:
-            return prefill([0])
+            job.sees_context = False
+            return b"\0\0"
         return prefill([0, *state]) if self.script.wrong_kv else state
 
     async def _report_to_lmcache(self, salt: str, *, read: int, written: int) -> None:
@@ -284,7 +286,10 @@ class Engine:
         if not {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"} <= params.keys():
             await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
         try:
-            return bytes.fromhex(await fetch(params))
+            state = bytes.fromhex(await fetch(params))
+            if self.script.kv_fails:
+                raise KvLoadError("scripted failure")
+            return state
         except KvLoadError as error:
             print(f"ERROR KV load failed: {error}", flush=True)
             raise ApiError(500, "Internal server error", "InternalServerError") from error

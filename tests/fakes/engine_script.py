@@ -46,6 +46,8 @@ class Script:
     """* The output does not depend on the prompt, as with --load-format dummy."""
     ignore_salt: bool = False
     """* cache_salt does not keep caches apart."""
+    kv_fails: bool = False
+    """* Decode cannot load the KV that it was sent (kv_load_failure_policy: fail)."""
     eos: int = 0
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     drop_after: int = 0

@@ -39,6 +39,14 @@ class Child:
             text=True,
         )
         self.log: list[str] = []
+        self.port = 0
+        self.url = ""
+        self.http: httpx.Client
+
+    def listens(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
 
     def until(self, pattern: str) -> re.Match[str]:
         """Read the log up to a line that matches."""
@@ -54,6 +62,8 @@ class Child:
         if self.process.poll() is None:
             self.process.send_signal(signum)
         code = self.process.wait()
+        if self.url:
+            self.http.close()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()
@@ -76,10 +86,12 @@ class Fake(Child):
             ]
         env = {"VLLM_API_KEY": KEY, "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
         super().__init__(argv, env | {f"FAKE_{name.upper()}": str(value) for name, value in faults.items()})
-        self.bootstrap = int(self.until(r"Bootstrap server on port (\d+)")[1]) if role == "prefill" else 0
-        self.port = int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
+        self.bootstrap = 0
+
+    def ready(self) -> None:
+        if self.role == "prefill":
+            self.bootstrap = int(self.until(r"Bootstrap server on port (\d+)")[1])
+        self.listens(int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1]))
 
     def config(self) -> WorkerConfig:
         bootstrap = f"http://127.0.0.1:{self.bootstrap}" if self.role == "prefill" else None
@@ -106,26 +118,21 @@ class Fake(Child):
         (request,) = self.requests()
         return dict(request["body"])
 
-    def end(self, signum: int = signal.SIGKILL) -> int:
-        if hasattr(self, "http"):
-            self.http.close()
-        return super().end(signum)
-
 
 class Proxy(Child):
     """The real proxy process."""
 
-    def __init__(self, path: Path, config: ProxyConfig, *, control: bool = False) -> None:
+    def __init__(self, path: Path, config: ProxyConfig, *, key: str, control: bool) -> None:
         path.write_text(config.model_dump_json())
         argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path)]
         super().__init__(
             argv if control else [*argv, "--no-control"],
-            {"PDSERVE_ENGINE_KEY": KEY},
+            {"PDSERVE_ENGINE_KEY": key},
             stdin=subprocess.PIPE if control else subprocess.DEVNULL,
         )
-        self.port = int(self.until(r"serving on http://127.0.0.1:(\d+)")[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
+
+    def ready(self) -> None:
+        self.listens(int(self.until(r"serving on http://127.0.0.1:(\d+)")[1]))
 
     def push(self, worker: str, state: str) -> None:
         """Tell it a worker's state, and wait until it knows."""
@@ -145,17 +152,12 @@ class Proxy(Child):
         connection.sendall(head.encode() + data)
         return connection
 
-    def end(self, signum: int = signal.SIGTERM) -> int:
-        if hasattr(self, "http"):
-            self.http.close()
-        return super().end(signum)
-
 
 class Deployment:
     """xPyD fake engines behind the proxy. Everything it starts ends with it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._stack = ExitStack()
         self.prefills: list[Fake] = []
         self.decodes: list[Fake] = []
@@ -170,6 +172,7 @@ class Deployment:
         aggregated: int = 0,
         control: bool = False,
         ranks: int = 1,
+        key: str = KEY,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         **config: Any,
@@ -184,18 +187,18 @@ class Deployment:
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
         protocol: Protocol = "aggregated" if aggregated else "mooncake"
-        self.proxy = Proxy(self._folder / "proxy.json", self.config(protocol, **config), control=control)
-        self._stack.callback(lambda: self.proxy.end(signal.SIGKILL))
+        self.proxy = Proxy(self.folder / "proxy.json", self.config(protocol, **config), key=key, control=control)
+        self._stack.callback(self.proxy.end)
+        self.proxy.ready()
         if control:
             for fake in self.fakes:
                 self.proxy.push(fake.name, "ready")
         return self
 
     def engine(self, name: str, role: str, **options: Any) -> Fake:
-        fake = Fake.__new__(Fake)
-        self._stack.callback(lambda: fake.process.poll() is None and fake.end())
-        fake.__init__(name, role, **options)  # type: ignore[misc]
+        fake = Fake(name, role, **options)
         self._stack.callback(fake.end)
+        fake.ready()
         return fake
 
     @property

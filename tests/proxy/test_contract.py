@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
@@ -114,7 +116,7 @@ def test_a_prefill_that_stops_all_the_same_is_an_error_at_once(deployment: Deplo
 
 def test_prompt_shaping_fields_are_the_same_in_both_legs(deployment: Deployment) -> None:
     deployment.up()
-    shaping = {
+    shaping: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}],
         "tool_choice": "auto",
         "response_format": {"type": "text"},

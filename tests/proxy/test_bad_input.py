@@ -1,0 +1,154 @@
+"""What a client may not send: a clear 400 (or 413, 404, 405) in OpenAI's shape, and no engine hears of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One deployment for all of this module: nothing here may harm it."""
+    folder: Path = tmp_path_factory.mktemp("proxy")
+    with Deployment(folder) as deployment:
+        yield deployment.up(max_body_bytes=200_000)
+
+
+def refused(shared: Deployment, path: str, body: bytes | dict[str, Any]) -> dict[str, Any]:
+    """The error of a 400, after which no engine has seen anything and the proxy serves on."""
+    before = [fake.state()["received"] for fake in shared.fakes]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = shared.proxy.http.post(path, content=content)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+    assert answer.headers["x-request-id"]
+    assert [fake.state()["received"] for fake in shared.fakes] == before
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    ],
+    ids=["empty", "broken", "list", "string", "null", "nan", "infinite", "no-utf8", "deep"],
+)
+def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
+    refused(shared, "/v1/completions", body)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", "2"),
+        ("n", True),
+        ("best_of", 2),
+        ("use_beam_search", True),
+        ("prompt_logprobs", 0),
+        ("truncate_prompt_tokens", -1),
+        ("truncate_prompt_tokens", "-1"),
+        ("prompt_embeds", "AAAA"),
+        ("stream", "true"),
+        ("max_tokens", 0),
+        ("max_tokens", "8"),
+        ("max_tokens", 1.5),
+        ("min_tokens", -1),
+        ("stop", 7),
+        ("stop", [7]),
+        ("stop_token_ids", ["a"]),
+        ("stream_options", {"include_usage": True}),
+        ("logprobs", True),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_completions_fields_that_prefill_and_decode_cannot_answer_alike(
+    shared: Deployment, field: str, value: object
+) -> None:
+    assert refused(shared, "/v1/completions", {"prompt": "hi", field: value})["param"] == field
+
+
+@pytest.mark.parametrize(
+    "prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}], ids=lambda value: json.dumps(value)
+)
+def test_prompts_that_are_not_one_prompt(shared: Deployment, prompt: object) -> None:
+    assert refused(shared, "/v1/completions", {"prompt": prompt})["param"] == "prompt"
+
+
+def test_echo_needs_prompt_logprobs_only_with_logprobs(shared: Deployment) -> None:
+    assert refused(shared, "/v1/completions", {"prompt": "hi", "echo": True, "logprobs": 1})["param"] == "echo"
+    answer = shared.complete("hi", echo=True)
+    assert answer.json()["choices"][0]["text"].startswith("hi")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("top_logprobs", 2), ("echo", True)],
+)
+def test_chat_fields(shared: Deployment, field: str, value: object) -> None:
+    body = CHAT | {"logprobs": field == "echo", field: value}
+    assert refused(shared, "/v1/chat/completions", body)["param"] == field
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])
+def test_smuggled_transfer_parameters_reach_no_engine(shared: Deployment, name: str) -> None:
+    """Sent on, these kill a producer's EngineCore."""
+    body = (
+        f'{{"model": "{MODEL}", "prompt": "hi", "{name}": {{"do_remote_prefill": true, "evil": 1}}, "max_tokens": 2}}'
+    )
+    assert shared.proxy.http.post("/v1/completions", content=body).status_code == 200
+    for fake in shared.fakes:
+        sent = fake.requests()[-1]["body"]
+        assert "evil" not in json.dumps(sent)
+        assert "ec_transfer_params" not in sent
+        assert fake.process.poll() is None
+
+
+def test_transfer_parameters_smuggled_as_extra_arguments_reach_no_engine(shared: Deployment) -> None:
+    """vLLM merges vllm_xargs into the mapping that carries kv_transfer_params."""
+    extra = {"kv_transfer_params": "evil", "ec_transfer_params": "evil", "mine": 1}
+    assert shared.complete("hi", vllm_xargs=extra).status_code == 200
+    for fake in shared.fakes:
+        assert fake.requests()[-1]["body"]["vllm_xargs"] == {"mine": 1}
+
+
+def test_a_body_over_the_limit_is_a_413(shared: Deployment) -> None:
+    answer = shared.complete("x" * 200_000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+
+
+def test_a_chunked_body_over_the_limit_is_a_413_too(shared: Deployment) -> None:
+    chunks = (b"x" * 50_000 for _ in range(5))
+    answer = shared.proxy.http.post("/v1/completions", content=chunks)
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/x", 404)])
+def test_unknown_routes_answer_in_the_same_shape(shared: Deployment, method: str, path: str, status: int) -> None:
+    answer = shared.proxy.http.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "é", "x" * 300])
+def test_a_request_id_that_could_do_harm_is_replaced(shared: Deployment, request_id: str) -> None:
+    headers = [(b"x-request-id", request_id.encode("latin-1"))]
+    answer = shared.proxy.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] not in ("", request_id)

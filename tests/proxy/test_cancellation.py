@@ -1,0 +1,88 @@
+"""A client that leaves, at any moment, leaves no running request and no KV behind.
+
+A prefill leg whose decode leg was sent is not aborted: decode would wait for KV that can no longer come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+
+COMPLETIONS = "/v1/completions"
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_prefill_lets_prefill_finish_and_then_aborts_decode(
+    deployment: Deployment, stream: bool
+) -> None:
+    deployment.up(prefill={"hold": "prefill"}, decode={"hold": "first"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("the client left")
+    assert prefill.state()["aborted"] == decode.state()["aborted"] == 0
+    prefill.script(hold="")
+    decode.wait(aborted=1, running=0, waiting=0)
+    prefill.wait(finished=1, aborted=0, delivered=1)
+    deployment.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_the_first_token_aborts_decode(deployment: Deployment, stream: bool) -> None:
+    deployment.up(decode={"hold": "first"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        deployment.prefills[0].wait(finished=1)
+        deployment.decodes[0].wait(running=1)
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.idle()
+
+
+def test_leaving_while_streaming_aborts_decode(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "token"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        deployment.decodes[0].wait(running=1)
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.idle()
+
+
+def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=2)
+    with deployment.proxy.open(COMPLETIONS, BODY | {"max_tokens": 1}):
+        deployment.prefills[0].wait(waiting=1)
+        with deployment.proxy.open(COMPLETIONS, BODY):
+            pass
+        deployment.proxy.until("the client left")
+        deployment.prefills[0].script(hold="")
+        deployment.decodes[0].wait(finished=1)
+    assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
+
+
+def test_clients_that_left_give_their_slots_back(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, transfer_slots=5)
+    connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]
+    deployment.prefills[0].wait(waiting=4)
+    for connection in connections:
+        connection.close()
+    for _ in connections:
+        deployment.proxy.until("the client left")
+    deployment.prefills[0].script(hold="")
+    assert deployment.complete().status_code == 200
+    deployment.idle()
+
+
+def test_leaving_and_then_a_dead_prefill_ends_decode_too(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(waiting=1)
+        decode.wait(waiting=1)
+    deployment.proxy.until("the client left")
+    prefill.end()
+    decode.wait(aborted=1, waiting=0)
+    assert decode.state()["running"] == 0

@@ -1,0 +1,206 @@
+"""Each failure of an engine becomes a clear answer at once: a status before the first byte, an SSE event after it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+
+STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error of an answer, which must be in OpenAI's shape and name no address."""
+    assert answer.headers["content-type"] == "application/json"
+    (name, error), *more = answer.json().items()
+    assert (name, more) == ("error", [])
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status_code
+    assert "127.0.0.1" not in error["message"]
+    return dict(error)
+
+
+def last_event(lines: list[str]) -> dict[str, Any]:
+    events = [line.removeprefix("data: ") for line in lines if line]
+    return dict(json.loads(events[-1]))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prefill_failure_surfaces_while_decode_still_waits(deployment: Deployment, stream: bool) -> None:
+    deployment.up(prefill={"prefill_status": 500})
+    answer = deployment.complete(stream=stream)
+    assert answer.status_code == 500
+    assert error_of(answer)["message"] == "scripted failure"
+    deployment.decodes[0].wait(aborted=1, waiting=0)
+
+
+def test_a_request_that_the_engine_refuses_keeps_its_status_and_reason(deployment: Deployment) -> None:
+    deployment.up()
+    answer = deployment.complete("x" * 100_001)
+    assert answer.status_code == 400
+    assert "maximum context length" in error_of(answer)["message"]
+    deployment.idle()
+
+
+def test_an_unknown_model_is_a_404(deployment: Deployment) -> None:
+    deployment.up()
+    answer = deployment.complete(model="other")
+    assert answer.status_code == 404
+    assert error_of(answer)["type"] == "NotFoundError"
+
+
+def test_a_decode_failure_keeps_its_status_and_lets_prefill_finish(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, decode={"decode_status": 503})
+    assert deployment.complete().status_code == 503
+    assert deployment.prefills[0].state()["aborted"] == 0
+    deployment.prefills[0].script(hold="")
+    deployment.prefills[0].wait(finished=1, held=0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_kv_that_cannot_be_loaded_has_a_status_even_in_a_stream(deployment: Deployment, stream: bool) -> None:
+    """vLLM has already answered 200 to a stream when it learns that; nothing of that has reached the client."""
+    deployment.up(decode={"kv_fails": 1})
+    answer = deployment.complete(stream=stream)
+    assert answer.status_code == 500
+    assert error_of(answer)["type"] == "InternalServerError"
+    deployment.idle()
+
+
+def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "token"})
+    with deployment.proxy.http.stream("POST", "/v1/completions", json=STREAM) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        deployment.decodes[0].end()
+        rest = list(lines)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert "choices" in json.loads(first.removeprefix("data: "))
+    assert last_event(rest)["error"]["code"] == 502
+    assert "data: [DONE]" not in rest
+
+
+def test_a_stream_that_is_cut_ends_with_an_error_event(deployment: Deployment) -> None:
+    deployment.up(decode={"drop_after": 3})
+    answer = deployment.complete(**STREAM)
+    events = [line for line in answer.text.splitlines() if line]
+    assert len(events) == 4
+    assert last_event(events)["error"]["code"] == 502
+
+
+def test_a_decode_that_dies_before_its_answer_is_a_502(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "first"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        deployment.decodes[0].wait(running=1)
+        deployment.decodes[0].end()
+        assert answer.result().status_code == 502
+    error_of(answer.result())
+
+
+def test_a_prefill_that_dies_while_it_computes_is_a_502_and_decode_is_left(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        deployment.prefills[0].wait(waiting=1)
+        deployment.decodes[0].wait(waiting=1)
+        deployment.prefills[0].end()
+        assert answer.result().status_code == 502
+    deployment.decodes[0].wait(aborted=1, waiting=0)
+
+
+def test_another_prefill_takes_over_from_a_dead_one(deployment: Deployment) -> None:
+    deployment.up(prefills=2)
+    deployment.prefills[0].end()
+    answers = [deployment.complete() for _ in range(4)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_another_decode_takes_over_with_a_new_transfer_and_no_kv_is_left(deployment: Deployment) -> None:
+    deployment.up(decodes=2)
+    deployment.decodes[0].end()
+    answers = [deployment.complete() for _ in range(4)]
+    assert {answer.status_code for answer in answers} == {200}
+    transfers = [request["body"]["kv_transfer_params"]["transfer_id"] for request in deployment.prefills[0].requests()]
+    assert len(set(transfers)) == len(transfers) == 6, "both legs anew for each of the two failed attempts"
+    deployment.prefills[0].wait(held=0, waiting=0, delivered=6)
+
+
+def test_a_prefill_restarted_on_the_same_url_is_used_with_its_new_engine_id(deployment: Deployment) -> None:
+    """Nobody tells the proxy: decode's failure does."""
+    deployment.up()
+    old = deployment.prefills[0]
+    before = deployment.complete().json()["choices"]
+    old.end()
+    deployment.prefills[0] = deployment.engine(old.name, "prefill", port=old.port, bootstrap=old.bootstrap)
+    answer = deployment.complete()
+    assert answer.status_code == 200
+    assert answer.json()["choices"] == before
+    deployment.idle()
+
+
+def test_no_bootstrap_server_is_a_clear_502(deployment: Deployment) -> None:
+    deployment.up()
+    prefill = deployment.prefills[0]
+    stranger = {"name": prefill.name, "role": "prefill", "url": prefill.url, "bootstrap_url": "http://127.0.0.1:1"}
+    with Deployment(deployment.folder) as other:
+        other.up(0, 0, workers=[stranger, deployment.decodes[0].config().model_dump()])
+        answer = other.complete()
+        assert answer.status_code == 502
+        assert "bootstrap server of prefill-0" in error_of(answer)["message"]
+
+
+def test_a_wrong_engine_key_is_our_fault_not_the_clients(deployment: Deployment) -> None:
+    deployment.up(key="other")
+    answer = deployment.complete()
+    assert answer.status_code == 502
+    assert "refused the deployment's engine key" in error_of(answer)["message"]
+
+
+def test_a_request_that_takes_too_long_is_a_504(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"}, request_timeout_seconds=0.2)
+    answer = deployment.complete()
+    assert answer.status_code == 504
+    error_of(answer)
+    deployment.prefills[0].script(hold="")
+    deployment.idle()
+
+
+def test_sigterm_lets_a_running_stream_finish(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "token"})
+    with deployment.proxy.http.stream("POST", "/v1/completions", json=STREAM | {"max_tokens": 20}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        deployment.proxy.process.send_signal(signal.SIGTERM)
+        deployment.proxy.until("draining")
+        deployment.decodes[0].script(hold="")
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert deployment.proxy.process.wait() == 0
+    deployment.idle()
+
+
+def test_what_outlasts_the_drain_ends_with_an_error_event(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "token"}, drain_seconds=0.2)
+    with deployment.proxy.http.stream("POST", "/v1/completions", json=STREAM) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        deployment.proxy.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert last_event(rest)["error"]["code"] == 503
+    assert deployment.proxy.process.wait() == 0
+    deployment.idle()
+
+
+def test_a_port_that_is_taken_ends_the_proxy(deployment: Deployment) -> None:
+    deployment.up()
+    with Deployment(deployment.folder) as other, pytest.raises(AssertionError, match="address already in use"):
+        other.up(0, 0, port=deployment.proxy.port)

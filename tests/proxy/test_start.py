@@ -1,0 +1,60 @@
+"""How the proxy starts, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.proxy import main
+from tests.proxy.deployment import Deployment
+
+CONFIG: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "port": 0,
+    "served_name": "m",
+    "protocol": "mooncake",
+    "workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1", "bootstrap_url": "http://h:2"}],
+    "request_timeout_seconds": 1,
+    "connect_timeout_seconds": 1,
+    "drain_seconds": 1,
+    "max_body_bytes": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"port": "many"}, "port"),
+        ({"unknown": 1}, "unknown"),
+        ({"protocol": "nixl"}, "NIXL"),
+        ({"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
+    ],
+)
+def test_a_bad_configuration_is_exit_code_2_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], says: str
+) -> None:
+    path = tmp_path / "proxy.json"
+    path.write_text(json.dumps(CONFIG | change))
+    assert main(["--config", str(path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_configuration_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_without_a_control_channel_all_workers_are_ready(deployment: Deployment) -> None:
+    deployment.up()
+    ready = deployment.proxy.http.get("/ready")
+    assert (ready.status_code, ready.json()["ready"]) == (200, True)
+
+
+def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    deployment.up()
+    assert deployment.complete().status_code == 200
