@@ -142,7 +142,7 @@ def unknown_key(path: Path, data: dict[str, Any]) -> Problem:
         elsewhere = list(shape.places(key))
         inside = [p for p in elsewhere if parent and p.startswith(f"{parent[0]}.")]
         todo = f"did you mean {(inside or elsewhere)[0]}?" if elsewhere else f"known here: {_list(sorted(set(known)))}"
-    return Problem(path, "unknown key", todo)
+    return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
 
 
 def _bad_key(path: Path) -> Problem:

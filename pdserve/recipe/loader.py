@@ -63,11 +63,11 @@ def load_recipe(
     _reset_nulls(document.data)
     leaked = list(secrets.literal(document.data))
     found = [*document.problems, *leaked]
-    known_bad = failed | {p.path for p in found}
+    known_bad = failed.union(*(p.spoils for p in found))
     recipe, invalid = _validate(document.data, known_bad)
     found += invalid
     if recipe is not None:
-        bad = known_bad | {p.path for p in invalid}
+        bad = known_bad.union(*(p.spoils for p in invalid))
         broken = [p for p in rules.problems(recipe) if not any(p.concerns(b) for b in bad)]
         found += [] if ("platform",) in bad else broken
     if found or recipe is None:
@@ -88,7 +88,7 @@ def _validate(data: RecipeDocument, known_bad: set[Path]) -> tuple[Recipe | None
         except ValidationError as failure:
             fresh = explain.problems(failure, rest)
         found += [p for p in fresh if not any(p.concerns(b) for b in bad)]
-        bad |= {p.path for p in fresh}
+        bad = bad.union(*(p.spoils for p in fresh))
         for problem in fresh:
             if not problem.path:
                 return None, found

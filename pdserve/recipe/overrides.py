@@ -42,7 +42,7 @@ def _set(document: Document, text: str) -> None:
         raise RecipeError(f"--set {key} has no value", todo=f"write --set {key}=VALUE, or --unset {key}")
     path = _path(key, f"--set {key}")
     option = f"--set {key}={value_text}"
-    if any(show.secret_name(str(part)) for part in path) or show.secret_value(value_text) or len(option) > 100:
+    if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
     parsed = yaml12.parse(value_text, option)
     if parsed.problems:

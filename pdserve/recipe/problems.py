@@ -25,13 +25,20 @@ class Origin:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `also`: the other keys that it depends on; `origin` overrides the path's line."""
+    """One thing that is wrong. `also`: the other keys that it depends on; `meant`: the key that was probably meant and
+    is therefore missing; `origin` overrides the path's line."""
 
     path: Path
     what: str
     todo: str | None = None
     also: tuple[Path, ...] = ()
+    meant: Path | None = None
     origin: Origin | None = None
+
+    @property
+    def spoils(self) -> set[Path]:
+        """Paths whose value cannot be relied on because of this problem."""
+        return {path for path in (self.path, self.meant) if path}
 
     def concerns(self, path: Path) -> bool:
         """Whether the problem may be a mere consequence of another one at `path`."""

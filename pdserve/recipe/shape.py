@@ -35,7 +35,7 @@ def kinds() -> list[str]:
     """The connector kinds of the registry."""
     found = []
     for model in models_at(("prefill", "connector"), {}):
-        found.extend(_literals(keys(model)["kind"].annotation))
+        found.extend(_kinds(model))
     return found
 
 
@@ -68,7 +68,7 @@ def places(key: str) -> Iterator[str]:
 def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
     options = list(_flatten(annotation))
     if isinstance(data, dict) and "kind" in data:
-        same = [o for o in options if _is_model(o) and data["kind"] in _literals(keys(o)["kind"].annotation)]
+        same = [o for o in options if _is_model(o) and "kind" in keys(o) and data["kind"] in _kinds(o)]
         options = same or options
     if not path:
         return options
@@ -86,6 +86,10 @@ def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
         elif get_origin(option) is dict:
             found.extend(_walk(get_args(option)[1], below, inner))
     return found
+
+
+def _kinds(model: type[BaseModel]) -> list[Any]:
+    return _literals(keys(model)["kind"].annotation)
 
 
 def _flatten(annotation: Any) -> Iterator[Any]:

@@ -20,9 +20,7 @@ from pdserve.recipe import show
 from pdserve.recipe.problems import Origin, Path, Problem
 
 _INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
-_FLOAT = re.compile(
-    r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
-)
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
@@ -143,13 +141,13 @@ class _Walk:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str) or key_node.tag != _TAG + "str":
                 shown = "a list or mapping" if key is None else f"{key or 'null'}"
-                self.report(path, line, f"a key must be text, got {shown}", "put the key in quotes")
+                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", "put the key in quotes")
                 continue
             if key == "<<":
-                self.report(path, line, "merge keys (<<) are not supported", "use `extends:` to share settings")
+                self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
                 continue
             if bad := _unusable(key):
-                self.report(path, line, f"a key contains {bad}")
+                self.report((*path, "?"), line, f"a key contains {bad}")
                 continue
             here = (*path, key)
             if key in result:
@@ -216,5 +214,7 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
     todo = None
     if "${" in line and ("flow" in detail or "flow" in problem):
         todo = 'inside { } and [ ] a reference needs quotes: "${NAME}"'
+    if "block scalar" in detail:
+        todo = "a value that begins with > or | needs quotes"
     evidence = (line.rstrip()[:160],) if line.strip() and not show.looks_secret(line) else ()
     return RecipeError(f"not YAML: {detail}", where=where, todo=todo, evidence=evidence)

@@ -10,7 +10,6 @@ from pdserve.recipe.effective import roles, transfer_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
 
-
 TRANSFER_PORTS = 100
 """Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""
 

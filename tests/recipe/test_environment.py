@@ -1,0 +1,98 @@
+"""`${NAME}` and `${NAME:-default}` in values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipe.kit import CPU, load, refused
+
+
+@pytest.mark.parametrize(
+    ("written", "environ", "expected"),
+    [
+        ("${NAME}", {"NAME": "x"}, "x"),
+        ("a-${NAME}-b", {"NAME": "x"}, "a-x-b"),
+        ("${A}${B}", {"A": "1", "B": "2"}, "12"),
+        ("${NAME:-d}", {}, "d"),
+        ("${NAME:-d}", {"NAME": ""}, "d"),
+        ("${NAME:-d}", {"NAME": "x"}, "x"),
+        ("${NAME:-}x", {}, "x"),
+        ("/m/${NAME:-a/b.c}", {}, "/m/a/b.c"),
+        ("$${NAME}", {"NAME": "x"}, "${NAME}"),
+        ("$${A}-${A}", {"A": "x"}, "${A}-x"),
+        ("$NAME", {"NAME": "x"}, "$NAME"),
+        ("${NAME}", {"NAME": "${OTHER}", "OTHER": "y"}, "${OTHER}"),
+    ],
+)
+def test_references_are_replaced_once(tmp_path: Path, written: str, environ: dict[str, str], expected: str) -> None:
+    loaded = load(tmp_path, CPU.replace("served_name: small", f"served_name: {written}"), environ=environ)
+    assert loaded.recipe.model.served_name == expected
+
+
+@pytest.mark.parametrize("quotes", ["", '"', "'"])
+def test_a_number_is_typed_where_a_number_belongs(tmp_path: Path, quotes: str) -> None:
+    text = CPU + f"ports:\n  proxy: {quotes}${{PORT}}{quotes}\n  prefill: {quotes}${{OTHER:-8150}}{quotes}\n"
+    loaded = load(tmp_path, text, environ={"PORT": "9000"})
+    assert (loaded.recipe.ports.proxy, loaded.recipe.ports.prefill) == (9000, 8150)
+
+
+def test_a_number_stays_text_where_text_belongs(tmp_path: Path) -> None:
+    text = CPU.replace("served_name: small", "served_name: ${NAME}")
+    assert load(tmp_path, text, environ={"NAME": "405"}).recipe.model.served_name == "405"
+
+
+def test_a_boolean_is_typed(tmp_path: Path) -> None:
+    text = CPU + "engine: {cache_reset_endpoint: '${FLAG}'}\n"
+    assert load(tmp_path, text, environ={"FLAG": "true"}).recipe.engine.cache_reset_endpoint is True
+    told = refused(tmp_path, text, environ={"FLAG": "yes"})
+    assert 'engine.cache_reset_endpoint: expected true or false, got "yes"' in told
+
+
+def test_where_a_key_takes_both_quotes_make_it_text(tmp_path: Path) -> None:
+    text = CPU + 'engine:\n  args:\n    seed: ${N}\n    chat-template: "${N}"\n'
+    assert load(tmp_path, text, environ={"N": "7"}).recipe.engine.args == {"seed": 7, "chat-template": "7"}
+
+
+@pytest.mark.parametrize(
+    ("written", "environ", "expected"),
+    [
+        ("${NAME}", {}, "the environment variable NAME is not set: set it, or write ${NAME:-default}"),
+        ("${NAME}", {"NAME": ""}, "the environment variable NAME is empty: set it, or write ${NAME:-default}"),
+        ("${NAME", {}, "is not a reference"),
+        ("${}", {}, "is not a reference"),
+        ("${1A}", {}, "is not a reference"),
+        ("${A-b}", {}, "is not a reference"),
+        ("${A:-${B}}", {}, "is not a reference"),
+        ("x${A B}", {}, "or $${ for a literal ${"),
+        ("${NAME}", {"NAME": "a\0b"}, "the variable contains a NUL character"),
+        ("${NAME}", {"NAME": "\udcff"}, "the variable is not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_replaced_is_told_with_its_line(
+    tmp_path: Path, written: str, environ: dict[str, str], expected: str
+) -> None:
+    text = refused(tmp_path, CPU.replace("served_name: small", f"served_name: {written}"), environ=environ)
+    assert text.startswith("recipe.yaml:6: model.served_name: ")
+    assert expected in text
+
+
+def test_an_overridden_reference_needs_no_variable(tmp_path: Path) -> None:
+    text = CPU.replace("served_name: small", "served_name: ${NAME}")
+    assert load(tmp_path, text, "model.served_name=x").recipe.model.served_name == "x"
+
+
+def test_set_values_may_use_variables_too(tmp_path: Path) -> None:
+    assert load(tmp_path, CPU, "ports.proxy=${PORT}", environ={"PORT": "9000"}).recipe.ports.proxy == 9000
+
+
+def test_keys_are_not_replaced(tmp_path: Path) -> None:
+    assert "unknown key" in refused(tmp_path, CPU + "${NAME}: x\n", environ={"NAME": "description"})
+
+
+def test_all_missing_variables_are_told_at_once(tmp_path: Path) -> None:
+    text = refused(tmp_path, CPU + "description: ${A}\nimage: ${B}\n")
+    assert text.startswith("recipe.yaml: 2 problems")
+    assert "variable A is not set" in text
+    assert "variable B is not set" in text

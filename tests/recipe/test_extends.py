@@ -1,0 +1,142 @@
+"""`extends:`: what is merged, what is replaced, and how a chain that does not work is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.recipe.connectors import Mooncake, Nixl
+from pdserve.recipe.loader import load_recipe
+from tests.recipe.kit import CPU, load, refused
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "base.yaml").write_text(CPU)
+    return tmp_path
+
+
+def test_mappings_merge_and_the_extending_file_wins(base: Path) -> None:
+    loaded = load(base, "extends: base.yaml\nname: mine\nprefill: {instances: 2}\n")
+    assert loaded.recipe.name == "mine"
+    assert loaded.recipe.prefill is not None
+    assert loaded.recipe.prefill.instances == 2
+    assert loaded.recipe.prefill.connector is not None
+    assert loaded.recipe.model.served_name == "small"
+
+
+def test_lists_and_scalars_replace(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "engine: {args: {middleware: [a, b, c]}}\n")
+    loaded = load(base, "extends: base.yaml\nengine: {args: {middleware: [d]}}\n")
+    assert loaded.recipe.engine.args["middleware"] == ["d"]
+
+
+def test_another_kind_of_connector_replaces_the_whole_mapping(base: Path) -> None:
+    loaded = load(
+        base,
+        "extends: base.yaml\nlmcache: null\nprefill: {connector: {kind: nixl}}\ndecode: {connector: {kind: nixl}}\n",
+    )
+    assert loaded.recipe.decode is not None
+    assert loaded.recipe.decode.connector == Nixl()
+
+
+def test_the_same_kind_of_connector_merges(base: Path) -> None:
+    loaded = load(base, "extends: base.yaml\ndecode: {connector: {num_workers: 3}}\n")
+    assert loaded.recipe.decode is not None
+    assert loaded.recipe.decode.connector == Mooncake(protocol="tcp", num_workers=3)
+
+
+def test_null_gives_an_inherited_key_its_default(base: Path) -> None:
+    loaded = load(base, "extends: base.yaml\nprefill: null\nlmcache: null\ndecode: null\n")
+    assert loaded.recipe.lmcache is None
+    assert "prefill" not in loaded.document
+
+
+def test_null_below_args_is_data_because_it_drops_a_flag(base: Path) -> None:
+    loaded = load(base, "extends: base.yaml\nengine: {args: {enforce-eager: null}}\n")
+    assert loaded.recipe.engine.args == {"enforce-eager": None}
+
+
+def test_of_several_bases_the_later_wins_and_the_file_itself_wins_over_all(base: Path) -> None:
+    (base / "second.yaml").write_text("description: second\nverify: {output_tokens: 4}\n")
+    (base / "third.yaml").write_text("description: third\n")
+    loaded = load(base, "extends: [base.yaml, second.yaml, third.yaml]\nname: mine\n")
+    assert (loaded.recipe.name, loaded.recipe.description, loaded.recipe.verify.output_tokens) == ("mine", "third", 4)
+
+
+def test_a_base_may_extend_another_one_and_paths_are_relative_to_each_file(base: Path) -> None:
+    (base / "sub").mkdir()
+    (base / "sub" / "middle.yaml").write_text("extends: ../base.yaml\ndescription: middle\n")
+    loaded = load(base, "extends: sub/middle.yaml\n")
+    assert loaded.recipe.description == "middle"
+    assert loaded.locate("description") == f"{base}/sub/middle.yaml:2"
+    assert loaded.locate("platform") == f"{base}/base.yaml:3"
+
+
+def test_a_relative_model_path_stays_relative_to_the_file_that_says_it(base: Path) -> None:
+    (base / "sub").mkdir()
+    (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", "path: ../weights/model"))
+    assert load(base, "extends: sub/base.yaml\n").recipe.model.path == "weights/model"
+    assert load(base / "sub", "extends: ../base.yaml\n").recipe.model.path == "../model"
+
+
+def test_an_absolute_model_path_is_left_alone(base: Path) -> None:
+    (base / "sub").mkdir()
+    (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", "path: /weights/model"))
+    assert load(base, "extends: sub/base.yaml\n").recipe.model.path == "/weights/model"
+
+
+def test_an_error_in_a_base_names_the_base_and_its_line(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "ports: {proxy: 99999}\n")
+    assert refused(base, "extends: base.yaml\n").startswith(
+        "base.yaml:20: ports.proxy: expected at most 65535, got 99999"
+    )
+
+
+def test_a_bad_value_of_a_base_that_is_overridden_is_no_error(base: Path) -> None:
+    (base / "base.yaml").write_text(CPU + "ports: {proxy: 99999}\n")
+    assert load(base, "extends: base.yaml\nports: {proxy: 9000}\n").recipe.ports.proxy == 9000
+
+
+def test_a_missing_base_is_told_at_the_line_that_names_it(base: Path) -> None:
+    text = refused(base, "name: x\nextends: bse.yaml\n")
+    assert text.startswith("recipe.yaml:2: extends: bse.yaml does not exist (extended by recipe.yaml)")
+    assert "did you mean base.yaml?" in text
+
+
+def test_a_base_that_is_a_folder_is_refused(base: Path) -> None:
+    assert "is not a file" in refused(base, "extends: .\n")
+
+
+def test_a_circle_is_told_with_its_chain(base: Path) -> None:
+    (base / "a.yaml").write_text("extends: b.yaml\n")
+    (base / "b.yaml").write_text("extends: recipe.yaml\n")
+    text = refused(base, "extends: a.yaml\n")
+    assert text.startswith("b.yaml:1: extends runs in a circle: recipe.yaml -> a.yaml -> b.yaml -> recipe.yaml")
+
+
+def test_a_recipe_that_extends_itself_is_refused(base: Path) -> None:
+    assert "extends runs in a circle: recipe.yaml -> recipe.yaml" in refused(base, "extends: ./recipe.yaml\n")
+
+
+@pytest.mark.parametrize("value", ["7", "{a: b}", "[base.yaml, 7]", '""', "true"])
+def test_extends_takes_paths_only(base: Path, value: str) -> None:
+    assert "extends: expected the path of a recipe" in refused(base, f"extends: {value}\n")
+
+
+@pytest.mark.parametrize("value", ["null", "[]"])
+def test_extends_may_be_empty(base: Path, value: str) -> None:
+    assert load(base, CPU + f"extends: {value}\n").recipe.name == "small"
+
+
+def test_extends_may_use_variables(base: Path) -> None:
+    assert load(base, "extends: ${WHICH}.yaml\n", environ={"WHICH": "base"}).recipe.name == "small"
+    assert "WHICH is not set" in refused(base, "extends: ${WHICH}.yaml\n")
+
+
+def test_a_recipe_that_does_not_exist_names_a_similar_one(base: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(base / "bas.yaml", environ={})
+    assert caught.value.render() == f"{base}/bas.yaml does not exist\n  what to do:   did you mean {base}/base.yaml?"

@@ -1,0 +1,380 @@
+"""Combinations that mean nothing runnable, each refused with the key, the reason and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.recipe.rules import ports as port_rules
+from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
+
+Case = tuple[str, tuple[str, ...], str, str]
+
+STRUCTURE: list[Case] = [
+    (CPU, ("aggregated={}",), "aggregated: mode disaggregated has no role aggregated", "remove the section"),
+    (AGGREGATED, ("prefill={}",), "prefill: mode aggregated has no role prefill (mode at", "or change the mode"),
+    (CPU, ("model.path=null",), "model: neither path nor id is set", "set model.path (a folder) or model.id"),
+    (CPU, ("model.id=a/b",), "model.path: both path and id are set", "--unset model.id"),
+    (CPU, ("model.path=''",), "model.path: is empty", ""),
+    (CPU, ("model.served_name=' '",), "model.served_name: is empty", ""),
+    (CPU, ("model.revision=main",), "model.revision: a folder has no revision", ""),
+    (CPU, ("devices_per_node=4",), "devices_per_node: a CPU node has no devices", "remove it"),
+    (CPU, ("prefill.devices=[0]",), "prefill.devices: a CPU node has no devices", "remove it"),
+    (GPU, ("prefill.parallel.nodes=3",), "prefill.parallel.nodes: tp 4 = 4 ranks cannot be spread evenly over 3", ""),
+    (GPU, ("decode.parallel={ep: true}",), "decode.parallel.ep: expert parallelism needs more than one rank", "raise"),
+    (GPU, ("prefill.devices=[0,1,2]",), "prefill.devices: 3 devices for 1 instances of tp 4 = 4 each", ""),
+    (GPU, ("prefill.devices=[0,1,2,2]",), "prefill.devices: instance 0 gets device 2 twice", ""),
+    (GPU, ("prefill.devices=[0,1,2,8]",), "prefill.devices.3: there is no device 8, the last one is 7", ""),
+    (GPU, ("prefill.devices=[-1,1,2,3]",), "prefill.devices.0: there is no device -1", ""),
+    (CPU, ("requires={vllm: latest}",), 'requires.vllm: "latest" is not a range of versions', ">=0.26,<0.34"),
+    (CPU, ("requires={vllm: '>=0.26,'}",), "is not a range of versions", ""),
+    (CPU, ("proxy.restart={backoff_seconds: 90}",), "proxy.restart.backoff_max_seconds: 60 is less than", ""),
+]
+
+CONNECTORS: list[Case] = [
+    (CPU, ("prefill.connector={kind: lmcache-mp}",), "prefill.connector: nothing here moves KV", "use kind: multi"),
+    (CPU, ("decode.connector={kind: nixl}",), "decode.connector: decode uses nixl, prefill uses mooncake", "same"),
+    (CPU, ("decode.connector.protocol=rdma",), "decode.connector: decode speaks rdma, prefill speaks tcp", "same"),
+    (CPU, ("decode.connector={kind: raw, config: {}}",), "one role has a raw connector", "use raw on both"),
+    (
+        CPU,
+        ("prefill.connector.of.2={kind: lmcache-mp}",),
+        "prefill.connector.of.2: lmcache-mp is there twice (prefill.connector.of.1 at",
+        "remove one",
+    ),
+    (CPU, ("prefill.connector.of.2={kind: nixl}",), "mooncake and nixl together", "keep one of them"),
+    (
+        AGGREGATED,
+        ("aggregated.connector={kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}",),
+        "aggregated.connector: mooncake moves KV between prefill and decode",
+        "use lmcache-mp",
+    ),
+    (
+        CPU,
+        ("decode.args.max-model-len=1024",),
+        "decode.args.max-model-len: decode has 1024, prefill has vLLM's default",
+        "set engine.args.max-model-len for both",
+    ),
+    (
+        CPU,
+        ("engine.args.max-model-len=4096", "prefill.args.max-model-len=1024"),
+        "engine.args.max-model-len: decode has 4096, prefill has 1024",
+        "",
+    ),
+    (GPU, ("decode.args.kv-cache-dtype=fp8",), "decode.args.kv-cache-dtype: decode has fp8", "for both"),
+]
+
+LMCACHE: list[Case] = [
+    (
+        CPU,
+        ("decode.connector={kind: multi, of: [{kind: mooncake, protocol: tcp}, {kind: lmcache-mp}]}",),
+        "decode.connector.of.1: decode is not in lmcache.on: on decode its lookup competes",
+        "add decode to lmcache.on",
+    ),
+    (CPU, ("lmcache=null",), "prefill.connector.of.1: there is no lmcache section", "add one with l1_size_gb"),
+    (
+        CPU,
+        ("prefill.connector={kind: mooncake, protocol: tcp}",),
+        "lmcache.on: prefill is listed, but its connector has no lmcache-mp",
+        "add lmcache-mp to prefill.connector",
+    ),
+    (CPU, ("lmcache.on=[prefill, decode]",), "lmcache.on: decode is listed, but its connector has no lmcache-mp", ""),
+    (CPU, ("lmcache.on=[prefill, prefill]",), "lmcache.on.1: prefill is there twice", ""),
+    (
+        AGGREGATED,
+        ("lmcache.on=[aggregated, prefill]",),
+        "lmcache.on.1: mode aggregated has no role prefill",
+        "write on",
+    ),
+    (CPU, ("lmcache.l1_size_gb=0",), "lmcache.l1_size_gb: expected more than 0, got 0", "never stores anything"),
+    (CPU, ("lmcache.l1_size_gb=-1",), "lmcache.l1_size_gb: expected more than 0, got -1", ""),
+    (CPU, ("lmcache.l1_init_size_gb=2",), "lmcache.l1_init_size_gb: 2 is more than the whole of L1, 1", ""),
+    (
+        CPU,
+        ("lmcache.chunk_size=100",),
+        "lmcache.chunk_size: 100 is not a multiple of the block size of prefill (128, vLLM's default on cpu)",
+        "use a multiple of 128, for example 256",
+    ),
+    (CPU, ("lmcache.chunk_size=192",), "192 is not a multiple of the block size of prefill (128", ""),
+    (
+        CPU,
+        ("engine.args.block-size=512",),
+        "lmcache.chunk_size: 256 is not a multiple of the block size of prefill (512)",
+        "use a multiple of 512, for example 512",
+    ),
+    (GPU, ("lmcache.chunk_size=24",), "24 is not a multiple of the block size of prefill (16", ""),
+    (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, dp: 2}"), "lmcache.per: tp-rank works with tensor", ""),
+    (GPU, ("lmcache.per=tp-rank", "prefill.parallel={tp: 2, pp: 2}"), "lmcache.per: tp-rank works with tensor", ""),
+    (CPU, ("lmcache.heartbeat_seconds=50",), "lmcache.heartbeat_seconds: three heartbeats take 150 s", "lower"),
+    (CPU, ("lmcache.worker_reap_seconds=30", "lmcache.heartbeat_seconds=11"), "three heartbeats take 33 s", ""),
+    (CPU, ("lmcache.worker_reap_seconds=5",), "lmcache.worker_reap_seconds: expected at least 30, got 5", ""),
+    (
+        CPU,
+        ("lmcache.shm_name=kv", "lmcache.transfer_mode=lmcache_driven"),
+        "lmcache.shm_name: has no effect with lmcache_driven",
+        "remove it",
+    ),
+    (CPU, ("lmcache.shm_name=a/b",), "lmcache.shm_name: a name in /dev/shm: not empty and without /", ""),
+    (CPU, ("lmcache.l2=[{path: /x}]",), "lmcache.l2.0: an L2 adapter needs a `type`", "type: fs"),
+    (CPU, ("lmcache.extra_args={l1-size-gb: 3}",), "lmcache.extra_args.l1-size-gb: pdserve sets this flag", "l1_size"),
+    (CPU, ("lmcache.extra_args={--port: 3}",), "pdserve sets this flag of the server", "set ports.lmcache"),
+    (CPU, ("lmcache.extra_args={hash_algorithm: x}",), "flags are written with hyphens", "write hash-algorithm"),
+    (CPU, ("lmcache.env={PYTHONHASHSEED: 1}",), "lmcache.env.PYTHONHASHSEED: pdserve sets it", "engine.hash_seed"),
+    (
+        CPU,
+        ("engine.args.enable-prefix-caching=false",),
+        "engine.args.enable-prefix-caching: LMCache finds KV by the block hashes",
+        "remove the flag",
+    ),
+    (
+        CPU,
+        ("engine.env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1",),
+        "a reused request id makes LMCache serve another prompt's KV",
+        "remove it",
+    ),
+    (CPU, ("prefill.env.LMCACHE_USE_UPSTREAM_MP=1",), "prefill.env.LMCACHE_USE_UPSTREAM_MP: vLLM's own copy", ""),
+    (
+        GPU,
+        ("engine.env.PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True,max_split_size_mb:64'",),
+        "engine.env.PYTORCH_CUDA_ALLOC_CONF: expandable_segments: its memory cannot be shared",
+        "remove expandable_segments:True",
+    ),
+    (GPU, ("prefill.args.enable-sleep-mode=true",), "prefill.args.enable-sleep-mode: its memory cannot be shared", ""),
+    (GPU, ("prefill.args.enable-cumem-allocator=true",), "prefill.args.enable-cumem-allocator: its memory", ""),
+]
+
+OWNED_FLAGS: list[Case] = [
+    (CPU, (f"engine.args.{flag}=1",), f"engine.args.{flag}: pdserve sets this flag", instead)
+    for flag, instead in (
+        ("model", "set model.path or model.id"),
+        ("host", "engines listen on their node's address"),
+        ("port", "set ports.prefill"),
+        ("served-model-name", "set model.served_name"),
+        ("revision", "set model.revision"),
+        ("kv-transfer-config", "set prefill.connector"),
+        ("tensor-parallel-size", "set prefill.parallel.tp"),
+        ("pipeline-parallel-size", "set prefill.parallel.pp"),
+        ("data-parallel-size", "set prefill.parallel.dp"),
+        ("data-parallel-size-local", "set prefill.parallel.dp"),
+        ("data-parallel-hybrid-lb", "set prefill.parallel.dp"),
+        ("enable-expert-parallel", "set prefill.parallel.ep"),
+        ("headless", "set prefill.parallel.nodes"),
+        ("nnodes", "set prefill.parallel.nodes"),
+        ("node-rank", "set prefill.parallel.nodes"),
+        ("config", "write the flags of that file under args"),
+        ("device-ids", "set prefill.devices"),
+        ("kv-offloading-size", "set prefill.connector"),
+    )
+]
+
+FLAGS: list[Case] = [
+    (CPU, ("decode.args.tensor-parallel-size=2",), "decode.args.tensor-parallel-size", "set decode.parallel.tp"),
+    (CPU, ("engine.args.disable-log-stats=true",), "engine.args.disable-log-stats: `status` and `verify`", "remove it"),
+    (CPU, ("engine.args.enable-prompt-tokens-details=false",), "`verify` proves the transfer", "remove it"),
+    (CPU, ("engine.args.no-enforce-eager=true",), "engine.args.no-enforce-eager", "write enforce-eager: false"),
+    (CPU, ("engine.args.max_model_len=1",), "engine.args.max_model_len: flags are written with", "write max-model-len"),
+    (CPU, ("engine.args.--max-model-len=1",), "flags are written with", "write max-model-len"),
+    (
+        CPU,
+        (r"engine.args.compilation-config\.cudagraph_mode=NONE",),
+        "not the name of a flag",
+        "write a mapping below compilation-config:",
+    ),
+]
+
+OWNED_VARIABLES: list[Case] = [
+    (CPU, (f"engine.env.{name}=1",), f"engine.env.{name}: pdserve sets this variable", instead)
+    for name, instead in (
+        ("VLLM_HOST_IP", "the address of the engine's node"),
+        ("VLLM_PORT", "set ports.prefill"),
+        ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "set ports.bootstrap"),
+        ("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "set timeouts.transfer_abort_seconds"),
+        ("VLLM_SERVER_DEV_MODE", "set engine.cache_reset_endpoint"),
+        ("PYTHONHASHSEED", "set engine.hash_seed"),
+        ("CUDA_VISIBLE_DEVICES", "set prefill.devices"),
+        ("HIP_VISIBLE_DEVICES", "set prefill.devices"),
+        ("ROCR_VISIBLE_DEVICES", "set prefill.devices"),
+        ("PDSERVE_PATCHES", "how pdserve talks to its own processes"),
+        ("LMCACHE_MP_TRANSFER_MODE", "set transfer_mode of the lmcache-mp connector"),
+    )
+]
+
+VARIABLES: list[Case] = [(CPU, ("engine.env.A-B=1",), "engine.env.A-B: not the name of an environment variable", "")]
+
+PORTS: list[Case] = [
+    (
+        CPU,
+        ("ports.decode=8100",),
+        "port 8100 is needed twice: by decode x1 (8100) and by prefill x1 (8100) (ports.prefill, by default)",
+        "move one of them",
+    ),
+    (
+        CPU,
+        ("ports.prefill=8000",),
+        "ports.prefill: port 8000 is needed twice: by prefill x1 (8000) and by the proxy (8000)",
+        "",
+    ),
+    (
+        CPU,
+        ("prefill.instances=4", "ports.decode=8103"),
+        "ports.decode: port 8103 is needed twice: by decode x1 (8103) and by prefill x4 (8100 to 8103)",
+        "",
+    ),
+    (CPU, ("ports.lmcache=9000", "ports.lmcache_http=9000"), "ports.lmcache_http: port 9000 is needed twice", ""),
+    (CPU, ("ports.bootstrap=8200",), "ports.decode: port 8200 is needed twice", ""),
+    (CPU, ("ports.transfer=8190",), "port 8200 is needed twice: by Mooncake transfers x2 (8190 to 8389)", ""),
+    (CPU, ("ports.decode=65535", "decode.instances=2"), "decode x2 needs ports 65535 to 65536", ""),
+    (CPU, ("ports.proxy=0",), "ports.proxy: expected at least 1, got 0", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "set_", "expected", "todo"),
+    [*STRUCTURE, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *PORTS],
+)
+def test_an_impossible_combination_is_refused(
+    tmp_path: Path, text: str, set_: tuple[str, ...], expected: str, todo: str
+) -> None:
+    told = refused(tmp_path, text, *set_)
+    assert expected in told
+    assert todo in told
+
+
+@pytest.mark.parametrize("text", [CPU, GPU, AGGREGATED])
+def test_the_recipes_that_these_cases_start_from_are_fine(tmp_path: Path, text: str) -> None:
+    loaded = load(tmp_path, text)
+    assert loaded.recipe.name in ("small", "large", "whole")
+
+
+FITS = {
+    # server, client, fits on a CPU, fits on a GPU
+    ("auto", None): (True, True),
+    ("auto", "auto"): (True, True),
+    ("auto", "lmcache_driven"): (True, True),
+    ("auto", "engine_driven"): (True, True),
+    ("lmcache_driven", None): (True, True),
+    ("lmcache_driven", "auto"): (False, True),
+    ("lmcache_driven", "lmcache_driven"): (True, True),
+    ("lmcache_driven", "engine_driven"): (False, False),
+    ("engine_driven", None): (True, True),
+    ("engine_driven", "auto"): (True, False),
+    ("engine_driven", "lmcache_driven"): (False, False),
+    ("engine_driven", "engine_driven"): (True, True),
+}
+
+
+@pytest.mark.parametrize(("server", "client"), FITS)
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
+def test_transfer_modes_of_server_and_engine_must_match(
+    tmp_path: Path, platform: str, server: str, client: str | None
+) -> None:
+    text = (CPU if platform == "cpu" else GPU).replace("platform: cuda", f"platform: {platform}")
+    lmcache = "{kind: lmcache-mp}" if client is None else f"{{kind: lmcache-mp, transfer_mode: {client}}}"
+    protocol = "tcp" if platform == "cpu" else "rdma"
+    # LMCache first, so that the order is no problem in any mode.
+    options = (
+        f"prefill.connector={{kind: multi, of: [{lmcache}, {{kind: mooncake, protocol: {protocol}}}]}}",
+        f"lmcache.transfer_mode={server}",
+    )
+    if FITS[server, client][platform != "cpu"]:
+        assert load(tmp_path, text, *options).recipe.lmcache is not None
+    else:
+        told = refused(tmp_path, text, *options)
+        assert "prefill.connector.of.0.transfer_mode: the engine asks for" in told
+        assert f"the server only accepts {server}" in told
+        assert "set lmcache.transfer_mode: auto" in told
+
+
+@pytest.mark.parametrize(
+    ("mode", "first", "fits"),
+    [
+        ("auto", "mooncake", True),
+        ("engine_driven", "mooncake", True),
+        ("lmcache_driven", "mooncake", False),
+        ("lmcache_driven", "lmcache-mp", True),
+        ("auto", "lmcache-mp", True),
+    ],
+)
+def test_on_a_cpu_lmcache_driven_must_come_before_mooncake(tmp_path: Path, mode: str, first: str, fits: bool) -> None:
+    children = ["{kind: mooncake, protocol: tcp}", "{kind: lmcache-mp}"]
+    if first == "lmcache-mp":
+        children.reverse()
+    options = (f"prefill.connector.of=[{', '.join(children)}]", f"lmcache.transfer_mode={mode}")
+    if fits:
+        assert load(tmp_path, CPU, *options).recipe.name == "small"
+    else:
+        told = refused(tmp_path, CPU, *options)
+        assert "prefill.connector.of: on a CPU lmcache_driven moves the KV" in told
+        assert "put lmcache-mp first" in told
+
+
+def test_on_a_gpu_the_order_does_not_matter(tmp_path: Path) -> None:
+    options = "prefill.connector={kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}"
+    assert load(tmp_path, GPU, options, "lmcache.transfer_mode=lmcache_driven").recipe.name == "large"
+
+
+def test_decode_may_opt_in_to_lmcache_with_mooncake_first(tmp_path: Path) -> None:
+    both = "{kind: mooncake, protocol: tcp}, {kind: lmcache-mp}"
+    options = (f"decode.connector={{kind: multi, of: [{both}]}}", "lmcache.on=[prefill, decode]")
+    assert load(tmp_path, CPU, *options).recipe.lmcache is not None
+    swapped = "{kind: lmcache-mp}, {kind: mooncake, protocol: tcp}"
+    options = (f"decode.connector={{kind: multi, of: [{swapped}]}}", "lmcache.on=[prefill, decode]")
+    assert "decode.connector.of: on decode the KV from prefill must win" in refused(tmp_path, CPU, *options)
+
+
+def test_a_null_flag_drops_an_inherited_one_and_is_no_flag(tmp_path: Path) -> None:
+    options = ("engine.args.disable-log-stats=true", "engine.args.disable-log-stats=null")
+    assert load(tmp_path, CPU, *options).recipe.engine.args == {"disable-log-stats": None}
+    assert load(tmp_path, CPU, "prefill.args={tensor-parallel-size: null}").recipe.name == "small"
+
+
+def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> None:
+    options = ("prefill.parallel.tp=8", "decode.parallel.tp=8", "ports.decode=8100")
+    assert load(tmp_path, GPU, *options).recipe.ports.decode == 8100
+    assert "port 8100 is needed twice" in refused(tmp_path, GPU, "ports.decode=8100")
+
+
+def test_the_rules_and_the_planner_agree_on_the_size_of_a_transfer_range() -> None:
+    from pdserve.plan import ports as planned
+
+    assert port_rules.TRANSFER_PORTS == planned.TRANSFER_PORTS
+
+
+@pytest.mark.parametrize(
+    ("text", "set_", "expected"),
+    [
+        (
+            CPU,
+            "lmcache.l1_read_ttl_seconds=300",
+            "lmcache.l1_read_ttl_seconds: KV that was found may be gone after 300 s",
+        ),
+        (CPU, "proxy.host=0.0.0.0", "proxy.host: anybody who reaches 0.0.0.0 can use the model"),
+        (GPU, "engine.cache_reset_endpoint=true", "engine.cache_reset_endpoint: engines offer development endpoints"),
+        (
+            CPU,
+            "engine.args.max-modle-len=1",
+            "engine.args.max-modle-len: vLLM 0.32 has no such flag -> did you mean max-",
+        ),
+        (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
+    ],
+)
+def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
+    warnings = load(tmp_path, text, set_).warnings
+    assert any(expected in line and line.startswith(f"--set {set_.partition('=')[0]}") for line in warnings), warnings
+
+
+def test_raw_connectors_are_taken_and_marked_unverified(tmp_path: Path) -> None:
+    raw = "connector={kind: raw, config: {kv_connector: MyConnector, kv_role: kv_both}}"
+    loaded = load(tmp_path, CPU, f"prefill.{raw}", f"decode.{raw}", "lmcache=null")
+    assert len([line for line in loaded.warnings if "this deployment is unverified" in line]) == 2
+
+
+def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
+    bare = "schema: 1\nname: bare\nplatform: cpu\nmodel: {path: m, served_name: m}\n"
+    loaded = load(tmp_path, bare)
+    assert any("mooncake uses rdma" in line and "set protocol: tcp" in line for line in loaded.warnings)
+
+
+def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path, CPU).warnings == ()

@@ -1,0 +1,115 @@
+"""Secrets are named in a recipe and never written there, printed or saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.recipe import show
+from pdserve.recipe.base import SecretRef
+from tests.recipe.kit import CPU, load, refused
+
+VALUE = "hunter2-do-not-print"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "secret",
+        "hf-token",
+        "apiKey",
+        "REDIS_PASSWD",
+    ],
+)
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert show.secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "tokenizer",
+        "max-num-batched-tokens",
+        "SSL_KEY_FILE",
+        "MONKEY",
+        "KEYBOARD",
+    ],
+)
+def test_names_that_only_sound_like_secrets_are_not(name: str) -> None:
+    assert not show.secret_name(name)
+
+
+LITERALS = [
+    f"engine.env.HF_TOKEN={VALUE}",
+    f"prefill.env.OPENAI_API_KEY={VALUE}",
+    "engine.env.DB_PASSWORD=12345678",
+    f"lmcache.env.REDIS_PASSWORD={VALUE}",
+    f"engine.args.hf-token={VALUE}",
+    f"engine.args.api-key={VALUE}",
+    f"engine.args.some-config={{nested: {{api_key: {VALUE}}}}}",
+    f"engine.args.api-key=[a, {VALUE}]",
+    f"lmcache.l2=[{{type: resp, password: {VALUE}}}]",
+    f"lmcache.extra_args={{some-secret: {VALUE}}}",
+    f"engine.env.PROXY='http://user:{VALUE}@host:80'",
+    f"image='https://user:{VALUE}@registry/x'",
+]
+
+
+@pytest.mark.parametrize("option", LITERALS)
+def test_a_literal_secret_is_refused_without_being_repeated(tmp_path: Path, option: str) -> None:
+    told = refused(tmp_path, CPU, option)
+    assert "it would be saved and logged" in told
+    assert VALUE not in told
+    assert "12345678" not in told
+
+
+@pytest.mark.parametrize(
+    "value", [f"[{VALUE}]", f"{{value: {VALUE}}}", f"{{secret: {VALUE}}}", "1.5", f"{{secret: [{VALUE}]}}"]
+)
+def test_a_secret_of_the_wrong_shape_is_not_repeated(tmp_path: Path, value: str) -> None:
+    told = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {value}\n")
+    assert VALUE not in told
+
+
+def test_a_syntax_error_beside_a_secret_does_not_print_the_line(tmp_path: Path) -> None:
+    assert VALUE not in refused(tmp_path, CPU + f"engine:\n  env: {{HF_TOKEN: {VALUE}, a: b: c}}\n")
+
+
+def test_what_to_write_instead_is_said(tmp_path: Path) -> None:
+    told = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {VALUE}\n")
+    assert told == (
+        "recipe.yaml:22: engine.env.HF_TOKEN: looks like a secret with a literal value: it would be saved and logged\n"
+        "  what to do:   write {secret: HF_TOKEN} and export HF_TOKEN; only the name is saved"
+    )
+
+
+def test_a_secret_is_kept_by_name(tmp_path: Path) -> None:
+    loaded = load(tmp_path, CPU, "engine.env.HF_TOKEN={secret: MY_TOKEN}", environ={"MY_TOKEN": VALUE})
+    assert loaded.recipe.engine.env["HF_TOKEN"] == SecretRef(secret="MY_TOKEN")
+    assert VALUE not in loaded.to_yaml()
+    assert "secret: MY_TOKEN" in loaded.to_yaml()
+
+
+@pytest.mark.parametrize("where", ["model.served_name", "engine.env.OTHER", "engine.env.HF_TOKEN", "description"])
+def test_a_secret_variable_cannot_be_pulled_in_as_text(tmp_path: Path, where: str) -> None:
+    told = refused(tmp_path, CPU, f"{where}=x${{HF_TOKEN}}", environ={"HF_TOKEN": VALUE})
+    assert "${HF_TOKEN} looks like a secret" in told
+    assert "{secret: HF_TOKEN}" in told
+    assert VALUE not in told
+
+
+def test_lmcache_gets_no_secrets_at_all(tmp_path: Path) -> None:
+    told = refused(tmp_path, CPU, "lmcache.env.X={secret: MY_TOKEN}")
+    assert "lmcache.env.X: the server prints its environment to everybody who asks (/env)" in told
+
+
+def test_an_option_with_a_secret_is_shortened_wherever_it_is_named(tmp_path: Path) -> None:
+    told = refused(tmp_path, CPU, f"engine.env.HF_TOKEN={VALUE}")
+    assert told.startswith("--set engine.env.HF_TOKEN=...: ")
