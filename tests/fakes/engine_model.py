@@ -60,13 +60,13 @@ def logprob(state: bytes, token: int) -> float:
     return likely if token == next_token(state) else likely - 5.0 - (token % 7)
 
 
-def prompt_logprobs(tokens: Sequence[int]) -> list[dict[str, dict[str, float]] | None]:
+def prompt_logprobs(tokens: Sequence[int], *, sees_context: bool = True) -> list[dict[str, dict[str, float]] | None]:
     """Of each prompt token and of the likeliest one in its place; the first token has none."""
     entries: list[dict[str, dict[str, float]] | None] = [None]
-    state = extend(b"", tokens[0])
+    state = extend(b"", tokens[0]) if sees_context else b"\0\0"
     for token in tokens[1:]:
         entries.append({str(one): {"logprob": logprob(state, one)} for one in (token, next_token(state))})
-        state = extend(state, token)
+        state = extend(state, token) if sees_context else state
     return entries
 
 

@@ -107,6 +107,7 @@ class Job:
         self.args = args
         self.id = f"{'chatcmpl' if shape.chat else 'cmpl'}-{request_id}"
         self.started = False
+        self.sees_context = True
         self.cached = 0
         self.generated = 0
         self.finish_reason = "length"
@@ -161,7 +162,7 @@ class Job:
         else:
             choice["text"] = (detokenize(self.prompt(index)) if self.shape.echo else "") + text
             if self.shape.prompt_logprobs:
-                choice["prompt_logprobs"] = prompt_logprobs(self.prompt(index))
+                choice["prompt_logprobs"] = prompt_logprobs(self.prompt(index), sees_context=self.sees_context)
         if self.shape.token_ids:
             choice["token_ids"] = [token for token, _ in tokens]
         return choice | self._logprobs(index, tokens)

@@ -95,12 +95,13 @@ class Deployment:
         lmcache: dict[str, object] | None = None,
         cached: bool = True,
         flags: tuple[str, ...] = (DETAILS,),
-        proxy_url: str | None = None,
+        naive_proxy: tuple[str, ...] = (),
         faults: dict[str, dict[str, object]] | None = None,
         **plan: Any,
     ) -> Self:
         """`cached`: with LMCache, whose faults are `lmcache`; `flags`: of all engines; `faults`: by engine or role;
-        `plan`: other fields of the plan. `proxy_url`: instead of the real proxy."""
+        `plan`: other fields of the plan. `naive_proxy`: tests/verify/naive_proxy.py with these engines, instead of the
+        real proxy."""
         if cached:
             self.lmcache = FakeLmcache("lmcache-0", **(lmcache or {}))
             self._stack.callback(self.lmcache.end)
@@ -113,13 +114,13 @@ class Deployment:
             self._stack.callback(engine.end)
             engine.ready()
             self.engines[name] = engine
-        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, proxy_url, plan)
+        self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, naive_proxy, plan)
         return self
 
     def verify(self, on_proof: Callable[[Proof], None] | None = None, key: str = KEY) -> Report:
         return asyncio.run(run_proofs(self.plan, engine_key=key, on_proof=on_proof))
 
-    def _plan(self, protocol: Protocol, flags: tuple[str, ...], proxy_url: str | None, fields: dict[str, Any]) -> Plan:
+    def _plan(self, protocol: Protocol, flags: tuple[str, ...], naive: tuple[str, ...], fields: dict[str, Any]) -> Plan:
         config = ProxyConfig(
             host="127.0.0.1",
             port=0,
@@ -131,8 +132,7 @@ class Deployment:
             drain_seconds=5,
             max_body_bytes=1_000_000,
         )
-        if proxy_url is None:
-            proxy_url = self._proxy(config)
+        port = self._proxy(config, naive)
         processes = [_process(name, engine.role, flags) for name, engine in self.engines.items()]
         servers = []
         if self.lmcache:
@@ -159,7 +159,7 @@ class Deployment:
             "nodes": (Node(name="here"),),
             "processes": (*processes, _process("proxy", "proxy", ())),
             "lmcache": tuple(servers),
-            "proxy": config.model_copy(update={"port": int(proxy_url.rpartition(":")[2])}),
+            "proxy": config.model_copy(update={"port": port}),
             "canary_seconds": 20,
             "timeouts": Timeouts(),
             "verify": Verify(output="exact"),
@@ -168,13 +168,15 @@ class Deployment:
         }
         return Plan(**(values | fields))
 
-    def _proxy(self, config: ProxyConfig) -> str:
+    def _proxy(self, config: ProxyConfig, naive: tuple[str, ...]) -> int:
         path = self._folder / "proxy.json"
         path.write_text(config.model_dump_json())
         argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
+        if naive:
+            argv = [sys.executable, "tests/verify/naive_proxy.py", *(self.engines[name].url for name in naive)]
         proxy = Child(argv, {"PDSERVE_ENGINE_KEY": KEY})
         self._stack.callback(proxy.end)
-        return proxy.until(r"serving on (http://127.0.0.1:\d+)")[1]
+        return int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1])
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,204 @@
+"""Each proof fails when what it claims is not so, and says why; what cannot be shown here is not proven."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from pdserve.errors import NotProvenError, VerifyError
+from pdserve.recipe.model import Timeouts, Verify
+from pdserve.verify import Proof, Report
+from tests.proxy.deployment import KEY, MODEL
+from tests.verify.deployment import Deployment, FakeEngine
+
+
+def proof(report: Report, name: str) -> Proof:
+    (found,) = [proof for proof in report.proofs if proof.name == name]
+    return found
+
+
+def after(name: str, act: Callable[[], object]) -> Callable[[Proof], None]:
+    """Does something to the deployment once a proof is done."""
+
+    def heard(done: Proof) -> None:
+        if done.name == name:
+            act()
+
+    return heard
+
+
+EXACT = Verify(output="exact")
+LOGPROBS = Verify(output="logprobs")
+
+
+class TestOutput:
+    @pytest.mark.parametrize("how", [EXACT, LOGPROBS], ids=["exact", "logprobs"])
+    def test_decode_that_works_on_other_kv_is_found(self, deployment: Deployment, how: Verify) -> None:
+        report = deployment.up(faults={"decode": {"wrong_kv": 1}}, verify=how).verify()
+        output = proof(report, "output")
+        assert output.status == "failed"
+        assert "logs/decode-0.log" in output.reason
+        assert report.exit_code == VerifyError.exit_code
+        # Nothing else can tell: the transfer itself went well.
+        assert proof(report, "transfer").status == "proven"
+
+    @pytest.mark.parametrize("how", [EXACT, LOGPROBS], ids=["exact", "logprobs"])
+    def test_a_model_that_ignores_its_context_proves_nothing(self, deployment: Deployment, how: Verify) -> None:
+        dummy: dict[str, object] = {"dummy_weights": 1}
+        report = deployment.up(faults={"prefill": dummy, "decode": dummy}, verify=how).verify()
+        output = proof(report, "output")
+        assert output.status == "failed"
+        assert "does not change the answer" in output.reason
+
+    def test_a_reference_that_was_served_from_a_cache_proves_nothing(self, deployment: Deployment) -> None:
+        report = deployment.up(cached=False, faults={"prefill": {"ignore_salt": 1}}).verify()
+        output = proof(report, "output")
+        assert output.status == "failed"
+        assert "from a cache" in output.reason
+
+    def test_the_first_difference_is_named(self, deployment: Deployment) -> None:
+        report = deployment.up(faults={"decode": {"wrong_kv": 1}}).verify()
+        assert "prompt 0: output token 0 is " in proof(report, "output").reason
+
+
+class TestTransfer:
+    def test_decode_that_computes_the_prompt_itself_is_found(self, deployment: Deployment) -> None:
+        report = deployment.up(cached=False, naive_proxy=("decode-0",)).verify()
+        transfer = proof(report, "transfer")
+        assert transfer.status == "failed"
+        assert "computed 619 of the 619 tokens" in transfer.reason
+        # Its answers are right all the same: only this proof sees it.
+        assert proof(report, "output").status == "proven"
+
+    def test_engines_that_do_not_tell_cached_tokens_leave_it_open(self, deployment: Deployment) -> None:
+        report = deployment.up(flags=()).verify()
+        transfer = proof(report, "transfer")
+        assert transfer.status == "not-proven"
+        assert "--enable-prompt-tokens-details" in transfer.reason
+        assert report.exit_code == NotProvenError.exit_code
+
+
+class TestLmcache:
+    def test_a_cache_that_keeps_nothing_is_found(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pdserve.verify.cache._STORE_SECONDS", 0.3)
+        stored = proof(deployment.up(lmcache={"loses": 1}).verify(), "stored")
+        assert stored.status == "failed"
+        assert "stored 0 of 4 chunks" in stored.reason
+        assert "logs/lmcache-0.log" in stored.reason
+
+    def test_a_prompt_that_is_computed_again_was_not_reloaded(
+        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pdserve.verify.cache._READ_SECONDS", 0.3)
+        deployment.up()
+        report = deployment.verify(after("output", deployment.engines["prefill-0"].forget_external))
+        reload = proof(report, "reload")
+        assert reload.status == "failed"
+        assert reload.numbers["tokens loaded"] == 0
+
+    def test_other_kv_than_was_stored_is_found(self, deployment: Deployment) -> None:
+        decode = deployment.up().engines["decode-0"]
+        report = deployment.verify(after("output", lambda: decode.script(wrong_kv=1)))
+        reload = proof(report, "reload")
+        assert reload.status == "failed"
+        assert "other KV" in reload.reason
+        assert reload.numbers["same tokens"] is False
+
+    def test_without_the_reset_endpoint_stored_is_proven_and_reload_is_not(self, deployment: Deployment) -> None:
+        report = deployment.up(cache_reset_endpoint=False).verify()
+        assert proof(report, "stored").status == "proven"
+        assert proof(report, "reload").status == "not-proven"
+        assert report.exit_code == NotProvenError.exit_code
+        with pytest.raises(NotProvenError, match="reload"):
+            report.raise_for_status()
+
+
+class TestClean:
+    def test_a_request_that_outlives_its_client_is_found(self, deployment: Deployment) -> None:
+        deployment.up(
+            cached=False,
+            naive_proxy=("decode-0",),
+            faults={"decode": {"token_seconds": 0.02}},
+            timeouts=Timeouts(transfer_abort_seconds=2),
+        )
+        clean = proof(deployment.verify(), "clean")
+        assert clean.status == "failed"
+        assert "decode-0 (2 unfinished" in clean.reason
+
+    def test_kv_that_nobody_fetches_is_found(self, deployment: Deployment) -> None:
+        deployment.up(cached=False, naive_proxy=("decode-0", "prefill-0"), timeouts=Timeouts(transfer_abort_seconds=2))
+        clean = proof(deployment.verify(), "clean")
+        assert clean.status == "failed"
+        assert "prefill-0 (0 unfinished" in clean.reason
+        assert "no decode fetches" in clean.reason
+
+    def test_beside_others_requests_it_stays_open(self, deployment: Deployment) -> None:
+        decode = deployment.up().engines["decode-0"]
+        with socket.create_connection(("127.0.0.1", decode.port)) as other:
+            report = deployment.verify(after("reload", lambda: keep_running(other, decode)))
+        clean = proof(report, "clean")
+        assert clean.status == "not-proven"
+        assert "decode-0 also serve" in clean.reason
+
+
+class TestRequests:
+    def test_refused_requests_fail_and_leave_the_rest_open(self, deployment: Deployment) -> None:
+        report = deployment.up(faults={"decode": {"decode_status": 500}}).verify()
+        assert proof(report, "requests").status == "failed"
+        assert "500" in proof(report, "requests").reason
+        rest = {one.status for one in report.proofs if one.name not in ("endpoints", "requests")}
+        assert rest == {"not-proven"}
+        assert report.exit_code == VerifyError.exit_code
+        with pytest.raises(VerifyError, match="requests: failed"):
+            report.raise_for_status()
+
+    def test_an_engine_that_hangs_ends_the_wait(self, deployment: Deployment) -> None:
+        report = deployment.up(faults={"decode": {"hold": "first"}}, canary_seconds=0.5).verify()
+        assert "not answered within 0.5 s" in proof(report, "requests").reason
+
+    def test_a_model_too_short_for_two_chunks_leaves_everything_open(self, deployment: Deployment) -> None:
+        flags = ("--enable-prompt-tokens-details", "--max-model-len", "512")
+        report = deployment.up(flags=flags).verify()
+        assert "the model's limit is 512" in proof(report, "requests").reason
+        assert report.exit_code == NotProvenError.exit_code
+
+
+class TestEndpoints:
+    def test_a_dead_engine(self, deployment: Deployment) -> None:
+        deployment.up().engines["decode-0"].end()
+        self._nothing_was_sent(deployment.verify(), "decode-0", deployment)
+
+    def test_a_proxy_that_knows_no_decode_is_not_ready(self, deployment: Deployment) -> None:
+        deployment.up()
+        deployment.plan = deployment.plan.model_copy(
+            update={"proxy": deployment.plan.proxy.model_copy(update={"port": 9})}
+        )
+        self._nothing_was_sent(deployment.verify(), "proxy", deployment)
+
+    def test_another_key(self, deployment: Deployment) -> None:
+        self._nothing_was_sent(deployment.up().verify(key="another"), "401", deployment)
+
+    def test_an_unhealthy_lmcache(self, deployment: Deployment) -> None:
+        self._nothing_was_sent(deployment.up(lmcache={"unhealthy": 1}).verify(), "engine not initialized", deployment)
+
+    def test_an_engine_that_serves_another_model(self, deployment: Deployment) -> None:
+        report = deployment.up(faults={"decode": {"model": "other"}}).verify()
+        self._nothing_was_sent(report, f"serves other, not {MODEL}", deployment)
+
+    def _nothing_was_sent(self, report: Report, said: str, deployment: Deployment) -> None:
+        assert proof(report, "endpoints").status == "failed"
+        assert said in proof(report, "endpoints").reason
+        assert {one.status for one in report.proofs[1:]} == {"not-proven"}
+        assert deployment.engines["prefill-0"].requests() == []
+
+
+def keep_running(connection: socket.socket, engine: FakeEngine) -> None:
+    """A request of somebody else that does not end."""
+    engine.script(token_seconds=0.05)
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 5000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    engine.http.get("/fake/wait?running=1")
