@@ -38,3 +38,4 @@ list: --flag a b, mapping: --flag with JSON. Never a string that is spliced into
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvValue = str | int | SecretRef
 EnvMap = dict[EnvName, EnvValue]
+"""Variables of a process. null in a recipe drops an inherited entry of the same mapping (the loader does it)."""

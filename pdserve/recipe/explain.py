@@ -93,7 +93,7 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
             todo = f"did you mean {guess}?" if guess else todo
         elif kind in ("too_short", "string_too_short"):
             least = context.get("min_length", 1)
-            expected.append("something" if kind == "string_too_short" else f"at least {least} of them")
+            expected.append("something" if kind == "string_too_short" else f"a list of at least {least}")
         elif kind == "string_pattern_mismatch":
             expected.append(_PATTERNS.get(str(path[-1]) if path else "", f"text like {context.get('pattern')}"))
         elif kind == "finite_number":
@@ -103,6 +103,8 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
     if path and len(path) >= 2 and path[-2] == "env":
         expected, hint = ["text, a whole number or {secret: NAME}"], "put it in quotes"
         todo = hint if isinstance(value, bool | float) else todo
+    if isinstance(value, list) and "too_short" in {d["type"] for d in details}:
+        shown = f"{len(value) or 'an empty one'}"
     what = f"expected {', '.join(dict.fromkeys(expected[:-1]))}{' or ' if expected[1:] else ''}{expected[-1]}"
     return Problem(path, f"{what}, got {shown}", todo or _hint(value, details))
 

@@ -90,6 +90,8 @@ class Lmcache(Strict):
         description="Added to the server's allow-listed environment (its /env endpoint prints it: no secrets here).",
     )
     command: list[str] | None = Field(
-        default=None, description="Replaces `python -m lmcache.v1.multiprocess.http_server`; the flags are appended."
+        default=None,
+        min_length=1,
+        description="Replaces `python -m lmcache.v1.multiprocess.http_server`; the flags are appended.",
     )
     extra_args: dict[str, Any] = Field(default={}, description="Further server flags without the dashes.")

@@ -50,7 +50,9 @@ class Engine(Strict):
     env: EnvMap = Field(default={}, description="Environment for every role; a role's own env wins.")
     python: str | None = Field(default=None, description="Interpreter that has vLLM; null: the one running pdserve.")
     command: list[str] | None = Field(
-        default=None, description="Replaces `python -m vllm...` (a wrapper, numactl, ...); the flags are appended."
+        default=None,
+        min_length=1,
+        description="Replaces `python -m vllm...` (a wrapper, numactl, ...); the flags are appended.",
     )
     hash_seed: int = Field(
         default=0, ge=0, description="PYTHONHASHSEED of engines and LMCache: their block hashes must agree."
@@ -116,7 +118,7 @@ class Proxy(Strict):
         default=Restart(policy="on-failure"),
         description="The proxy keeps no state and starts in a second, so it is restarted by default.",
     )
-    command: list[str] | None = Field(default=None, description="Replaces `python -m pdserve.proxy`.")
+    command: list[str] | None = Field(default=None, min_length=1, description="Replaces `python -m pdserve.proxy`.")
 
 
 class Timeouts(Strict):
