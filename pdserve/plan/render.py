@@ -51,6 +51,11 @@ await_all() {
   waiting=()
 }
 
+stop_all() {
+  kill ${started[@]+"${started[@]}"} 2>/dev/null || true
+  wait
+}
+
 started=()
 waiting=()
 case "${1:-}" in
@@ -166,13 +171,13 @@ def _main(plan: Plan) -> str:
     cases = [f"  {name}) {_function_name(name)} ;;" for name in plan.names()]
     for node in plan.nodes:
         cases.append(f"  @{shlex.quote(node.name)})")
-        cases.append("    trap 'kill ${started[@]+\"${started[@]}\"} 2>/dev/null; wait' EXIT")
+        cases.append("    trap stop_all EXIT")
         here = sorted((p for p in plan.processes if p.node == node.name), key=lambda process: process.start_stage)
         for index, process in enumerate(here):
             if index and process.start_stage != here[index - 1].start_stage:
                 cases.append("    await_all")
             url = _url(process.probe) if process.probe is not None else ""
-            cases.append(f'    launch {process.name} {shlex.quote(url)} >>"$RUN_DIR/{process.log}" 2>&1')
+            cases.append(f"    launch {process.name} {shlex.quote(process.log)} {shlex.quote(url)}")
         cases += ["    await_all", '    echo "all processes of this node are up"', "    wait -n", "    ;;"]
     main = _MAIN.replace("@POLL@", str(_POLL_SECONDS)).replace("@CASES@", "\n".join(cases))
     main = main.replace("@NAMES@", " ".join(plan.names()))

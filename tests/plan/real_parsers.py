@@ -1,0 +1,81 @@
+"""Run as a script by test_real.py in an interpreter with the engines: their own parsers read planned command lines.
+
+stdin: {"vllm": {name: arguments}, "lmcache": {name: arguments}, "keys": {connector class: keys of its extra config}}
+stdout: one JSON object, see `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pdserve.plan.kv_transfer import LMCACHE_MODULE
+
+
+def read_vllm(arguments: list[str]) -> dict[str, Any]:
+    """The parsed values of vLLM's API server, or {"error": what argparse said}."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return _parsed(lambda: parser.parse_args(arguments))
+
+
+def read_lmcache(arguments: list[str]) -> dict[str, Any]:
+    """The same for the LMCache MP server, whose module reads sys.argv."""
+    from lmcache.v1.multiprocess import http_server
+
+    sys.argv = ["http_server", *arguments]
+    return _parsed(http_server.parse_args)
+
+
+def _parsed(parse: Callable[[], argparse.Namespace]) -> dict[str, Any]:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return {key: _plain(value) for key, value in vars(parse()).items()}
+    except SystemExit:
+        return {"error": said.getvalue()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool | None | list | dict):
+        return value
+    return vars(value) if hasattr(value, "kv_connector") else str(value)
+
+
+def unread_keys(class_name: str, keys: list[str]) -> list[str]:
+    """Keys that occur nowhere in the code beside the connector's class, so that nothing can read them."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    file = sys.modules[KVConnectorFactory.get_connector_class_by_name(class_name).__module__].__file__
+    code = "".join(path.read_text() for path in Path(file or "").parent.glob("*.py"))
+    # LMCache's adapter adds its prefix to the bare names.
+    return [key for key in keys if f'"{key}"' not in code and f"{key.removeprefix('lmcache.mp.')} =" not in code]
+
+
+def main() -> None:
+    """Prints what the parsers made of it, vLLM's environment variables, and configuration keys that nobody reads."""
+    asked = json.load(sys.stdin)
+    from vllm import envs
+
+    answer = {
+        "vllm": {name: read_vllm(arguments) for name, arguments in asked["vllm"].items()},
+        "lmcache": {name: read_lmcache(arguments) for name, arguments in asked["lmcache"].items()},
+        "unread": {name: unread_keys(name, keys) for name, keys in asked["keys"].items()},
+        "control": unread_keys("MooncakeConnector", ["num_workers", "no_such_key"]),
+        "lmcache_connector": hasattr(importlib.import_module(LMCACHE_MODULE), "LMCacheMPConnector"),
+        "environment": sorted(envs.environment_variables),
+    }
+    print("ANSWER " + json.dumps(answer, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Writes tests/golden anew: python -m tests.plan.regenerate. What changed is for the diff, and for a human, to say."""
+
+from __future__ import annotations
+
+from tests.plan.golden import FOLDER, RECIPES, golden_files
+
+
+def main() -> None:
+    """Writes the files of all shipped recipes and removes those of recipes that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    wanted = {path: text for name in RECIPES for path, text in golden_files(name).items()}
+    for path in FOLDER.iterdir():
+        if path not in wanted:
+            path.unlink()
+    for path, text in wanted.items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

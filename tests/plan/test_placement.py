@@ -1,0 +1,174 @@
+"""Which instance gets which devices, and what is said when they do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.plan.model import Node
+from pdserve.plan.placement import Instance, nodes_for, place
+from tests.plan.kit import hosts, on_gpus, recipe
+
+
+def where(placed: tuple[Instance, ...]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    return {i.name: [(share.node.name, share.devices) for share in i.shares] for i in placed}
+
+
+def test_prefill_comes_first_and_each_instance_takes_the_next_devices() -> None:
+    placed = place(recipe(on_gpus(2, 4), {"prefill": {"instances": 2}}), hosts(8))
+    assert where(placed) == {
+        "prefill-0": [("host0", (0, 1))],
+        "prefill-1": [("host0", (2, 3))],
+        "decode-0": [("host0", (4, 5, 6, 7))],
+    }
+
+
+def test_an_instance_that_does_not_fit_on_a_node_goes_to_the_next() -> None:
+    placed = place(recipe(on_gpus(8, 8)), hosts(8, 8))
+    assert where(placed) == {
+        "prefill-0": [("host0", tuple(range(8)))],
+        "decode-0": [("host1", tuple(range(8)))],
+    }
+
+
+def test_a_later_smaller_instance_fills_a_gap() -> None:
+    placed = place(recipe(on_gpus(6, 2), {"prefill": {"instances": 2}}), hosts(8, 8))
+    assert where(placed)["decode-0"] == [("host0", (6, 7))]
+
+
+def test_devices_are_tp_times_pp_times_dp() -> None:
+    parallel = {"tp": 2, "pp": 2, "dp": 2}
+    placed = place(recipe(on_gpus(), {"prefill": {"parallel": parallel}}), hosts(9))
+    assert where(placed)["prefill-0"] == [("host0", tuple(range(8)))]
+
+
+def test_named_devices_are_taken_as_they_are() -> None:
+    named = {"prefill": {"devices": [6, 7, 0, 1], "instances": 2}, "decode": {"devices": [3, 5]}}
+    placed = place(recipe(on_gpus(2, 2), named), hosts(8))
+    assert where(placed) == {
+        "prefill-0": [("host0", (6, 7))],
+        "prefill-1": [("host0", (0, 1))],
+        "decode-0": [("host0", (3, 5))],
+    }
+
+
+def test_roles_that_name_no_devices_keep_off_those_that_are_left() -> None:
+    placed = place(recipe(on_gpus(2, 2), {"prefill": {"devices": [1, 2]}}), hosts(4))
+    assert where(placed)["decode-0"] == [("host0", (0, 3))]
+
+
+def test_only_devices_that_the_node_offers_are_used() -> None:
+    node = Node(name="half", devices=(2, 3, 6, 7))
+    assert where(place(recipe(on_gpus(2, 2)), [node]))["decode-0"] == [("half", (6, 7))]
+
+
+def test_an_instance_can_span_nodes() -> None:
+    spanning = {"prefill": {"parallel": {"tp": 8, "nodes": 2}}}
+    placed = place(recipe(on_gpus(8, 4), spanning), hosts(8, 8))
+    assert where(placed) == {
+        "prefill-0": [("host0", (0, 1, 2, 3)), ("host1", (0, 1, 2, 3))],
+        "decode-0": [("host0", (4, 5, 6, 7))],
+    }
+    assert [placed[0].process_name(rank) for rank in (0, 1)] == ["prefill-0", "prefill-0-node1"]
+
+
+def test_on_a_cpu_instances_go_to_the_nodes_in_turn_and_have_no_devices() -> None:
+    placed = place(recipe({"prefill": {"instances": 2}}), hosts(0, 0))
+    assert where(placed) == {
+        "prefill-0": [("host0", ())],
+        "prefill-1": [("host1", ())],
+        "decode-0": [("host0", ())],
+    }
+
+
+def test_too_few_devices_show_the_sum_and_what_to_type() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(8, 8)), hosts(8), recipe_file="recipes/big.yaml")
+    assert caught.value.what == "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 8 (0-7)"
+    assert caught.value.todo == (
+        "to run it here add --set prefill.parallel.tp=4 --set decode.parallel.tp=4; "
+        "for 2 nodes like this: sbatch -N 2 slurm/disagg.sh recipes/big.yaml"
+    )
+
+
+def test_the_overrides_that_are_advised_make_it_fit() -> None:
+    placed = place(recipe(on_gpus(4, 4)), hosts(8))
+    assert where(placed)["decode-0"] == [("host0", (4, 5, 6, 7))]
+
+
+def test_only_the_wider_role_is_halved_when_that_is_enough() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(8, 1)), hosts(8))
+    assert "add --set prefill.parallel.tp=4;" in (caught.value.todo or "")
+
+
+def test_no_override_is_advised_when_halving_cannot_help() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(3, 3)), hosts(4))
+    assert caught.value.todo == "for 2 nodes like this: sbatch -N 2 slurm/disagg.sh RECIPE"
+
+
+def test_a_host_without_devices_is_told_where_to_go() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(platform="rocm")), hosts(0))
+    assert caught.value.what == "prefill 1 x 1 + decode 1 x 1 = 2 devices; this host has 0"
+    assert caught.value.todo == "run it on a host with rocm devices; recipes/tiny-cpu.yaml needs none"
+
+
+def test_enough_devices_in_the_wrong_places_are_explained() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(8, 8)), hosts(8, 4, 4))
+    assert caught.value.what.endswith("these 3 nodes have 16 (host0: 8, host1: 4, host2: 4)")
+    assert caught.value.cause == "decode-0 needs 8 devices on one node, at most 4 are left on any"
+
+
+def test_named_devices_that_are_not_there_are_named() -> None:
+    with pytest.raises(PreflightError) as caught:
+        place(recipe(on_gpus(2, 2), {"decode": {"devices": [8, 9]}}), hosts(8))
+    assert caught.value.cause == "decode-0 asks for devices 8-9, which no node has left"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"prefill": {"devices": [0, 1, 2]}}, "3 device ids for 1 instance(s) of 2 devices"),
+        ({"prefill": {"parallel": {"tp": 3, "nodes": 2}}}, "cannot be spread evenly over 2 nodes"),
+    ],
+)
+def test_what_fits_nowhere_is_the_recipes_fault(change: dict[str, Any], what: str) -> None:
+    with pytest.raises(RecipeError, match=what.replace("(", r"\(").replace(")", r"\)")):
+        place(recipe(on_gpus(2, 2), change), hosts(8))
+
+
+@pytest.mark.parametrize("change", [{"prefill": {"devices": [0]}}, {"prefill": {"parallel": {"tp": 2, "nodes": 2}}}])
+def test_on_a_cpu_neither_devices_nor_spanning_nodes_make_sense(change: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="CPU platform"):
+        place(recipe(change), hosts(0, 0))
+
+
+def test_an_instance_never_gets_a_device_twice() -> None:
+    with pytest.raises(PreflightError):
+        place(recipe(on_gpus(2, 1), {"prefill": {"devices": [3, 3]}}), hosts(8))
+
+
+def test_hypothetical_nodes_are_as_many_as_needed() -> None:
+    two = nodes_for(recipe(on_gpus(8, 8), {"devices_per_node": 8}))
+    assert [(node.name, len(node.devices)) for node in two] == [("node0", 8), ("node1", 8)]
+    assert len({node.address for node in two}) == 2
+
+
+def test_one_hypothetical_node_is_this_machine_by_loopback() -> None:
+    assert nodes_for(recipe(on_gpus(4, 4), {"devices_per_node": 8})) == (Node(name="localhost", devices=(*range(8),)),)
+    assert nodes_for(recipe()) == (Node(name="localhost"),)
+
+
+def test_without_a_node_type_one_node_has_just_enough() -> None:
+    (node,) = nodes_for(recipe(on_gpus(2, 1)))
+    assert node.devices == (0, 1, 2)
+
+
+def test_an_instance_wider_than_the_node_type_is_the_recipes_fault() -> None:
+    with pytest.raises(RecipeError, match="no number of nodes with 4 devices each"):
+        nodes_for(recipe(on_gpus(8, 1), {"devices_per_node": 4}))

@@ -1,0 +1,107 @@
+"""Every port comes from one table; no two processes of a node get the same one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.plan.ports import TABLE
+from pdserve.recipe.model import Ports as RecipePorts
+from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
+
+
+def test_the_table_and_the_recipe_know_the_same_ports() -> None:
+    assert set(TABLE) == set(RecipePorts.model_fields)
+
+
+def test_instances_of_a_node_count_up_from_the_recipes_port() -> None:
+    built = plan(recipe({"prefill": {"instances": 2}, "decode": {"instances": 2}}))
+    assert [built.process(name).ports for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "proxy")] == [
+        {"http": 8100, "bootstrap": 8998},
+        {"http": 8101, "bootstrap": 8999},
+        {"http": 8200},
+        {"http": 8201},
+        {"http": 8000},
+    ]
+
+
+def test_each_node_starts_from_the_recipes_port() -> None:
+    built = plan(recipe(on_gpus(8, 8), {"prefill": {"instances": 2}}), *hosts(8, 8, 8))
+    assert {built.process(name).ports["http"] for name in ("prefill-0", "prefill-1")} == {8100}
+
+
+def test_every_prefill_has_one_bootstrap_however_many_ranks_it_has() -> None:
+    built = plan(recipe(on_gpus(), {"prefill": {"parallel": {"dp": 4}}}), *hosts(8))
+    assert built.process("prefill-0").ports == {"http": 8100, "bootstrap": 8998}
+    assert "bootstrap" not in built.process("decode-0").ports
+
+
+def test_a_nixl_side_channel_takes_a_port_for_every_rank() -> None:
+    change = {
+        "prefill": {"connector": NIXL, "parallel": {"dp": 2}, "instances": 2},
+        "decode": {"connector": NIXL},
+    }
+    built = plan(recipe(on_gpus(), change), *hosts(8))
+    assert built.process("prefill-0").ports == {"http": 8100, "nixl": 5600, "nixl-1": 5601}
+    assert built.process("prefill-1").ports == {"http": 8101, "nixl": 5602, "nixl-1": 5603}
+    assert built.process("decode-0").ports == {"http": 8200, "nixl": 5604}
+
+
+def test_lmcache_has_a_request_and_an_http_port() -> None:
+    assert plan(recipe(with_lmcache())).process("lmcache-0").ports == {"request": 5555, "http": 8080}
+
+
+def test_transfer_engines_get_a_range_of_their_own() -> None:
+    built = plan(recipe({"decode": {"instances": 2}}))
+    ranges = {
+        name: (built.process(name).env.set["MC_MIN_RPC_PORT"], built.process(name).env.set["MC_MAX_RPC_PORT"])
+        for name in ("prefill-0", "decode-0", "decode-1")
+    }
+    assert ranges == {
+        "prefill-0": ("15000", "15099"),
+        "decode-0": ("15100", "15199"),
+        "decode-1": ("15200", "15299"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ports", "first", "second"),
+    [
+        ({"decode": 8100}, ("prefill-0", "ports.prefill"), ("decode-0", "ports.decode")),
+        ({"proxy": 8998}, ("prefill-0", "ports.bootstrap"), ("proxy", "ports.proxy")),
+        ({"lmcache": 8080}, ("lmcache-0", "ports.lmcache"), ("lmcache-0", "ports.lmcache_http")),
+        ({"transfer": 8090}, ("prefill-0", "ports.prefill"), ("prefill-0", "ports.transfer")),
+        ({"prefill": 8000}, ("prefill-0", "ports.prefill"), ("proxy", "ports.proxy")),
+    ],
+)
+def test_a_clash_names_both_processes_and_both_keys(
+    ports: dict[str, int], first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        plan(recipe(with_lmcache(), {"ports": ports}))
+    text = caught.value.render()
+    for word in (*first, *second):
+        assert word in text
+    assert caught.value.where in (first[1], second[1])
+
+
+def test_instances_that_grow_into_another_kind_clash() -> None:
+    with pytest.raises(RecipeError, match=r"port 8102 on localhost goes to prefill-2 \(http\) and to decode-0"):
+        plan(recipe({"prefill": {"instances": 3}, "ports": {"decode": 8102}}))
+
+
+def test_the_same_port_on_two_nodes_is_no_clash() -> None:
+    built = plan(recipe(on_gpus(8, 8), {"ports": {"decode": 8100}}), *hosts(8, 8))
+    assert built.process("prefill-0").ports["http"] == built.process("decode-0").ports["http"] == 8100
+
+
+@pytest.mark.parametrize("change", [{"ports": {"transfer": 65500}}, {"ports": {"decode": 65535}}])
+def test_ports_past_the_last_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="past 65535"):
+        plan(recipe(change, {"decode": {"instances": 2, "connector": MOONCAKE}}))
+
+
+def test_an_aggregated_engine_has_only_its_api() -> None:
+    assert plan(recipe(aggregated())).process("aggregated-0").ports == {"http": 8300}

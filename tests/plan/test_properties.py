@@ -1,0 +1,144 @@
+"""What holds for every recipe that can be planned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from pdserve.errors import PdserveError
+from pdserve.plan.build import build_plan
+from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.render import render_shell
+from pdserve.recipe.model import Recipe
+from tests.plan.kit import MOONCAKE, MULTI, NIXL, VERSIONS, hosts, recipe
+
+parallels = st.fixed_dictionaries(
+    {"tp": st.sampled_from([1, 2, 4]), "pp": st.sampled_from([1, 2]), "dp": st.sampled_from([1, 2])}
+)
+roles = st.fixed_dictionaries({"instances": st.integers(1, 4), "parallel": parallels})
+base_ports = st.dictionaries(
+    st.sampled_from(["proxy", "prefill", "decode", "bootstrap", "nixl", "lmcache", "lmcache_http", "transfer"]),
+    st.integers(8000, 8120),
+    max_size=4,
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    connector = draw(st.sampled_from([MOONCAKE, NIXL]))
+    document: dict[str, Any] = {
+        "platform": draw(st.sampled_from(["cpu", "cuda", "rocm"])),
+        "prefill": {**draw(roles), "connector": connector},
+        "decode": {**draw(roles), "connector": connector},
+        "ports": draw(base_ports),
+        "engine": {"env": {"A_TOKEN": {"secret": "MY_TOKEN"}}},
+    }
+    if connector is MOONCAKE and draw(st.booleans()):
+        document["prefill"]["connector"] = MULTI
+        document["lmcache"] = {
+            "l1_size_gb": 1,
+            "transfer_mode": "auto",
+            "per": draw(st.sampled_from(["node", "tp-rank"])),
+        }
+    return document
+
+
+node_sets = st.lists(st.sampled_from([0, 4, 8, 16]), min_size=1, max_size=4).map(lambda sizes: hosts(*sizes))
+
+
+def build(wanted: Recipe, nodes: tuple[Node, ...]) -> Plan:
+    return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS)
+
+
+def planned(document: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Recipe, Plan]:
+    """The recipe and its plan; documents that are refused are not what these tests are about."""
+    wanted = recipe(document)
+    try:
+        return wanted, build(wanted, nodes)
+    except PdserveError:
+        reject()
+
+
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+@many
+@given(documents(), node_sets)
+def test_no_two_processes_of_a_node_share_a_port(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    _, plan = planned(document, nodes)
+    claims: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for process in plan.processes:
+        claims[process.node] += [(port, port) for port in process.ports.values()]
+        if "MC_MIN_RPC_PORT" in process.env.set:
+            claims[process.node].append(
+                (int(process.env.set["MC_MIN_RPC_PORT"]), int(process.env.set["MC_MAX_RPC_PORT"]))
+            )
+    for taken in claims.values():
+        for (_, last), (first, _) in pairwise(sorted(taken)):
+            assert last < first
+
+
+@many
+@given(documents(), node_sets)
+def test_no_two_instances_share_a_device(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    wanted, plan = planned(document, nodes)
+    sizes = {name: role.parallel.tp * role.parallel.pp * role.parallel.dp for name, role in wanted.roles()}
+    used: dict[str, list[int]] = defaultdict(list)
+    for process in plan.processes:
+        if process.role in ("prefill", "decode"):
+            used[process.node] += process.devices
+            assert len(process.devices) == (0 if plan.platform == "cpu" else sizes[process.role])
+    offered = {node.name: set(node.devices) for node in nodes}
+    for node, devices in used.items():
+        assert len(devices) == len(set(devices))
+        assert set(devices) <= offered[node]
+
+
+@many
+@given(documents(), node_sets)
+def test_a_plan_survives_json(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    _, plan = planned(document, nodes)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+@many
+@given(documents(), node_sets)
+def test_the_same_input_gives_the_same_plan(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    wanted, plan = planned(document, nodes)
+    before = wanted.model_copy(deep=True)
+    assert build(wanted, nodes).model_dump_json() == plan.model_dump_json()
+    assert wanted == before
+
+
+@many
+@given(documents(), node_sets)
+def test_every_engine_attaches_to_servers_of_its_own_node(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    _, plan = planned(document, nodes)
+    for server in plan.lmcache:
+        node = plan.process(server.process).node
+        assert {plan.process(engine).node for engine in server.engines} == {node}
+        assert server.expected_workers >= len(server.engines)
+
+
+@many
+@given(documents(), node_sets)
+def test_names_are_unique_and_the_proxy_knows_all_engines(document: dict[str, Any], nodes: tuple[Node, ...]) -> None:
+    _, plan = planned(document, nodes)
+    assert len(set(plan.names())) == len(plan.names())
+    engines = [p.name for p in plan.processes if p.role in ("prefill", "decode")]
+    assert [worker.name for worker in plan.proxy.workers] == engines
+
+
+@given(st.sampled_from(["A_TOKEN", "OTHER_KEY"]))
+def test_the_value_of_a_secret_is_in_no_plan_and_no_script(variable: str) -> None:
+    """The planner is never given it: it knows the name, and whoever starts the process knows the value."""
+    wanted = recipe({"engine": {"env": {variable: {"secret": "MY_TOKEN"}}}})
+    plan = build_plan(wanted, hosts(0), run_dir="/run/x", run_id="r", versions=Versions())
+    for process in plan.processes:
+        assert process.env.secrets.keys().isdisjoint(process.env.set)
+    assert plan.process("prefill-0").env.secrets[variable] == "MY_TOKEN"
+    assert f'{variable}="${{MY_TOKEN:?}}"' in render_shell(plan)

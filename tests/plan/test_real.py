@@ -1,0 +1,157 @@
+"""What the plan says, read by the engines' own parsers and libraries: no flag, class or variable is imagined."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from pdserve.plan.model import Plan, Process
+from tests.plan.golden import RECIPES, ROOT, shipped_plan
+from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
+
+pytestmark = pytest.mark.real
+
+ENGINE_ROLES = ("prefill", "decode", "aggregated")
+SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "ep": True, "nodes": 2}, "connector": NIXL}}
+
+
+def plans() -> dict[str, Plan]:
+    """All shipped recipes, and recipes that use every flag that no shipped one does."""
+    section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", l2=[{"type": "fs", "base_path": "/x"}])
+    return {
+        **{name: shipped_plan(name) for name in RECIPES},
+        "spanning": plan(recipe(on_gpus(), SPANNING, {"decode": {"connector": NIXL}}), *hosts(16, 16)),
+        "tp-rank": plan(recipe(on_gpus(2, 1), section), *hosts(8)),
+        "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
+        "aggregated": plan(recipe(aggregated())),
+    }
+
+
+def arguments(process: Process) -> list[str]:
+    """What follows `python -m module`, without vLLM's subcommand."""
+    rest = list(process.argv[3:])
+    return rest[1:] if rest[0] == "serve" else rest
+
+
+def ask(script: str, stdin: str = "", **env: str) -> dict[str, Any]:
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.plan.{script}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **quiet, **env},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    parsed: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Process]:
+    """Every process of every plan, by plan and name."""
+    return {f"{name}/{process.name}": process for name, plan in plans().items() for process in plan.processes}
+
+
+def extra_keys(processes: Iterable[Process]) -> dict[str, list[str]]:
+    """Connector class -> the keys that any of the plans gives it."""
+    keys: dict[str, set[str]] = defaultdict(set)
+    todo = [json.loads(value_of(p, "--kv-transfer-config")) for p in processes if p.role in ENGINE_ROLES]
+    while todo:
+        config = todo.pop()
+        extra = config["kv_connector_extra_config"]
+        keys[config["kv_connector"]] |= extra.keys()
+        todo += extra.get("connectors", [])
+    return {name: sorted(found) for name, found in keys.items()}
+
+
+@pytest.fixture(scope="module")
+def answer(built: dict[str, Process]) -> dict[str, Any]:
+    """What the engines made of all of them."""
+    asked = {
+        "vllm": {key: arguments(p) for key, p in built.items() if p.role in ENGINE_ROLES},
+        "lmcache": {key: arguments(p) for key, p in built.items() if p.role == "lmcache"},
+        "keys": extra_keys(built.values()),
+    }
+    return ask("real_parsers", json.dumps(asked))
+
+
+def test_vllm_understands_every_command_line(answer: dict[str, Any]) -> None:
+    assert {key: parsed["error"] for key, parsed in answer["vllm"].items() if "error" in parsed} == {}
+    assert len(answer["vllm"]) > 10
+
+
+def test_vllm_reads_what_the_plan_meant(answer: dict[str, Any], built: dict[str, Process]) -> None:
+    for key, parsed in answer["vllm"].items():
+        assert parsed["enable_prompt_tokens_details"] is True
+        assert parsed["disable_uvicorn_access_log"] is True
+        if "http" in built[key].ports:
+            assert parsed["port"] == built[key].ports["http"]
+    tiny = answer["vllm"]["tiny-cpu/prefill-0"]
+    assert (tiny["served_model_name"], tiny["max_model_len"], tiny["enforce_eager"]) == (["tiny"], 4096, True)
+    assert tiny["kv_transfer_config"]["kv_load_failure_policy"] == "recompute"
+    children = tiny["kv_transfer_config"]["kv_connector_extra_config"]["connectors"]
+    assert [child["kv_connector"] for child in children] == ["MooncakeConnector", "LMCacheMPConnector"]
+
+
+def test_vllm_reads_the_flags_of_an_instance_that_spans_nodes(answer: dict[str, Any]) -> None:
+    follower = answer["vllm"]["spanning/prefill-0-node1"]
+    assert follower["headless"] is True
+    assert (follower["nnodes"], follower["node_rank"], follower["master_addr"]) == (2, 1, "192.0.2.1")
+    assert (follower["tensor_parallel_size"], follower["data_parallel_size"]) == (4, 2)
+    assert follower["data_parallel_rpc_port"] == 29501
+    assert follower["enable_expert_parallel"] is True
+
+
+def test_lmcache_understands_every_command_line(answer: dict[str, Any], built: dict[str, Process]) -> None:
+    assert {key: parsed["error"] for key, parsed in answer["lmcache"].items() if "error" in parsed} == {}
+    for key, parsed in answer["lmcache"].items():
+        assert (parsed["port"], parsed["http_port"]) == (built[key].ports["request"], built[key].ports["http"])
+        assert parsed["host"] == parsed["http_host"] == "127.0.0.1"
+        assert parsed["eviction_policy"] == "LRU"
+    assert answer["lmcache"]["tiny-cpu/lmcache-0"]["l1_use_lazy"] is False
+    assert answer["lmcache"]["kimi-mi355x/lmcache-0"]["l1_init_size_gb"] == 20
+    assert answer["lmcache"]["shm/lmcache-0"]["shm_name"] == "pool"
+
+
+def test_every_key_of_a_connector_is_read_by_somebody(answer: dict[str, Any]) -> None:
+    """The classes are looked up in vLLM's registry; a key that no code mentions would be ignored in silence."""
+    assert answer["unread"] == {
+        "MultiConnector": [],
+        "MooncakeConnector": [],
+        "NixlConnector": [],
+        "LMCacheMPConnector": [],
+    }
+    assert answer["control"] == ["no_such_key"]
+
+
+def test_the_lmcache_connector_is_in_the_module_that_is_named(answer: dict[str, Any]) -> None:
+    assert answer["lmcache_connector"] is True
+
+
+def test_every_vllm_variable_exists(answer: dict[str, Any], built: dict[str, Process]) -> None:
+    """Some are read by the ROCm or the CPU platform only, and vLLM lists those too."""
+    used = {name for process in built.values() for name in process.env.set if name.startswith("VLLM_")}
+    assert used - set(answer["environment"]) == set()
+
+
+def test_mooncake_keeps_to_the_ports_that_the_plan_gives_an_instance() -> None:
+    env = plan(recipe(with_lmcache(), {"ports": {"transfer": 23500}})).process("prefill-0").env.set
+    first, last = int(env["MC_MIN_RPC_PORT"]), int(env["MC_MAX_RPC_PORT"])
+    told = {name: value for name, value in env.items() if name.startswith("MC_")}
+    engine = ask("real_transfer_ports", **told)
+    assert engine["started"]
+    assert engine["rpc"] in engine["listening"]
+    assert len(engine["listening"]) == 2
+    assert all(first <= port <= last for port in engine["listening"])

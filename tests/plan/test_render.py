@@ -1,0 +1,108 @@
+"""The rendered script runs what the plan says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.model import Plan
+from pdserve.plan.render import render_shell
+from pdserve.recipe.model import Recipe
+from tests.plan.kit import VERSIONS, recipe, with_lmcache
+
+SPY = """\
+#!/usr/bin/env python3
+import json, os, sys
+print(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}))
+"""
+TRICKY = 'it\'s a "test"; $(touch pwned) `id` \\ *'
+
+
+@pytest.fixture
+def spy(tmp_path: Path) -> Path:
+    """A program that prints its arguments and its environment."""
+    path = tmp_path / "spy program"
+    path.write_text(SPY)
+    path.chmod(0o755)
+    return path
+
+
+def planned(wanted: Recipe, tmp_path: Path) -> Plan:
+    run_dir = str(tmp_path / "run dir")
+    return build_plan(wanted, nodes_for(wanted), run_dir=run_dir, run_id="r1", versions=VERSIONS)
+
+
+def run(plan: Plan, tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "plan.sh"
+    script.write_text(render_shell(plan))
+    environ = {"PATH": os.environ["PATH"], "HOME": "/root", **env}
+    return subprocess.run(["bash", script, *words], env=environ, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_one_process_runs_with_the_plans_arguments_and_environment(spy: Path, tmp_path: Path) -> None:
+    change = {"engine": {"command": [str(spy)], "env": {"ODD": TRICKY}, "args": {"chat-template": TRICKY}}}
+    plan = planned(recipe(with_lmcache(), change), tmp_path)
+    done = run(plan, tmp_path, "prefill-0", VLLM_PORT="1", CUDA_VISIBLE_DEVICES="3", OTHER="kept", engine_key="k3y")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    process = plan.process("prefill-0")
+    assert tuple(seen["argv"]) == process.argv[1:]
+    assert seen["env"].items() >= {**process.env.set, "OTHER": "kept", "VLLM_API_KEY": "k3y"}.items()
+    assert not seen["env"].keys() & {*process.env.unset, "engine_key"}
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_proxy_gets_its_file_and_only_what_is_allowed(spy: Path, tmp_path: Path) -> None:
+    plan = planned(recipe({"proxy": {"command": [str(spy)]}}), tmp_path)
+    done = run(plan, tmp_path, "proxy", HTTP_PROXY="http://x", MY_TOKEN="t", PDSERVE_ENGINE_KEY="stale", engine_key="k")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    config = Path(seen["argv"][seen["argv"].index("--config") + 1])
+    assert config.read_text() == plan.process("proxy").files["proxy.json"]
+    assert "--no-control" in seen["argv"]
+    assert seen["env"]["PDSERVE_ENGINE_KEY"] == "k"
+    assert not seen["env"].keys() & {"HTTP_PROXY", "MY_TOKEN", "engine_key"}
+
+
+def test_a_missing_secret_stops_it_by_name(spy: Path, tmp_path: Path) -> None:
+    change = {"engine": {"command": [str(spy)], "env": {"HF_TOKEN": {"secret": "MY_HF_TOKEN"}}}}
+    plan = planned(recipe(change), tmp_path)
+    refused = run(plan, tmp_path, "decode-0")
+    assert refused.returncode != 0
+    assert "MY_HF_TOKEN" in refused.stderr
+    given = run(plan, tmp_path, "decode-0", MY_HF_TOKEN="t0ken")
+    assert json.loads(given.stdout)["env"]["HF_TOKEN"] == "t0ken"
+
+
+def test_without_a_name_it_says_what_there_is(tmp_path: Path) -> None:
+    done = run(planned(recipe(with_lmcache()), tmp_path), tmp_path)
+    assert done.returncode == 2
+    assert "names: lmcache-0 prefill-0 decode-0 proxy" in done.stderr
+    assert "nodes: @localhost" in done.stderr
+
+
+def test_a_node_whose_process_dies_ends_with_everything_else_stopped(tmp_path: Path) -> None:
+    """LMCache lives and never answers, so that what ends the wait is the death of another process."""
+    lives, dies = ["bash", "-c", "exec sleep 600"], ["false"]
+    ports = {"ports": {"lmcache_http": 9, "prefill": 10, "decode": 11, "proxy": 12}}  # where nobody answers
+    wanted = recipe(with_lmcache(command=lives), {"engine": {"command": dies}, "proxy": {"command": lives}}, ports)
+    plan = planned(wanted, tmp_path)
+    everything_at_once = plan.model_copy(
+        update={"processes": tuple(p.model_copy(update={"start_stage": 0}) for p in plan.processes)}
+    )
+    done = run(everything_at_once, tmp_path, "@localhost")
+    assert done.returncode == 4
+    assert "died; its log says why" in done.stderr
+
+
+def test_what_a_reader_must_know_is_beside_each_process(tmp_path: Path) -> None:
+    text = render_shell(planned(recipe(with_lmcache(), {"status": "untested"}), tmp_path))
+    assert "# warning: the recipe test is untested on the hardware that it names" in text
+    assert "# prefill-0 (prefill) on localhost: start stage 1, no devices" in text
+    assert "#   patches: multiconnector-prom-metrics, mooncake-cpu-device" in text
+    assert "#   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names r1-lmcache-0" in text

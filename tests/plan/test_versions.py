@@ -1,0 +1,133 @@
+"""What the table of versions refuses, warns about and lets pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.plan.model import Versions
+from pdserve.plan.versions import DEFECTS, KNOWN, TESTED
+from tests.plan.kit import MULTI, VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
+
+DECODE_TOO = with_lmcache(on=["prefill", "decode"]) | {"decode": {"connector": MULTI}}
+PLAIN: dict[str, Any] = {}
+
+
+def installed(**versions: str | None) -> Versions:
+    return VERSIONS.model_copy(update=versions)
+
+
+def test_what_was_tested_has_nothing_to_say() -> None:
+    assert plan(recipe(with_lmcache())).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "versions", "says"),
+    [
+        (with_lmcache(), {"vllm": "0.24.0"}, "vllm#46865"),
+        (with_lmcache(), {"vllm": "0.26.0rc1"}, "vllm#46865"),
+        (DECODE_TOO, {"lmcache": "0.5.4"}, "lmcache#4355"),
+        (with_lmcache(), {"lmcache": "0.4.4"}, "no connector for its MP server"),
+    ],
+)
+def test_what_never_works_is_refused_with_the_reason(
+    change: dict[str, Any], versions: dict[str, str], says: str
+) -> None:
+    with pytest.raises(PreflightError, match=says) as caught:
+        plan(recipe(change), versions=installed(**versions))
+    assert caught.value.todo
+
+
+def test_one_server_a_rank_needs_a_client_that_knows_several() -> None:
+    wanted = recipe(on_gpus(2, 1), with_lmcache(per="tp-rank"))
+    with pytest.raises(PreflightError, match="knows one server only"):
+        plan(wanted, *hosts(8), versions=installed(lmcache="0.4.9"))
+
+
+def test_an_old_vllm_is_fine_where_its_defect_is_not_in_use() -> None:
+    built = plan(recipe(PLAIN), versions=installed(vllm="0.24.0"))
+    assert [w for w in built.warnings if "outside what is known" in w]
+
+
+def test_an_lmcache_that_does_not_import_on_this_vllm_is_refused() -> None:
+    aggregated = {
+        "mode": "aggregated",
+        "prefill": None,
+        "decode": None,
+        "aggregated": {"connector": {"kind": "lmcache-mp"}},
+        "lmcache": {"on": ["aggregated"], "l1_size_gb": 1, "transfer_mode": "auto"},
+    }
+    with pytest.raises(PreflightError, match="does not import on this vllm"):
+        plan(recipe(aggregated), versions=installed(vllm="0.21.0"))
+
+
+@pytest.mark.parametrize(
+    ("change", "versions", "says"),
+    [
+        (PLAIN, {"vllm": "0.29.1"}, "vllm#35943"),
+        (PLAIN, {"vllm": "0.40.0"}, "vllm 0.40.0 is outside what is known"),
+        (PLAIN, {"vllm": None}, "vllm is not installed here"),
+        (PLAIN, {"mooncake": None}, "mooncake is not installed here"),
+        (PLAIN, {"vllm": "main-2026-08"}, "vllm main-2026-08 is outside what is known"),
+        (with_lmcache(), {"lmcache": "0.6.1"}, "lmcache 0.6.1 is outside what is known"),
+    ],
+)
+def test_what_is_doubtful_is_a_warning(change: dict[str, Any], versions: dict[str, str | None], says: str) -> None:
+    built = plan(recipe(change), versions=installed(**versions))
+    assert [w for w in built.warnings if says in w]
+
+
+def test_packages_that_the_recipe_does_not_use_are_not_missed() -> None:
+    assert plan(recipe(), versions=installed(lmcache=None, nixl=None)).warnings == ()
+
+
+def test_lmcache_on_rocm_always_needs_a_look_at_the_build() -> None:
+    change = {"platform": "rocm", **with_lmcache(transfer_mode="lmcache_driven")}
+    assert [w for w in plan(recipe(change), *hosts(2)).warnings if "ROCm build" in w]
+
+
+def test_an_untested_recipe_says_so() -> None:
+    assert plan(recipe({"status": "untested"})).warnings == (
+        "the recipe test is untested on the hardware that it names",
+    )
+
+
+def test_an_installed_version_outside_requires_is_this_machines_fault() -> None:
+    with pytest.raises(PreflightError) as caught:
+        plan(recipe({"requires": {"vllm": ">=0.33"}}))
+    assert caught.value.what == "vllm 0.32.0 is installed, the recipe requires >=0.33"
+    assert caught.value.where == "requires.vllm"
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.1.dev5+g1234abc", None, "a-branch"])
+def test_requires_lets_pass_what_is_inside_or_cannot_be_told(version: str | None) -> None:
+    assert plan(recipe({"requires": {"vllm": ">=0.33"}}), versions=installed(vllm=version)).names()
+
+
+def test_a_range_that_is_none_is_the_recipes_fault() -> None:
+    with pytest.raises(RecipeError, match="is not a version range"):
+        plan(recipe({"requires": {"vllm": "newest"}}))
+
+
+def test_leaving_out_a_patch_that_is_needed_is_refused() -> None:
+    with pytest.raises(RecipeError, match="needs the patch multiconnector-prom-metrics") as caught:
+        plan(recipe(with_lmcache(), {"patches": ["mooncake-cpu-device"]}))
+    assert "43828" in (caught.value.cause or "")
+
+
+def test_a_patch_that_this_version_does_not_need_may_be_left_out() -> None:
+    change = {"patches": ["mooncake-cpu-device"]}
+    assert plan(recipe(with_lmcache(), change), versions=installed(vllm="0.33.0")).names()
+
+
+def test_every_defect_says_where_it_is_known_from_and_what_to_do() -> None:
+    for defect in DEFECTS:
+        assert defect.source
+        assert defect.todo
+        assert defect.needs
+
+
+def test_what_was_tested_is_within_what_is_known() -> None:
+    assert set(TESTED) == set(KNOWN)
