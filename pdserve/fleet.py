@@ -31,7 +31,7 @@ from pdserve.protocol import (
     Stopped,
 )
 from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.transport.link import AgentLink
 
 Routing = Literal["starting", "ready", "draining", "dead"]
@@ -61,6 +61,8 @@ class Fleet:
         self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
         self.held: set[str] = set()
         """Engines that get no traffic when they become ready: somebody still has to prove something."""
+        self._stopping: dict[str, ProcessPhase] = {}
+        """Processes that were ordered to stop -> what they are once they have."""
         self._secrets = secrets
         self._tell = tell
         self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
@@ -97,12 +99,14 @@ class Fleet:
             state.phase = "stopped"
             return
         grace = process.stop_seconds if grace is None else grace
-        state.phase = "draining"
+        # Clearing away what is left of a dead process does not make it one that was stopped on purpose.
+        self._stopping.setdefault(name, "dead" if state.phase == "dead" else "stopped")
+        state.phase = "draining" if state.phase != "dead" else "dead"
         self.record("stop", name=name, node=process.node)
         self.links[process.node].send(Stop(name=name, grace=grace))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(
-                self.until(lambda: state.phase == "stopped" or process.node not in self.links),
+                self.until(lambda: name not in self._stopping or process.node not in self.links),
                 grace + _STOP_MARGIN_SECONDS,
             )
 
@@ -138,10 +142,10 @@ class Fleet:
         await self._changed.wait()
 
     async def outcome(self, name: str) -> bool:
-        """After `start`: True when it became ready, False when it died or was late."""
+        """After `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
         state = self.state.processes[name]
         await self.until(lambda: state.phase not in ("pending", "starting"))
-        return state.phase == "ready"
+        return state.phase in ("ready", "degraded")
 
     def phase_of(self, name: str) -> str:
         """Short for the recorded phase of one process."""
@@ -159,7 +163,7 @@ class Fleet:
                 return
             case Started():
                 self.state.processes[event.name].id = event.id
-                self.record("started", name=event.name, pid=event.id.pid)
+                self.record("started", name=event.name, node=self.state.processes[event.name].node, pid=event.id.pid)
                 if self.plan.process(event.name).control == "stdin":
                     for worker in self._routing:
                         self._push(worker)
@@ -177,7 +181,7 @@ class Fleet:
             case Health():
                 self._changed_health(event)
             case Stopped():
-                self.state.processes[event.name].phase = "stopped"
+                self.state.processes[event.name].phase = self._stopping.pop(event.name, "stopped")
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
         if isinstance(event, Died | Late | Health | Gone):
             self.troubles.put_nowait(event)
@@ -186,10 +190,11 @@ class Fleet:
         state = self.state.processes[event.name]
         if state.phase != "starting":
             return
-        state.phase, state.ready_at, state.start_seconds = "ready", time.time(), round(event.seconds, 3)
-        state.note, state.open_ports = "", event.ports
+        held = event.name in self.held
+        state.phase, state.note = ("degraded", "healthy, to be proven") if held else ("ready", "")
+        state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3))
-        if event.name not in self.held:
+        if not held:
             self.route(event.name, "ready")
 
     def _failed(self, name: str, note: str) -> None:

@@ -70,8 +70,9 @@ class Launcher:
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
         self._errands: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Returns after a stop that was asked for. Raises StartError or ServeError after everything is torn down."""
+    async def run(self) -> bool:
+        """Returns after a stop that was asked for: True if it had been ready before. Raises StartError or ServeError
+        after everything is torn down."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, self._asked_to_stop)
@@ -94,6 +95,7 @@ class Launcher:
             await asyncio.gather(requests, return_exceptions=True)
         if error is not None:
             raise error
+        return self._state.ready_at is not None
 
     def _asked_to_stop(self) -> None:
         """Signal handler: leaves a mark, the loop acts. A second signal shortens every grace to nothing."""
@@ -107,25 +109,28 @@ class Launcher:
     # Start ---------------------------------------------------------------------------------------------------------
 
     async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> None:
-        """Starts `processes` stage by stage and proves the whole. With `keep` a failure leaves what is healthy
-        running, and the deployment waits for another `up`, `restart` or `down`; otherwise raises StartError."""
+        """Starts `processes` stage by stage and proves the whole plan. With `keep` a failure leaves what is healthy
+        or still loading, and the deployment waits for another `up`, `restart` or `down`; otherwise raises StartError.
+        """
         try:
             self._set_phase("starting")
             await self._agents()
-            for _, group in groupby(sorted(processes, key=lambda p: p.start_stage), key=lambda p: p.start_stage):
+            planned = sorted(self._fleet.plan.processes, key=lambda process: process.start_stage)
+            for _, group in groupby(planned, key=lambda process: process.start_stage):
                 names = [process.name for process in group]
                 for name in names:
-                    self._fleet.start(name)
+                    if any(process.name == name for process in processes):
+                        self._fleet.start(name)
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_ready, names))))  # type: ignore[misc]
             await self._race(self._prove_attached())
             canary = await self._race(self._canary())
-            self._account(processes, canary)
             self._set_phase("ready")
+            self._account(processes, canary)
         except StartError as failure:
             if not keep:
                 raise
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code, kept=True)
-            await self._stop_unready(processes)
+            await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
             self._state.note = failure.what
             self._set_phase("failed")
 
@@ -222,11 +227,6 @@ class Launcher:
             orchestration_seconds=self._state.orchestration_seconds,
         )
 
-    async def _stop_unready(self, processes: tuple[Process, ...]) -> None:
-        await self._fleet.stop_in_order(
-            process for process in processes if self._fleet.phase_of(process.name) in ("starting", "dead")
-        )
-
     # Serve ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
@@ -316,7 +316,7 @@ class Launcher:
         """Starts what is missing; what runs as planned is left alone."""
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
-        living = {name for name in old if self._fleet.phase_of(name) in ("ready", "degraded")}
+        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded")}
         changed = [name for name in new if name in living and new[name] != old[name]]
         costly = [name for name in changed if new[name].role != "proxy"]
         if costly and not request.replace:
@@ -329,15 +329,15 @@ class Launcher:
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
         self._run_dir.write(self._run_dir.recipe, request.recipe)
         self._fleet.adopt(request.plan)
-        missing = tuple(process for process in request.plan.processes if not self._is_ready(process.name))
-        if not missing:
+        missing = tuple(p for p in request.plan.processes if p.name not in living or p.name in changed)
+        if not missing and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message="already up")
         self._began = time.monotonic()
         await self._bring_up(missing, keep=True)
         names = ", ".join(process.name for process in missing)
         if self._state.phase == "failed":
             raise StartError(self._state.note, todo="pdserve status")
-        return Reply(exit_code=0, message=f"started {names}; ready")
+        return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready")
 
     # Teardown ------------------------------------------------------------------------------------------------------
 

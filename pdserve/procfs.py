@@ -95,6 +95,17 @@ def command(pid: int) -> str:
         return ""
 
 
+def title(pid: int) -> str:
+    """What a process calls itself: its thread name (15 characters), or the start of a rewritten command line that
+    begins with it."""
+    try:
+        name = (_PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+    words = command(pid).split()
+    return words[0] if words and words[0].startswith(name) else name
+
+
 def listeners(port: int) -> set[str]:
     """Socket inodes that listen on a TCP port, any address, both families."""
     found: set[str] = set()

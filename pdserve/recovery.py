@@ -87,7 +87,6 @@ class Recovery:
         process = self._fleet.plan.process(name)
         await self._fleet.stop(name)
         state = self._fleet.state.processes[name]
-        state.phase, state.note = "dead", state.note or "died"
         rule = process.restart
         delay = rule.backoff_seconds
         while rule.policy == "on-failure" and state.restarts < rule.max:
@@ -133,10 +132,10 @@ class Recovery:
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]
-        note = state.note
+        if state.phase != "dead":
+            state.phase, state.note = "dead", "not attached to LMCache, or no answer to its canary"
         self._fleet.route(name, "dead")
         await self._fleet.stop(name)
-        state.phase, state.note = "dead", note or "not attached to LMCache, or no answer to its canary"
 
     def _return_to_routing(self, name: str) -> None:
         self._fleet.held.discard(name)
@@ -225,7 +224,6 @@ class Recovery:
                 await self._return_engines(server)
                 return
             await self._fleet.stop(server.process)
-            state.phase = "dead"
         self._fail(
             serve_error(trouble, self._fleet.plan, self._fleet.run)
             if trouble is not None

@@ -30,7 +30,8 @@ _FOLLOW_SECONDS = 0.1
 
 
 def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *, keep: bool, began: float) -> None:
-    """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown."""
+    """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown, and
+    KeyboardInterrupt when the stop was asked for before it had become ready."""
     identity = procfs.identify(os.getpid())
     assert identity is not None
     state = DeploymentState(
@@ -44,7 +45,8 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         launcher = Launcher(
             plan, run, state, secrets=secrets, open_agent=open_agent, tell=tell, keep_on_failure=keep, began=began
         )
-        await launcher.run()
+        if not await launcher.run():
+            raise KeyboardInterrupt
 
     run.write(run.state, state.model_dump_json(indent=1))
     run.point_current()

@@ -177,7 +177,7 @@ class Supervised:
         }
         self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=found))
         for pid in family - {child.pid}:
-            if (title := procfs.command(pid)).startswith(_VITAL_MEMBER):
+            if (title := procfs.title(pid)).startswith(_VITAL_MEMBER):
                 self._spawn_task(self._watch_member(child, pid, title))
         await self._watch_health(child)
 

@@ -78,7 +78,7 @@ def _died(event: dict[str, Any]) -> str:
 
 
 _TEXTS: dict[str, Any] = {
-    "start": lambda e: f"{e['name']:<12} starting on {e['node']}",
+    "started": lambda e: f"{e['name']:<12} starting on {e['node']} (PID {e['pid']})",
     "progress": lambda e: f"{e['name']:<12} {e['text']}",
     "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",
     "attached": lambda e: "LMCache: " + ", ".join(f"{s} has {n} worker(s)" for s, n in e["servers"].items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from pdserve.control import Down, ask
 from pdserve.errors import StateError
 from pdserve.leftovers import living
+from pdserve.process import pid_end
 from pdserve.rundir import find, home
 
 _DOWN_SECONDS = 300.0
@@ -20,6 +22,7 @@ def run(name: str | None) -> None:
     state = found.read_state()
     if state.launcher.alive():
         ask(found, Down(), seconds=_DOWN_SECONDS, alive=state.launcher.alive)
+        asyncio.run(pid_end(state.launcher.pid))
         typer.echo(f"{state.name}: stopped")
         return
     if left := living(state):

@@ -1,0 +1,141 @@
+"""`pdserve status`"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot
+from pdserve.errors import ServeError
+from pdserve.rundir import find, home
+from pdserve.status_view import StatusView, look
+
+_COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
+_STYLES = {"ready": "green", "dead": "bold red", "degraded": "yellow", "starting": "cyan", "draining": "yellow"}
+_WATCH_SECONDS = 2.0
+
+
+def run(name: str | None, *, as_json: bool, watch: bool) -> None:
+    """Exit 0 only for a deployment that is ready; ServeError's code for a degraded, failed or lost one."""
+    found = find(home(os.environ), name)
+    if watch:
+        with Live(_render(look(found)), refresh_per_second=4, screen=sys.stdout.isatty()) as live:
+            while True:
+                time.sleep(_WATCH_SECONDS)
+                live.update(_render(look(found)))
+    view = look(found)
+    if as_json:
+        typer.echo(json.dumps(view.to_json(), indent=2))
+    elif sys.stdout.isatty():
+        Console().print(_render(view))
+    else:
+        _plain(view)
+    if not view.healthy:
+        raise typer.Exit(ServeError.exit_code)
+
+
+def _head(view: StatusView) -> list[str]:
+    state = view.state
+    lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
+    if state.endpoint and view.phase in ("ready", "degraded"):
+        lines.append(f"endpoint: {state.endpoint}/v1  model: {view.plan.served_name}")
+    if patches := sorted({patch for process in view.plan.processes for patch in process.patches}):
+        lines.append(f"patches: {', '.join(patches)}")
+    lines.append(f"record: {view.run_dir}")
+    return lines + [f"left behind: {one}" for one in view.left]
+
+
+def _row(view: StatusView, name: str) -> tuple[str, ...]:
+    process, plan = view.state.processes[name], view.plan.process(name)
+    uptime = view.uptime(name)
+    return (
+        name,
+        process.role,
+        process.node,
+        str(process.id.pid) if process.id else "-",
+        process.phase,
+        "-" if uptime is None else _duration(uptime),
+        " ".join(f"{purpose}:{port}" for purpose, port in plan.ports.items()),
+        _says(view, name),
+    )
+
+
+def _says(view: StatusView, name: str) -> str:
+    note = view.state.processes[name].note
+    restarts = view.state.processes[name].restarts
+    parts = [note] if note else []
+    if name in view.engines:
+        parts.append(_engine(view.engines[name]))
+    if name in view.caches:
+        parts.append(_cache(view.caches[name]))
+    if restarts:
+        parts.append(f"restarts {restarts}")
+    return "; ".join(parts)
+
+
+def _engine(engine: EngineSnapshot) -> str:
+    if engine.error is not None:
+        return engine.error
+    return (
+        f"running {_number(engine.running)} waiting {_number(engine.waiting)} kv {_percent(engine.kv_cache_usage)} "
+        f"prefix hits {_percent(engine.prefix_hit_rate)} external hits {_percent(engine.external_hit_rate)} "
+        f"received {_number(engine.received_tokens)} tokens"
+    )
+
+
+def _cache(cache: LmcacheSnapshot) -> str:
+    if cache.error is not None:
+        return cache.error
+    used = "?" if cache.bytes_used is None else f"{cache.bytes_used / 2**20:.1f} MiB"
+    return f"workers {_number(cache.workers)} objects {_number(cache.objects)} stored {used}"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def _open_ports(view: StatusView) -> list[str]:
+    return [f"open without key: {one.address}:{one.port} {one.process}: {one.what}" for one in view.plan.exposed]
+
+
+def _render(view: StatusView) -> Table:
+    outer = Table.grid()
+    for line in _head(view):
+        outer.add_row(Text(line))
+    table = Table(*_COLUMNS, header_style="bold")
+    for name in view.state.processes:
+        row = _row(view, name)
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    outer.add_row(table)
+    for line in _open_ports(view):
+        outer.add_row(Text(line, style="dim"))
+    return outer
+
+
+def _plain(view: StatusView) -> None:
+    """For pipes: one process a line, tab separated, then what is open."""
+    for line in _head(view):
+        typer.echo(line)
+    typer.echo("\t".join(_COLUMNS))
+    for name in view.state.processes:
+        typer.echo("\t".join(_row(view, name)))
+    for line in _open_ports(view):
+        typer.echo(line)

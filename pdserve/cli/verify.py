@@ -1,0 +1,56 @@
+"""`pdserve verify`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.errors import StateError
+from pdserve.rundir import find, home
+from pdserve.verify import Report, run_proofs
+
+_STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
+
+
+def run(name: str | None, *, as_json: bool) -> None:
+    """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that."""
+    found = find(home(os.environ), name)
+    state, plan = found.read_state(), found.read_plan()
+    if not state.launcher.alive() or state.phase not in ("ready", "degraded"):
+        raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
+    report = asyncio.run(run_proofs(plan, engine_key=found.read_key()))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    elif sys.stdout.isatty():
+        _table(report)
+    else:
+        _plain(report)
+    report.raise_for_status()
+
+
+def _numbers(numbers: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in numbers.items())
+
+
+def _table(report: Report) -> None:
+    table = Table("proof", "status", "claim", "numbers", header_style="bold")
+    for proof in report.proofs:
+        text = proof.claim if not proof.reason else f"{proof.claim}\n{proof.reason}"
+        table.add_row(proof.name, Text(proof.status, style=_STYLES[proof.status]), text, _numbers(proof.numbers))
+    Console().print(table)
+
+
+def _plain(report: Report) -> None:
+    for proof in report.proofs:
+        typer.echo(f"{proof.status:<10} {proof.name}: {proof.claim}")
+        if proof.reason:
+            typer.echo(f"           reason: {proof.reason}")
+        typer.echo(f"           {_numbers(proof.numbers)}")

@@ -1,0 +1,101 @@
+"""Everything that `status` shows: the recorded state, what lives, what engines and cache say, what is open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot, view_client
+from pdserve.leftovers import living
+from pdserve.plan.model import HttpProbe, Plan
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
+
+LOST = "lost"
+"""Phase of a deployment whose launcher was killed: its agents stop what it left."""
+
+
+@dataclass(frozen=True)
+class StatusView:
+    """One look at one deployment."""
+
+    state: DeploymentState
+    plan: Plan
+    phase: str
+    run_dir: str
+    left: list[str]
+    """Recorded processes that live although the launcher is gone."""
+    engines: dict[str, EngineSnapshot] = field(default_factory=dict)
+    caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        return self.phase == "ready"
+
+    def uptime(self, name: str) -> float | None:
+        """Seconds since the process was started; None unless it lives."""
+        process = self.state.processes[name]
+        if process.started_at is None or process.phase in ("pending", "dead", "stopped"):
+            return None
+        return time.time() - process.started_at
+
+    def to_json(self) -> dict[str, Any]:
+        """For `status --json`: stable keys, no secrets."""
+        return {
+            "name": self.state.name,
+            "run": self.run_dir,
+            "phase": self.phase,
+            "note": self.state.note,
+            "endpoint": self.state.endpoint,
+            "launcher_pid": self.state.launcher.pid,
+            "nodes": {name: node.model_dump() for name, node in self.state.nodes.items()},
+            "processes": {
+                name: {
+                    **process.model_dump(exclude={"id"}),
+                    "pid": process.id.pid if process.id else None,
+                    "ports": self.plan.process(name).ports,
+                    "patches": list(self.plan.process(name).patches),
+                    "uptime_seconds": self.uptime(name),
+                    "engine": asdict(self.engines[name]) if name in self.engines else None,
+                    "lmcache": asdict(self.caches[name]) if name in self.caches else None,
+                }
+                for name, process in self.state.processes.items()
+            },
+            "open_without_key": [one.model_dump() for one in self.plan.exposed],
+            "left_behind": self.left,
+        }
+
+
+def look(run: RunDir) -> StatusView:
+    """Reads the run directory and asks the live endpoints; what does not answer says so in its row."""
+    state, plan = run.read_state(), run.read_plan()
+    alive = state.launcher.alive()
+    over = state.phase in ("stopped", "failed")
+    phase = state.phase if alive or over else LOST
+    if not alive:
+        for process in state.processes.values():
+            if process.id is None or not process.id.alive():
+                process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
+        return StatusView(state, plan, phase, str(run.path), living(state))
+    engines, caches = asyncio.run(_ask(state, plan))
+    return StatusView(state, plan, phase, str(run.path), [], engines, caches)
+
+
+async def _ask(state: DeploymentState, plan: Plan) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
+    def answers(name: str) -> bool:
+        return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
+
+    engines = {
+        process.name: f"http://{process.probe.host}:{process.probe.port}"
+        for process in plan.processes
+        if isinstance(process.probe, HttpProbe) and process.role != "proxy" and answers(process.name)
+    }
+    caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
+    async with view_client() as client:
+        seen, kept = await asyncio.gather(
+            asyncio.gather(*(engine_snapshot(url, client) for url in engines.values())),
+            asyncio.gather(*(lmcache_snapshot(url, client) for url in caches.values())),
+        )
+    return dict(zip(engines, seen, strict=True)), dict(zip(caches, kept, strict=True))

@@ -1,0 +1,242 @@
+"""`pdserve` as a user runs it, over fake engines: recipes with free ports, the command as a real process, its lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pdserve import procfs
+from pdserve.process import send
+from pdserve.procfs import ProcessId
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]
+LMCACHE = [sys.executable, str(REPOSITORY / "tests/fakes/lmcache.py")]
+LINE_SECONDS = 60.0
+"""How long a test waits for a line before it fails: a limit, not a measurement."""
+
+
+def free_ports(count: int) -> list[int]:
+    """First ports of `count` disjoint, free blocks of ten."""
+    blocks: list[int] = []
+    # Below the ephemeral ports, and apart from those of another test process.
+    start = 10000 + os.getpid() % 100 * 200
+    for block in range(start, 32000, 10):
+        if all(_free(port) for port in range(block, block + 10)):
+            blocks.append(block)
+        if len(blocks) == count:
+            return blocks
+    raise AssertionError("no free ports")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
+    """A 1P1D recipe over fakes with LMCache. `changes`: dotted keys with __ for the dots."""
+    kinds = ("proxy", "prefill", "decode", "bootstrap", "lmcache", "lmcache_http", "aggregated", "nixl")
+    ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    document: dict[str, Any] = {
+        "schema": 1,
+        "name": name,
+        "platform": "cpu",
+        "model": {"path": str(model), "served_name": "fake"},
+        "engine": {"command": ENGINE, "env": {"VLLM_CPU_KVCACHE_SPACE": 1}},
+        "prefill": {
+            "connector": {"kind": "multi", "of": [{"kind": "mooncake", "protocol": "tcp"}, {"kind": "lmcache-mp"}]}
+        },
+        "decode": {"connector": {"kind": "mooncake", "protocol": "tcp"}},
+        "lmcache": {"command": LMCACHE, "l1_size_gb": 0.01, "transfer_mode": "auto", "chunk_size": 256},
+        "ports": ports,
+        "proxy": {"drain_seconds": 2},
+        "timeouts": {"lmcache_seconds": 60, "engine_seconds": 60, "stop_seconds": 5, "attach_seconds": 10},
+    }
+    for key, value in changes.items():
+        put(document, key.split("__"), value)
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return file
+
+
+def put(document: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets a nested value, making the mappings on the way; None removes."""
+    for key in path[:-1]:
+        document = document.setdefault(key, {})
+    if value is None:
+        document.pop(path[-1], None)
+    else:
+        document[path[-1]] = value
+
+
+class Command:
+    """One running `pdserve` command. Its lines are read as they come, so that a test waits for facts, not for time."""
+
+    def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._seen: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        with self.popen.stdout as stream:
+            for line in stream:
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    @property
+    def output(self) -> str:
+        """All that was read so far."""
+        return "\n".join(self._seen)
+
+    def expect(self, text: str) -> str:
+        """Reads on until a line holds `text`. Fails when the command ends or is silent before."""
+        while True:
+            try:
+                line = self._lines.get(timeout=LINE_SECONDS)
+            except queue.Empty:
+                raise AssertionError(f"{text!r} was not said within {LINE_SECONDS} s:\n{self.output}") from None
+            if line is None:
+                self._lines.put(None)
+                raise AssertionError(f"the command ended without saying {text!r}:\n{self.output}")
+            self._seen.append(line)
+            if text in line:
+                return line
+
+    def finish(self) -> int:
+        """Reads to the end and returns the exit code."""
+        code = self.popen.wait(LINE_SECONDS)
+        self._reader.join(LINE_SECONDS)
+        while (line := self._lines.get()) is not None:
+            self._seen.append(line)
+        self._lines.put(None)
+        return code
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.popen.send_signal(signal.SIGINT)
+
+
+def pdserve(*arguments: str | Path) -> tuple[int, str]:
+    """Runs a command to its end; (exit code, all that it printed)."""
+    command = Command(*arguments)
+    code = command.finish()
+    return code, command.output
+
+
+class Deployment:
+    """A `pdserve up` in the foreground and what it recorded."""
+
+    def __init__(self, command: Command | None, home: Path, name: str = "fake") -> None:
+        self._command = command
+        self._folder = home / name
+
+    @property
+    def command(self) -> Command:
+        """The `up` in the foreground; a detached deployment has none."""
+        assert self._command is not None
+        return self._command
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir((self._folder / "current").resolve())
+
+    def state(self) -> DeploymentState:
+        return self.run.read_state()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The history, or the events of one kind."""
+        return [event for event in self.run.read_events()[0] if kind in (None, event["event"])]
+
+    def started(self) -> list[str]:
+        """Names of processes that were ever started, in order."""
+        return [event["name"] for event in self.events("start")]
+
+    def id_of(self, name: str) -> ProcessId:
+        """Identity of a process, of the launcher, or of `agent` / `guard`."""
+        state = self.state()
+        if name == "launcher":
+            return state.launcher
+        if name in ("agent", "guard"):
+            node = next(iter(state.nodes.values()))
+            return node.agent if name == "agent" else node.guard
+        identity = state.processes[name].id
+        assert identity is not None, f"{name} was not started"
+        return identity
+
+    def signal(self, name: str, signum: signal.Signals) -> None:
+        """Sends a signal to a process of the deployment."""
+        assert send(self.id_of(name), signum)
+
+    def all_ids(self) -> list[ProcessId]:
+        """Everything that was recorded."""
+        state = self.state()
+        names = [name for name, process in state.processes.items() if process.id is not None]
+        return [self.id_of(name) for name in (*names, "agent", "guard")]
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """A request through the proxy."""
+        import httpx
+
+        proxy = self.run.read_plan().proxy
+        response = httpx.post(f"http://{proxy.host}:{proxy.port}{path}", json=body, timeout=30, trust_env=False)
+        return response.status_code, response.json()
+
+
+@contextmanager
+def up(file: Path, home: Path, *arguments: str, name: str = "fake") -> Iterator[Deployment]:
+    """`pdserve up` in the foreground, ended by Ctrl-C if the test has not ended it."""
+    command = Command("up", file, *arguments)
+    try:
+        yield Deployment(command, home, name)
+    finally:
+        if command.popen.poll() is None:
+            command.interrupt()
+        command.finish()
+
+
+def assert_nothing_left(deployment: Deployment) -> None:
+    """No recorded process lives, and no port of the plan is held by anybody."""
+    left = [procfs.command(one.pid) for one in deployment.all_ids() if one.alive()]
+    assert not left, left
+    held = {
+        f"{process.name}:{port}": owner
+        for process in deployment.run.read_plan().processes
+        for port in process.ports.values()
+        if (owner := procfs.listener_owner(port)) is not None
+    }
+    assert not held, held
+
+
+def read_json(text: str) -> Any:
+    """The JSON document in a command's output."""
+    return json.loads(text[text.index("{") :])

@@ -1,0 +1,175 @@
+"""The verbs on a running deployment: detach, status, logs, restart, list, down; nothing is thrown away for a typo."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, put, read_json, recipe, up
+
+BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
+
+
+def change(file: Path, key: str, value: object) -> None:
+    document = yaml.safe_load(file.read_text())
+    put(document, key.split("."), value)
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def test_detach_status_logs_list_down(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path), "--detach")
+    assert code == 0, output
+    assert "next: pdserve status" in output
+
+    code, output = pdserve("status")
+    assert code == 0, output
+    assert "fake: ready" in output
+    rows = {line.split("\t")[0]: line.split("\t") for line in output.splitlines() if "\t" in line}
+    assert {"lmcache-0", "prefill-0", "decode-0", "proxy"} <= set(rows)
+    assert "running 0 waiting 0" in rows["decode-0"][-1]
+    assert "workers 16" in rows["lmcache-0"][-1]
+    assert any("open without key" in line and "bootstrap" in line for line in output.splitlines())
+
+    status = read_json(pdserve("status", "--json")[1])
+    assert status["processes"]["prefill-0"]["pid"] > 0
+    assert status["processes"]["decode-0"]["engine"]["running"] == 0
+
+    code, output = pdserve("logs", "prefill-0", "-n", "5")
+    assert code == 0
+    assert 0 < len(output.splitlines()) <= 5
+    assert pdserve("logs", "prefil-0")[0] == 8
+
+    assert "fake" in pdserve("list")[1]
+    assert json.loads(pdserve("list", "--json")[1])[0]["phase"] == "ready"
+
+    assert pdserve("down")[0] == 0
+    assert_nothing_left(Deployment(None, pdserve_home))
+    code, output = pdserve("status")
+    assert (code, "fake: stopped" in output) == (5, True)
+    assert pdserve("down") == (0, "fake: not running")
+
+
+def test_the_record_is_complete_and_holds_no_secret(tmp_path: Path, pdserve_home: Path, monkeypatch: object) -> None:
+    secret = "correct-horse-battery-staple"
+    file = recipe(tmp_path, engine__env={"HF_TOKEN": {"secret": "MY_TOKEN"}})
+    command = Command("up", file, env={"MY_TOKEN": secret})
+    deployment = Deployment(command, pdserve_home, "fake")
+    try:
+        command.expect("serving fake at")
+        key = deployment.run.read_key()
+        held = (Path("/proc") / str(deployment.id_of("decode-0").pid) / "environ").read_bytes()
+        assert f"HF_TOKEN={secret}".encode() in held, "the value reaches the process"
+    finally:
+        command.interrupt()
+        command.finish()
+    for path in deployment.run.path.rglob("*"):
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert secret not in text, path
+            assert key not in text, path
+    assert not deployment.run.key_file.exists()
+    assert {"recipe.yaml", "plan.json", "versions.json", "state.json", "events.jsonl"} <= {
+        path.name for path in deployment.run.path.iterdir()
+    }
+    assert "secret: MY_TOKEN" in deployment.run.recipe.read_text()
+
+
+def test_a_secret_that_is_not_set_is_named_before_anything_starts(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path, engine__env={"HF_TOKEN": {"secret": "NOT_SET_ANYWHERE"}}))
+    assert code == 3
+    assert "NOT_SET_ANYWHERE" in output
+
+
+def test_a_typo_in_the_proxy_section_does_not_cost_the_engines(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, proxy__command=[sys.executable, "-c", "import tpyo"])
+    with up(file, pdserve_home, "--keep-on-failure") as deployment:
+        deployment.command.expect("deployment is failed")
+        engines = {name: deployment.id_of(name) for name in ("lmcache-0", "prefill-0", "decode-0")}
+        assert pdserve("status")[0] == 5
+        change(file, "proxy.command", None)
+        code, output = pdserve("up", file)
+        assert code == 0, output
+        assert "started proxy; ready" in output
+        assert {name: deployment.id_of(name) for name in engines} == engines
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+        assert pdserve("up", file)[1].endswith("already up")
+
+
+def test_detached_and_kept_on_failure(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, decode__env={"FAKE_DIE_AT": "load"})
+    code, output = pdserve("up", file, "--detach", "--keep-on-failure")
+    assert code == 4, output
+    status = read_json(pdserve("status", "--json")[1])
+    assert status["phase"] == "failed"
+    assert status["processes"]["prefill-0"]["phase"] in ("ready", "stopped")
+    assert pdserve("down")[0] == 0
+
+
+def test_up_does_not_silently_restart_an_engine_that_runs_otherwise(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    with up(file, pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        before = deployment.id_of("decode-0")
+        code, output = pdserve("up", file, "--set", "decode.args.max-num-seqs=3")
+        assert code == 8
+        assert "decode-0 run(s) with another command" in output
+        assert deployment.id_of("decode-0") == before
+        code, output = pdserve("up", file, "--set", "decode.args.max-num-seqs=3", "--replace")
+        assert code == 0, output
+        assert deployment.id_of("decode-0") != before
+
+
+def test_restart_by_name(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        for name in ("prefill-0", "lmcache-0", "proxy"):
+            before = deployment.id_of(name)
+            code, output = pdserve("restart", name)
+            assert (code, output) == (0, f"{name} is ready")
+            assert deployment.id_of(name) != before
+            assert not before.alive()
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+        code, output = pdserve("restart", "prefill-7")
+        assert code == 8
+        assert "no process called 'prefill-7'" in output
+
+
+def test_down_from_another_terminal_ends_a_foreground_up(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        assert pdserve("down")[0] == 0
+        assert deployment.command.finish() == 0
+        assert_nothing_left(deployment)
+
+
+def test_down_after_everything_was_killed_says_so(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        deployment.signal("launcher", signal.SIGKILL)
+        deployment.command.finish()
+        guard = deployment.id_of("guard")
+        import asyncio
+
+        from pdserve.process import pid_end
+
+        asyncio.run(asyncio.wait_for(pid_end(guard.pid), 30))
+        assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"
+        assert pdserve("down") == (0, "fake: not running")
+
+
+def test_status_of_nothing(tmp_path: Path, pdserve_home: Path) -> None:
+    for verb in ("status", "down", "verify", "logs"):
+        code, output = pdserve(verb)
+        assert code == 8, output
+        assert "nothing was started yet" in output
+
+
+def test_dry_run_starts_nothing(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path), "--dry-run")
+    assert code == 0
+    assert "kv_producer" in output
+    assert not pdserve_home.exists()

@@ -1,0 +1,218 @@
+"""What goes wrong while a deployment serves: out of routing at once, back when proven, over when nobody is left."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+
+BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
+RESTART = {"policy": "on-failure", "max": 3, "backoff_seconds": 0.1, "backoff_max_seconds": 1}
+TWO: dict[str, Any] = {"prefill__instances": 2, "decode__instances": 2}
+
+
+def serving(deployment: Deployment) -> Deployment:
+    deployment.command.expect("serving fake at")
+    return deployment
+
+
+def died_serving(deployment: Deployment) -> str:
+    """The output of a deployment that ended itself with exit code 5 and left nothing."""
+    assert deployment.command.finish() == 5, deployment.command.output
+    assert_nothing_left(deployment)
+    return deployment.command.output
+
+
+def routing(deployment: Deployment, worker: str) -> list[str]:
+    """What the proxy was told of a worker, in order."""
+    return [event["routing"] for event in deployment.events("route") if event["name"] == worker]
+
+
+def order(deployment: Deployment, *wanted: tuple[str, dict[str, Any]]) -> None:
+    """Asserts that these events happened, in this order."""
+    events = iter(deployment.events())
+    for kind, fields in wanted:
+        assert any(event["event"] == kind and fields.items() <= event.items() for event in events), (
+            f"{kind} {fields} is missing, or came too early, in {deployment.events()}"
+        )
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_the_last_instance_of_its_role_ends_the_deployment(tmp_path: Path, pdserve_home: Path, victim: str) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        serving(deployment).signal(victim, signal.SIGKILL)
+        output = died_serving(deployment)
+        order(deployment, ("died", {"name": victim, "code": -9}), ("failed", {"exit_code": 5}), ("down", {}))
+    assert f"error: {victim}@" in output
+    assert "killed by SIGKILL" in output
+    assert "while serving" in output
+
+
+def test_one_of_several_dies_the_others_serve(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
+        serving(deployment).signal("decode-1", signal.SIGKILL)
+        deployment.command.expect("deployment is degraded")
+        assert routing(deployment, "decode-1")[-1] == "dead"
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+        code, output = pdserve("status", "--json")
+        status = read_json(output)
+        assert (code, status["phase"]) == (5, "degraded")
+        assert status["processes"]["decode-1"]["phase"] == "dead"
+        assert "killed by SIGKILL" in status["processes"]["decode-1"]["note"]
+
+
+def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, pdserve_home: Path) -> None:
+    """The API server still answers /health: nobody has to wait until it notices."""
+    from pdserve import procfs
+    from pdserve.process import send
+
+    with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "1"}), pdserve_home) as deployment:
+        root = serving(deployment).id_of("prefill-0")
+        core = next(pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith("VLLM::"))
+        identity = procfs.identify(core)
+        assert identity is not None
+        send(identity, signal.SIGKILL)
+        output = died_serving(deployment)
+    assert "VLLM::EngineCor" in output
+    assert "of prefill" in output
+
+
+def test_restart_as_the_recipe_says(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, decode__restart=RESTART), pdserve_home) as deployment:
+        before = serving(deployment).id_of("decode-0")
+        deployment.signal("decode-0", signal.SIGKILL)
+        deployment.command.expect("decode-0     restart 1")
+        deployment.command.expect("deployment is ready")
+        assert deployment.id_of("decode-0") != before
+        assert routing(deployment, "decode-0") == ["ready", "dead", "starting", "ready"]
+        order(
+            deployment,
+            ("died", {"name": "decode-0"}),
+            ("restarting", {"name": "decode-0", "attempt": 1}),
+            ("ready", {"name": "decode-0"}),
+            ("canary", {"name": "decode-0", "ok": True}),
+            ("route", {"name": "decode-0", "routing": "ready"}),
+        )
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+def test_a_restarted_prefill_has_a_new_engine_id_and_serves(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, prefill__restart=RESTART), pdserve_home) as deployment:
+        serving(deployment).signal("prefill-0", signal.SIGKILL)
+        deployment.command.expect("restart 1")
+        deployment.command.expect("deployment is ready")
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+def test_restarts_are_counted_and_end(tmp_path: Path, pdserve_home: Path) -> None:
+    rule = {**RESTART, "max": 1}
+    with up(recipe(tmp_path, decode__restart=rule), pdserve_home) as deployment:
+        serving(deployment).signal("decode-0", signal.SIGKILL)
+        deployment.command.expect("restart 1")
+        deployment.command.expect("deployment is ready")
+        deployment.signal("decode-0", signal.SIGKILL)
+        died_serving(deployment)
+        assert len(deployment.events("restarting")) == 1
+
+
+def test_the_proxy_is_restarted_and_told_again_who_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, proxy__restart=RESTART), pdserve_home) as deployment:
+        serving(deployment).signal("proxy", signal.SIGKILL)
+        deployment.command.expect("proxy        restart 1")
+        deployment.command.expect("deployment is ready")
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+# LMCache ------------------------------------------------------------------------------------------------------------
+
+
+def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        prefill = serving(deployment).id_of("prefill-0")
+        deployment.signal("lmcache-0", signal.SIGKILL)
+        deployment.command.expect("lmcache-0    is down: prefill-0 get no traffic")
+        deployment.command.expect("deployment is ready")
+        assert deployment.id_of("prefill-0") == prefill, "a prefill that comes back is not restarted"
+        order(
+            deployment,
+            ("died", {"name": "lmcache-0"}),
+            ("route", {"name": "prefill-0", "routing": "draining"}),
+            ("ready", {"name": "lmcache-0"}),
+            ("canary", {"name": "prefill-0", "ok": True}),
+            ("route", {"name": "prefill-0", "routing": "ready"}),
+        )
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+def test_lmcache_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, lmcache__on_death="fail"), pdserve_home) as deployment:
+        serving(deployment).signal("lmcache-0", signal.SIGKILL)
+        assert "lmcache-0@" in died_serving(deployment)
+
+
+def test_a_held_lmcache_takes_its_prefills_out_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        serving(deployment).signal("lmcache-0", signal.SIGSTOP)
+        deployment.command.expect("lmcache-0    does not answer: PID")
+        deployment.command.expect("deployment is degraded")
+        assert routing(deployment, "prefill-0")[-1] == "draining"
+        deployment.signal("lmcache-0", signal.SIGCONT)
+        deployment.command.expect("lmcache-0    answers again")
+        deployment.command.expect("deployment is ready")
+        assert routing(deployment, "prefill-0")[-1] == "ready"
+
+
+def test_an_lmcache_that_stays_silent_is_replaced(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, timeouts__unresponsive_seconds=1), pdserve_home) as deployment:
+        before = serving(deployment).id_of("lmcache-0")
+        deployment.signal("lmcache-0", signal.SIGSTOP)
+        deployment.command.expect("treated as dead")
+        deployment.command.expect("deployment is ready")
+        assert deployment.id_of("lmcache-0") != before
+        assert not before.alive()
+
+
+# Silence of an engine -----------------------------------------------------------------------------------------------
+
+
+def test_a_held_engine_gets_no_traffic_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
+        serving(deployment).signal("decode-0", signal.SIGSTOP)
+        deployment.command.expect("deployment is degraded")
+        assert routing(deployment, "decode-0")[-1] == "draining"
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+        deployment.signal("decode-0", signal.SIGCONT)
+        deployment.command.expect("deployment is ready")
+        assert routing(deployment, "decode-0")[-1] == "ready"
+
+
+def test_an_engine_that_stays_silent_is_dead(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, timeouts__unresponsive_seconds=1), pdserve_home) as deployment:
+        serving(deployment).signal("decode-0", signal.SIGSTOP)
+        assert "did not answer for 1 s" in died_serving(deployment)
+
+
+# The supervisors themselves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victims", [("launcher",), ("agent",), ("launcher", "agent")], ids="+".join)
+def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
+    import asyncio
+
+    from pdserve.process import pid_end
+
+    stubborn = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
+    file = recipe(tmp_path, prefill__env=stubborn, timeouts__stop_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        everything = serving(deployment).all_ids()
+        for victim in victims:
+            deployment.signal(victim, signal.SIGKILL)
+        code = deployment.command.finish()
+        assert code == (-9 if "launcher" in victims else 5)
+        for one in everything:
+            asyncio.run(asyncio.wait_for(pid_end(one.pid), 30))
+        assert_nothing_left(deployment)

@@ -1,0 +1,215 @@
+"""What goes wrong while a deployment starts: seen at once, named, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.launch.deployment import (
+    LMCACHE,
+    Deployment,
+    assert_nothing_left,
+    pdserve,
+    recipe,
+    up,
+)
+
+LOADING = {"FAKE_READY_AFTER": "300"}
+
+
+def failed(deployment: Deployment) -> str:
+    """The output of a start that failed with exit code 4 and left nothing."""
+    assert deployment.command.finish() == 4, deployment.command.output
+    assert_nothing_left(deployment)
+    assert not deployment.events("up")
+    return deployment.command.output
+
+
+def test_a_healthy_start_serves_and_ctrl_c_leaves_nothing(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        status, answer = deployment.post("/v1/completions", {"model": "fake", "prompt": "one two", "max_tokens": 4})
+        assert (status, len(answer["choices"])) == (200, 1)
+        assert deployment.started()[0] == "lmcache-0"
+        assert sorted(deployment.started()) == ["decode-0", "lmcache-0", "prefill-0", "proxy"]
+        deployment.command.interrupt()
+        assert deployment.command.finish() == 0
+        stopped = [event["name"] for event in deployment.events("stopped")]
+        assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+        assert_nothing_left(deployment)
+
+
+# LMCache first, and nothing else when it fails --------------------------------------------------------------------
+
+
+def only_lmcache_was_started(deployment: Deployment) -> bool:
+    return deployment.started() == ["lmcache-0"]
+
+
+def test_lmcache_that_dies_stops_everything_before_an_engine_starts(tmp_path: Path, pdserve_home: Path) -> None:
+    said = "\\n".join(f"line {number}" for number in range(100))
+    env = {"FAKE_LMCACHE_DIE_AT": "start", "FAKE_LMCACHE_EXIT_CODE": "3", "FAKE_LMCACHE_LAST_LINES": said}
+    with up(recipe(tmp_path, lmcache__env=env), pdserve_home) as deployment:
+        output = failed(deployment)
+        assert only_lmcache_was_started(deployment)
+    assert "lmcache (PID" in output
+    assert "exited with code 3" in output
+    lines = [line for line in output.splitlines() if "| line " in line]
+    assert len(lines) == 80, "the last 80 lines of its own log"
+    assert lines[-1].endswith("line 99")
+
+
+def test_lmcache_killed_while_starting(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_READY_AFTER": "300"}), pdserve_home) as deployment:
+        deployment.command.expect("lmcache-0    starting")
+        deployment.signal("lmcache-0", signal.SIGKILL)
+        assert "killed by SIGKILL" in failed(deployment)
+        assert only_lmcache_was_started(deployment)
+
+
+def test_lmcache_that_never_answers_is_late(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_HANG": "1"}, timeouts__lmcache_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        output = failed(deployment)
+        assert only_lmcache_was_started(deployment)
+        late = deployment.events("late")[0]
+        assert "Python stack of" in (deployment.run.path / late["diagnostics"]).read_text()
+    assert "alive but not ready after" in output
+
+
+def test_another_instance_id_is_not_our_server(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_WRONG_ID": "1"}, timeouts__lmcache_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        assert "another instance answers" in failed(deployment)
+        assert only_lmcache_was_started(deployment)
+
+
+def test_engines_that_do_not_attach_fail_the_start(tmp_path: Path, pdserve_home: Path) -> None:
+    """Healthy engines that would serve without the cache, silently."""
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_REGISTERED": "0"}, timeouts__attach_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        assert "should be registered at lmcache-0, 0 are registered" in failed(deployment)
+
+
+# Ports --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_held_by_a_stranger_is_found_before_anything_starts(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    port = yaml.safe_load(file.read_text())["ports"]["lmcache"]
+    with socket.create_server(("127.0.0.1", port)):
+        code, output = pdserve("up", file)
+    assert code == 3
+    assert f"lmcache-0 needs port {port}" in output
+    assert not pdserve_home.exists(), "nothing was recorded, because nothing was started"
+
+
+def test_a_port_held_by_a_stale_healthy_lmcache_is_found_too(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    ports = yaml.safe_load(file.read_text())["ports"]
+    stale = subprocess.Popen(
+        [*LMCACHE, "--port", str(ports["lmcache"]), "--http-port", str(ports["lmcache_http"]),
+         "--l1-size-gb", "1", "--eviction-policy", "LRU", "--instance-id", "yesterday"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert stale.stderr is not None
+        while "Uvicorn running" not in (line := stale.stderr.readline()):
+            assert line, "the stale server did not start"
+        code, output = pdserve("up", file)
+    finally:
+        stale.kill()
+        stale.communicate()
+    assert code == 3
+    assert f"PID {stale.pid}" in output
+
+
+# Engines ------------------------------------------------------------------------------------------------------------
+
+
+def test_prefill_killed_while_loading(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, prefill__env=LOADING), pdserve_home) as deployment:
+        deployment.command.expect("prefill-0    starting")
+        deployment.command.expect("decode-0     ready")
+        deployment.signal("prefill-0", signal.SIGKILL)
+        output = failed(deployment)
+        died = deployment.events("died")[0]
+        assert (died["name"], died["code"], died["while_starting"]) == ("prefill-0", -9, True)
+        assert not deployment.events("late"), "a death is seen before any limit"
+    assert "prefill-0@" in output
+
+
+def test_a_server_that_exits_0_has_failed(tmp_path: Path, pdserve_home: Path) -> None:
+    env = {"FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "0"}
+    with up(recipe(tmp_path, prefill__env=env), pdserve_home) as deployment:
+        assert "exited with code 0" in failed(deployment)
+
+
+def test_decode_that_hangs_for_ever_is_late_with_diagnostics(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__engine_seconds=3)
+    with up(file, pdserve_home) as deployment:
+        assert "decode is alive but not ready after 3 s" in failed(deployment)
+        assert [late["name"] for late in deployment.events("late")] == ["decode-0"]
+
+
+def test_an_engine_that_does_not_exist(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path, engine__command=["/nonexistent/vllm"]))
+    assert code == 3
+    assert "/nonexistent/vllm is not an executable program" in output
+
+
+def test_a_proxy_that_crashes_on_import_is_seen_while_the_engines_load(tmp_path: Path, pdserve_home: Path) -> None:
+    broken = [sys.executable, "-c", "import a_package_that_is_not_there"]
+    file = recipe(tmp_path, proxy__command=broken, prefill__env=LOADING, decode__env=LOADING)
+    with up(file, pdserve_home) as deployment:
+        output = failed(deployment)
+        assert deployment.events("died")[0]["name"] == "proxy"
+        assert {event["name"] for event in deployment.events("ready")} == {"lmcache-0"}
+    assert "No module named 'a_package_that_is_not_there'" in output
+
+
+def test_a_canary_that_does_not_come_back_fails_the_start(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, decode__env={"FAKE_DECODE_STATUS": "500"})
+    with up(file, pdserve_home) as deployment:
+        assert "one token through the proxy did not come back" in failed(deployment)
+
+
+# Ctrl-C, anywhere ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "TERM"])
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        ("lmcache-0    starting", {"lmcache__env": {"FAKE_LMCACHE_READY_AFTER": "300"}}),
+        ("decode-0     ready", {"prefill__env": LOADING}),
+        ("LMCache: lmcache-0 has", {"decode__env": {"FAKE_HOLD": "first"}}),
+    ],
+    ids=["LMCache starts", "engines load", "canary runs"],
+)
+def test_interrupted(
+    tmp_path: Path, pdserve_home: Path, stage: str, changes: dict[str, Any], signum: signal.Signals
+) -> None:
+    with up(recipe(tmp_path, **changes), pdserve_home) as deployment:
+        deployment.command.expect(stage)
+        deployment.command.popen.send_signal(signum)
+        assert deployment.command.finish() == 130
+        assert_nothing_left(deployment)
+        assert deployment.state().phase == "stopped"
+
+
+def test_ctrl_c_with_an_engine_that_ignores_term_and_leaves_children(tmp_path: Path, pdserve_home: Path) -> None:
+    env = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
+    with up(recipe(tmp_path, decode__env=env, timeouts__stop_seconds=1), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        deployment.command.interrupt()
+        deployment.command.finish()
+        assert_nothing_left(deployment)
+        assert [event["name"] for event in deployment.events("stopped") if event["forced"]] == ["decode-0"]
