@@ -1,0 +1,186 @@
+"""Snapshots of engines and LMCache servers, read from answers that real ones gave after one run of `verify`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from pdserve.engine_view import (
+    EngineSnapshot,
+    LmcacheSnapshot,
+    SaltUse,
+    engine_snapshot,
+    lmcache_salt_use,
+    lmcache_snapshot,
+    view_client,
+)
+
+RECORDED = Path(__file__).parent / "fixtures" / "http"
+URL = "http://engine:8100"
+Snapshot = TypeVar("Snapshot")
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+def ask(
+    look: Callable[[str, httpx.AsyncClient], Coroutine[Any, Any, Snapshot]],
+    answers: dict[str, str | int | Exception],
+) -> Snapshot:
+    """Looks at a server that answers each path with a text, a status or a failure of the network."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers.get(request.url.path, 404)
+        if isinstance(found, Exception):
+            raise found
+        return httpx.Response(found) if isinstance(found, int) else httpx.Response(200, text=found)
+
+    async def go() -> Snapshot:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            return await look(URL, client)
+
+    return asyncio.run(go())
+
+
+def engine(metrics: str | int | Exception) -> EngineSnapshot:
+    return ask(engine_snapshot, {"/metrics": metrics})
+
+
+def lmcache(status: str | int | Exception, metrics: str | int | Exception = 404) -> LmcacheSnapshot:
+    return ask(lmcache_snapshot, {"/status": status, "/metrics": metrics})
+
+
+def test_a_prefill_that_computed_prompts_and_reloaded_one() -> None:
+    prefill = engine(recorded("vllm-0.32.0-prefill.metrics"))
+    assert prefill == EngineSnapshot(
+        url=URL,
+        running=0,
+        waiting=0,
+        kv_cache_usage=0.0,
+        prefix_queries=6195,
+        prefix_hits=0,
+        external_queries=6195,
+        external_hits=512,
+        prompt_tokens={"local_compute": 5683, "local_cache_hit": 0, "external_kv_transfer": 512},
+    )
+    assert prefill.reachable
+    assert prefill.unfinished == 0
+    assert prefill.received_tokens == 512
+    assert prefill.prefix_hit_rate == 0
+    assert prefill.external_hit_rate == pytest.approx(512 / 6195)
+
+
+def test_a_decode_received_what_it_did_not_compute() -> None:
+    decode = engine(recorded("vllm-0.32.0-decode.metrics"))
+    assert decode.prompt_tokens is not None
+    assert decode.received_tokens == decode.prompt_tokens["external_kv_transfer"] > 2 * 619
+
+
+def test_data_parallel_ranks_are_summed_and_the_fullest_counts() -> None:
+    one = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+    two = 'vllm:num_requests_running{engine="1"} 3.0\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
+    both = engine(one + two)
+    assert (both.running, both.kv_cache_usage) == (5, 0.75)
+
+
+def test_what_an_engine_does_not_report_is_unknown_not_zero() -> None:
+    silent = engine("# statistics are off\npython_info 1.0\n")
+    assert silent == EngineSnapshot(url=URL)
+    assert silent.reachable
+    assert (silent.unfinished, silent.received_tokens, silent.prefix_hit_rate) == (None, None, None)
+
+
+def test_an_engine_that_was_never_asked_has_no_hit_rate() -> None:
+    fresh = engine("vllm:prefix_cache_queries_total 0.0\nvllm:prefix_cache_hits_total 0.0\n")
+    assert fresh.prefix_queries == 0
+    assert fresh.prefix_hit_rate is None
+
+
+FAILURES = [
+    pytest.param(httpx.ConnectError("refused"), "not listening", id="refused"),
+    pytest.param(httpx.ReadTimeout("late"), "no answer within 3 s", id="hangs"),
+    pytest.param(httpx.ReadError(""), "no answer: ReadError", id="drops"),
+    pytest.param(503, "HTTP 503", id="503"),
+]
+
+
+@pytest.mark.parametrize(("failure", "said"), [*FAILURES, pytest.param("vllm:{{{", "unreadable answer", id="garbage")])
+def test_an_engine_that_cannot_be_read_says_why(failure: str | int | Exception, said: str) -> None:
+    dead = engine(failure)
+    assert not dead.reachable
+    assert said in str(dead.error)
+    assert dead == EngineSnapshot(url=URL, error=dead.error)
+
+
+def test_a_cache_after_prompts_were_stored_and_one_was_reloaded() -> None:
+    cache = lmcache(recorded("lmcache-0.5.6-status.json"), recorded("lmcache-0.5.6.metrics"))
+    assert cache == LmcacheSnapshot(
+        url=URL,
+        healthy=True,
+        workers=1,
+        objects=18,
+        bytes_used=9437184,
+        bytes_total=1 << 30,
+        requested_tokens=5120,
+        hit_tokens=512,
+    )
+    assert cache.hit_rate == pytest.approx(0.1)
+
+
+def test_workers_count_in_either_transfer_mode() -> None:
+    engine_driven = recorded("lmcache-0.5.6-status.json")
+    lmcache_driven = engine_driven.replace('"registered_gpu_ids": []', '"registered_gpu_ids": [1, 2]')
+    assert lmcache(engine_driven).workers == 1
+    assert lmcache(lmcache_driven).workers == 3
+
+
+def test_a_cache_without_metrics_still_has_a_status() -> None:
+    cache = lmcache(recorded("lmcache-0.5.6-status.json"), metrics=404)
+    assert (cache.reachable, cache.objects, cache.hit_rate) == (True, 18, None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        *FAILURES,
+        pytest.param("<html>", "unreadable answer", id="no-json"),
+        pytest.param("{}", "unreadable answer: 'storage_manager'", id="other-json"),
+        pytest.param("[]", "unreadable answer", id="list"),
+    ],
+)
+def test_a_cache_that_cannot_be_read_says_why(failure: str | int | Exception, said: str) -> None:
+    dead = lmcache(failure)
+    assert not dead.reachable
+    assert said in str(dead.error)
+    assert dead == LmcacheSnapshot(url=URL, error=dead.error)
+
+
+def salt_use(metrics: str | int | Exception, *salts: str) -> SaltUse | None:
+    return ask(lambda url, client: lmcache_salt_use(url, salts, client), {"/metrics": metrics})
+
+
+def test_what_a_cache_did_for_one_salt() -> None:
+    metrics = recorded("lmcache-0.5.6.metrics")
+    assert salt_use(metrics, "pdserve-verify-run-trial-0") == SaltUse(chunks_written=2, chunks_read=2)
+    assert salt_use(metrics, "pdserve-verify-run-trial-1") == SaltUse(chunks_written=2, chunks_read=0)
+    both = salt_use(metrics, "pdserve-verify-run-trial-0", "pdserve-verify-run-trial-1")
+    assert both == SaltUse(chunks_written=4, chunks_read=2)
+    assert salt_use(metrics, "unheard-of") == SaltUse(chunks_written=0, chunks_read=0)
+
+
+@pytest.mark.parametrize("metrics", ["lmcache_mp_l1_usage_ratio 0.5\n", 404, httpx.ConnectError("refused")])
+def test_without_salts_nothing_is_known_of_one(metrics: str | int | Exception) -> None:
+    assert salt_use(metrics, "any") is None
+
+
+def test_the_environments_proxy_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    client = view_client()
+    assert not client.trust_env
+    asyncio.run(client.aclose())
