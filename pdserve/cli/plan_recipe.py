@@ -38,7 +38,7 @@ def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str
         run_dir=run_dir,
         run_id=run_id,
         versions=versions,
-        python=recipe.engine.python or sys.executable,
+        python=sys.executable,
         recipe_dir=str(loaded.path.parent.absolute()),
     )
     return Planned(plan, loaded, versions)

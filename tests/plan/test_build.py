@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import pdserve.plan
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.plan.model import Exposure, HttpProbe, Node
 from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
@@ -157,3 +160,30 @@ def test_planning_imports_no_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+IMPURE = {
+    "os",
+    "pathlib",
+    "time",
+    "datetime",
+    "random",
+    "uuid",
+    "secrets",
+    "socket",
+    "subprocess",
+    "shutil",
+    "tempfile",
+}
+
+
+def test_planning_cannot_read_files_clocks_or_the_environment() -> None:
+    """None of its modules imports anything that could."""
+    for path in Path(pdserve.plan.__path__[0]).glob("*.py"):
+        imported = {
+            (node.module if isinstance(node, ast.ImportFrom) else alias.name)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        assert not {(name or "").partition(".")[0] for name in imported} & IMPURE, path.name

@@ -132,6 +132,8 @@ def test_an_instance_that_spans_nodes_has_a_leader_and_headless_followers() -> N
     assert "--port" not in follower.argv
     assert follower.probe is None
     assert follower.node == "host1"
+    assert leader.ports == {"http": 8100, "bootstrap": 8998, "dp_master": 29500}
+    assert follower.ports == {}
     assert (follower.start_stage, follower.stop_stage) == (leader.start_stage, leader.stop_stage)
 
 
