@@ -15,16 +15,13 @@ import contextlib
 import logging
 import os
 import re
-import signal
-import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -41,6 +38,7 @@ from pdserve.pd.mooncake import Mooncake
 from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
 from pdserve.pd.relay import Client, Exchange, Upstream
 from pdserve.pd.requests import PATHS, ClientRequest, Kind, check, check_disaggregated, parse
+from pdserve.pd.server import Server
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -232,46 +230,6 @@ def _answer_errors_in_openai_shape(app: FastAPI) -> None:
         return answer(ApiError(500, f"The proxy failed: {type(error).__name__}"))
 
 
-class Server(uvicorn.Server):
-    """uvicorn that drains by our rules: requests cut at the end of the drain get an error, and the exit code is 0."""
-
-    def __init__(self, app: FastAPI, config: ProxyConfig) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                access_log=False,
-                log_level="warning",
-                server_header=False,
-                timeout_keep_alive=60,
-                # The second after the drain is for sending the errors.
-                timeout_graceful_shutdown=int(config.drain_seconds) + 2,
-            )
-        )
-        self._app = app
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for server in self.servers:
-            for bound in server.sockets:
-                log.info("serving on http://%s:%d", *bound.getsockname()[:2])
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again at the end, which is a death by signal to a supervisor."""
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._stop)
-        yield
-
-    def _stop(self) -> None:
-        if not self.should_exit:
-            log.info("draining")
-            self._draining = asyncio.ensure_future(self._app.state.proxy.drain())
-        self.should_exit = True
-
-
 def load_config(path: Path) -> ProxyConfig:
     """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
     try:
@@ -300,7 +258,12 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     with_control = not args.no_control and control.stdin_is_control()
     app = create_app(config, key=os.environ.get(ENGINE_KEY), with_control=with_control)
-    Server(app, config).run()
+
+    async def drain() -> None:
+        # The lifespan has made it by now.
+        await app.state.proxy.drain()
+
+    Server(app, config, drain).run()
     return 0
 
 

@@ -163,10 +163,7 @@ class Mooncake:
         try:
             answer = await self._first_event(legs, watch)
         except WorkerFailedError as failure:
-            if fresh := await self._renewed(transfer, decode, failure):
-                self._in_background(self._release(request, fresh, legs))
-                raise WorkerFailedError(prefill, failure.error, retry=True, avoid=False) from failure
-            self._after_failure(request, transfer, legs, failure)
+            await self._after_failure(request, transfer, legs, failure)
             raise
         except (ApiError, ClientGoneError, asyncio.CancelledError):
             self._in_background(self._deliver_and_abort(legs))
@@ -209,29 +206,37 @@ class Mooncake:
             error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
             raise WorkerFailedError(leg.worker, error, retry=False)
 
-    async def _renewed(self, transfer: Transfer, decode: Worker, failure: WorkerFailedError) -> Transfer | None:
-        """The same transfer under the prefill's present engine id, when decode failed of an old one."""
-        if failure.worker is not decode or failure.retry or failure.error.status < 500:
-            return None
-        try:
-            ranks = await self._engine_ids.ranks(transfer.prefill, fresh=True)
-        except WorkerFailedError:
-            return None
-        engine_id = ranks.get(transfer.rank)
-        return None if engine_id in (None, transfer.engine_id) else replace(transfer, engine_id=engine_id)
-
     # --- what happens to legs that nobody waits for
 
-    def _after_failure(
+    async def _after_failure(
         self, request: ClientRequest, transfer: Transfer, legs: Legs, failure: WorkerFailedError
     ) -> None:
+        """Leave both legs to the background. Raises a better explanation of the failure if there is one."""
         if failure.worker is not legs.decode.worker:
             # There will be no KV: decode has nothing to wait for.
             self._in_background(self._close(legs))
-        elif legs.decode.reached:
+        elif not legs.decode.reached:
+            self._in_background(self._release(request, transfer, legs))
+        elif failure.retry or failure.error.status < 500:
             self._in_background(self._deliver_and_abort(legs))
         else:
-            self._in_background(self._release(request, transfer, legs))
+            await self._ask_prefill(request, transfer, legs, failure)
+
+    async def _ask_prefill(
+        self, request: ClientRequest, transfer: Transfer, legs: Legs, failure: WorkerFailedError
+    ) -> None:
+        """Decode answered with a 5xx. The fault is the prefill's if that is gone or has another engine id by now."""
+        try:
+            ranks = await self._engine_ids.ranks(transfer.prefill, fresh=True)
+        except WorkerFailedError:
+            self._in_background(self._deliver_and_abort(legs))
+            raise
+        engine_id = ranks.get(transfer.rank, transfer.engine_id)
+        if engine_id == transfer.engine_id:
+            self._in_background(self._deliver_and_abort(legs))
+            return
+        self._in_background(self._release(request, replace(transfer, engine_id=engine_id), legs))
+        raise WorkerFailedError(transfer.prefill, failure.error, retry=True, avoid=False) from failure
 
     async def _deliver_and_abort(self, legs: Legs) -> None:
         """Let prefill finish its token and decode receive the request, then leave decode."""

@@ -177,7 +177,7 @@ class Client:
 
     async def fail(self, error: ApiError) -> None:
         """Answer with an error: as the response if there is none yet, otherwise as the last event of the stream."""
-        log.warning("%s: %d %s", self.request_id, error.status, error.message)
+        log.warning("%s: %d %r", self.request_id, error.status, error.message)
         body = json.dumps(error.body()).encode()
         if not self.started:
             headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}

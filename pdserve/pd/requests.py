@@ -26,7 +26,7 @@ INTERNAL = ("kv_transfer_params", "ec_transfer_params")
 NOT_FOR_PREFILL = frozenset(
     (
         # They end the token by "stop": Mooncake then drops the KV and decode waits for its whole timeout.
-        *("stop", "stop_token_ids", "min_tokens", "repetition_detection"),
+        *("stop", "stop_token_ids", "min_tokens"),
         # They multiply the sequences; only one of them can own the transfer.
         *("n", "best_of", "use_beam_search"),
         # They are about the answer, which nobody reads here; some are invalid without the client's own max_tokens.
@@ -34,6 +34,11 @@ NOT_FOR_PREFILL = frozenset(
         *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
         "return_mm_kwargs",
     )
+)
+
+FLAGS = (
+    *("ignore_eos", "echo", "return_token_ids", "return_tokens_as_token_ids"),
+    *("return_prompt_text", "return_mm_kwargs"),
 )
 
 
@@ -142,17 +147,20 @@ def _check_prompt(body: Body) -> None:
 def _check_types(kind: Kind, body: Body) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         _check(body, name, _is_count(body.get(name), least=1), "must be a positive integer")
+    _check(body, "stream_interval", _is_count(body.get("stream_interval"), least=1), "must be a positive integer")
     for name in ("min_tokens", "top_logprobs"):
         _check(body, name, _is_count(body.get(name), least=0), "must be a non-negative integer")
-    _check(body, "ignore_eos", isinstance(body.get("ignore_eos"), bool | None), "must be a boolean")
+    for name in FLAGS:
+        _check(body, name, isinstance(body.get(name), bool | None), "must be a boolean")
+    for name in ("stop_token_ids", "logprob_token_ids"):
+        _check(body, name, body.get(name) is None or _is_list(body[name], int), "must be a list of token ids")
     logprobs = body.get("logprobs")
     valid = isinstance(logprobs, bool | None) if kind == "chat" else _is_count(logprobs, least=0)
     _check(body, "logprobs", valid, "must be a boolean" if kind == "chat" else "must be a non-negative integer")
     if kind == "chat" and body.get("top_logprobs"):
         _check(body, "top_logprobs", logprobs is True, "needs logprobs to be true")
-    stop, ids, options = body.get("stop"), body.get("stop_token_ids"), body.get("stream_options")
+    stop, options = body.get("stop"), body.get("stream_options")
     _check(body, "stop", isinstance(stop, str | None) or _is_list(stop, str), "must be a string or a list of strings")
-    _check(body, "stop_token_ids", ids is None or _is_list(ids, int), "must be a list of token ids")
     _check(body, "stream_options", isinstance(options, dict | None), "must be an object")
     if options is not None:
         _check(body, "stream_options", body.get("stream") is True, "needs stream to be true")

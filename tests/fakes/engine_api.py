@@ -18,36 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.fakes.engine_kv import KvLoadError, Producer, fetch
+from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.microhttp import Request, Responder, get_json
 
 GENERATE = ("/v1/completions", "/v1/chat/completions")
-
-
-@dataclass
-class Connectors:
-    """What --kv-transfer-config means."""
-
-    role: str = "none"
-    mooncake: bool = False
-    external: bool = False
-    """An LMCache child: prompts survive a reset of the engine's own prefix cache."""
-
-    @classmethod
-    def parse(cls, config: str | None) -> Connectors:
-        if not config:
-            return cls()
-        top = json.loads(config)
-        children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
-        mooncake = [child for child in children if child["kv_connector"] == "MooncakeConnector"]
-        return cls(
-            role=mooncake[0]["kv_role"] if mooncake else "none",
-            mooncake=bool(mooncake),
-            external=any(child["kv_connector"].startswith("LMCache") for child in children),
-        )
 
 
 @dataclass

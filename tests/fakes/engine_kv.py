@@ -7,6 +7,7 @@ is fetched or the abort timeout passes; either leg may come first; an unknown en
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -19,6 +20,29 @@ ABORT_SECONDS = float(os.environ.get("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "480
 
 class KvLoadError(Exception):
     """Decode could not get the KV that its request named."""
+
+
+@dataclass
+class Connectors:
+    """What --kv-transfer-config means."""
+
+    role: str = "none"
+    mooncake: bool = False
+    external: bool = False
+    """An LMCache child: prompts survive a reset of the engine's own prefix cache."""
+
+    @classmethod
+    def parse(cls, config: str | None) -> Connectors:
+        if not config:
+            return cls()
+        top = json.loads(config)
+        children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
+        mooncake = [child for child in children if child["kv_connector"] == "MooncakeConnector"]
+        return cls(
+            role=mooncake[0]["kv_role"] if mooncake else "none",
+            mooncake=bool(mooncake),
+            external=any(child["kv_connector"].startswith("LMCache") for child in children),
+        )
 
 
 @dataclass

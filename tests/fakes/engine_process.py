@@ -14,8 +14,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.fakes.engine_api import Connectors, Engine
-from tests.fakes.engine_kv import Producer
+from tests.fakes.engine_api import Engine
+from tests.fakes.engine_kv import Connectors, Producer
 from tests.fakes.engine_script import Script, die
 from tests.fakes.microhttp import serve
 

@@ -77,6 +77,9 @@ def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
         ("stream_options", {"include_usage": True}),
         ("logprobs", True),
         ("ignore_eos", "yes"),
+        ("return_token_ids", 1),
+        ("logprob_token_ids", 1),
+        ("stream_interval", 0),
     ],
 )
 def test_completions_fields_that_prefill_and_decode_cannot_answer_alike(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -122,6 +123,17 @@ def test_another_prefill_takes_over_from_a_dead_one(deployment: Deployment) -> N
     answers = [deployment.complete() for _ in range(4)]
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_a_decode_that_fails_because_its_prefill_is_gone_is_not_to_blame(deployment: Deployment) -> None:
+    """The other failure is not always heard first: here a stranger on the prefill's port accepts and says nothing."""
+    deployment.up(prefills=2)
+    assert [deployment.complete().status_code for _ in range(2)] == [200, 200]
+    gone = deployment.prefills[0]
+    gone.end()
+    with socket.create_server(("127.0.0.1", gone.port)):
+        assert [deployment.complete().status_code for _ in range(2)] == [200, 200]
+    deployment.decodes[0].wait(waiting=0, running=0)
 
 
 def test_another_decode_takes_over_with_a_new_transfer_and_no_kv_is_left(deployment: Deployment) -> None:
