@@ -20,6 +20,8 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     length = len(trials.trials[0].prompt)
     numbers: Numbers = {"prompts": len(trials.trials), "prompt tokens": length}
     cached = [trial.answer.cached_tokens for trial in trials.trials]
+    for worker in target.producers:
+        numbers[f"{worker.name}: tokens computed"] = trials.computed(worker.name)
     for worker in target.decoders:
         numbers[f"{worker.name}: tokens received"] = trials.received(worker.name)
     if all(one is None for one in cached) and not _details_enabled(target):

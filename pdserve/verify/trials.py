@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 
 from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
 from pdserve.verify.prompts import make_prompts
 from pdserve.verify.target import Completion, Target
+
+_COUNT_SECONDS = 2.0
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,13 @@ class Trials:
         """Prompt tokens whose KV an engine received meanwhile, for whomever."""
         return received_since(self.before.engines[name], self.after.engines[name])
 
+    def computed(self, name: str) -> int | None:
+        """Prompt tokens that an engine computed meanwhile, for whomever."""
+        before, after = self.before.engines[name], self.after.engines[name]
+        if after.prompt_tokens is None:
+            return None
+        return after.prompt_tokens["local_compute"] - (before.prompt_tokens or {}).get("local_compute", 0)
+
 
 def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
     """None: the engine does not count them. A counter that is not there yet counts as zero."""
@@ -74,4 +86,15 @@ async def run_trials(target: Target) -> Trials:
             target.proxy_url, prompt, salt=salt, max_tokens=target.plan.verify.output_tokens, **logprobs
         )
         trials.append(Trial(prompt, salt, answer))
-    return Trials(tuple(trials), before, await read_counters(target))
+    return await _counted(target, tuple(trials), before)
+
+
+async def _counted(target: Target, trials: tuple[Trial, ...], before: Counters) -> Trials:
+    """Engines count a little after they answer: waits for prefill's counters, but not for long."""
+    until = time.monotonic() + _COUNT_SECONDS
+    while True:
+        done = Trials(trials, before, await read_counters(target))
+        computed = sum(done.computed(worker.name) or 0 for worker in target.producers)
+        if computed >= sum(len(trial.prompt) for trial in trials) or time.monotonic() > until:
+            return done
+        await asyncio.sleep(_POLL_SECONDS)

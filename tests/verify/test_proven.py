@@ -32,6 +32,7 @@ def test_the_numbers_are_those_of_prompts_of_two_chunks_and_a_tail(deployment: D
     assert numbers(report, "transfer") == {
         "prompts": 2,
         "prompt tokens": 619,
+        "prefill-0: tokens computed": 2 * 619,
         "decode-0: tokens received": 2 * 619,
         "received of the prompt (least)": 619,
         "computed on decode (most)": 0,
@@ -73,8 +74,13 @@ def test_teacher_forced_logprobs(deployment: Deployment) -> None:
 def test_two_of_each_role_are_all_reached(deployment: Deployment) -> None:
     report = deployment.up(prefills=2, decodes=2).verify()
     assert report.exit_code == 0, report
-    received = {key: value for key, value in numbers(report, "transfer").items() if key.startswith("decode-")}
-    assert received == {"decode-0: tokens received": 2 * 619, "decode-1: tokens received": 2 * 619}
+    shares = {key: value for key, value in numbers(report, "transfer").items() if ": tokens " in key}
+    assert shares == {
+        "prefill-0: tokens computed": 2 * 619,
+        "prefill-1: tokens computed": 2 * 619,
+        "decode-0: tokens received": 2 * 619,
+        "decode-1: tokens received": 2 * 619,
+    }
 
 
 def test_without_lmcache_there_is_nothing_to_say_of_it(deployment: Deployment) -> None:
