@@ -23,7 +23,7 @@ from typing import Any
 from pdserve import procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.process import adopt_orphans, die_with_parent, stop_family
-from pdserve.protocol import Event, Hello, Push, Shutdown, Start, Stop, decode_order, encode
+from pdserve.protocol import Event, Hello, Push, Shutdown, Start, Stop, Stopped, decode_order, encode
 from pdserve.shm import ShmLedger, existing
 from pdserve.supervised import Supervised, reap_adopted
 
@@ -95,10 +95,13 @@ class Agent:
         process.start(order.secrets)
 
     async def _stop(self, name: str, grace: float) -> None:
-        if (process := self._processes.get(name)) is not None:
-            await process.stop(grace)
-            if self._processes.get(name) is process:
-                del self._processes[name]
+        process = self._processes.get(name)
+        if process is None:
+            self._emit(Stopped(name=name, forced=False, seconds=0.0))
+            return
+        await process.stop(grace)
+        if self._processes.get(name) is process:
+            del self._processes[name]
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -108,8 +108,6 @@ class Died(Message):
     member: str | None = None
     """Set when not the root but e.g. VLLM::EngineCore ended."""
     log_tail: tuple[str, ...] = ()
-    detected_after: float = 0.0
-    """Seconds between the kernel's notice and this message."""
 
 
 class Late(Message):

@@ -131,6 +131,15 @@ def test_stop_is_answered_and_is_no_death(tmp_path: Path, port: int) -> None:
     asyncio.run(scenario())
 
 
+def test_stopping_what_is_gone_already_is_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Stop(name="engine", grace=600))
+            assert (await under_test.expect(Stopped, "engine")).seconds == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_stopped_server_is_reported_and_its_return_too(tmp_path: Path, port: int) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
