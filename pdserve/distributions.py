@@ -1,7 +1,7 @@
 """Which engine packages an environment has: distribution names differ by platform, module names do not.
 
-Standard library only, because it is also run as a script by interpreters that do not have pdserve:
-`PYTHON -I distributions.py` prints the versions as one JSON object.
+Standard library only, because its source is also run by interpreters that do not have pdserve (`PYTHON -c`): it
+prints the versions as one JSON object then.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
         "mooncake-transfer-engine-efa-non-cuda",
     ),
     "nixl": ("nixl-cu13", "nixl-cu12", "nixl"),
+    "pdserve": ("pdserve",),
 }
-"""Engine part -> distributions that provide it, on CUDA, ROCm and CPU. The first one that is installed counts."""
+"""Part -> distributions that provide it, on CUDA, ROCm and CPU. The first one that is installed counts. pdserve is
+among them because its vLLM plugin must be installed where vLLM is."""
 
 
 def installed() -> dict[str, str | None]:

@@ -27,7 +27,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     left = {pid: procfs.command(pid) for pid in _descendants() - before}
     assert not left, f"processes outlive the test: {left}"
     # What a living stranger has mapped is not ours: something else may run on this machine.
-    new = _segments() - segments - procfs.shared_memory_in_use()
+    if new := _segments() - segments:
+        new -= procfs.shared_memory_in_use()
     assert not new, f"shared memory outlives the test: {new}"
 
 

