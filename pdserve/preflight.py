@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdserve import host, procfs
@@ -15,12 +15,10 @@ ENGINE_KEY = "engine_key"
 """The one secret that no recipe names: made at random for each deployment."""
 
 
-def check(plan: Plan, starting: Sequence[Process], locate: Callable[[str], str]) -> None:
-    """Raises PreflightError with the first thing that this machine lacks for `starting` (processes of this node).
-
-    `locate` turns a recipe key into file:line.
-    """
-    _check_model(plan, locate)
+def check(plan: Plan, starting: Sequence[Process]) -> None:
+    """Raises PreflightError with the first thing that this machine lacks for `starting` (processes of this node)."""
+    _check_protocol(plan)
+    _check_model(plan)
     for process in starting:
         _check_program(process)
     _check_ports(starting)
@@ -29,7 +27,17 @@ def check(plan: Plan, starting: Sequence[Process], locate: Callable[[str], str])
     check_memory(servers, host.memory())
 
 
-def _check_model(plan: Plan, locate: Callable[[str], str]) -> None:
+def _check_protocol(plan: Plan) -> None:
+    if plan.proxy.protocol == "nixl":
+        raise PreflightError(
+            "the proxy does not speak NIXL's two-stage protocol yet",
+            where="prefill.connector",
+            cause="this version plans and renders NIXL engines, but serves Mooncake and aggregated deployments only",
+            todo="use the mooncake connector on both roles; pdserve render shows the NIXL engines' commands",
+        )
+
+
+def _check_model(plan: Plan) -> None:
     if plan.model_path is None:
         return
     folder = Path(plan.model_path)
@@ -37,7 +45,7 @@ def _check_model(plan: Plan, locate: Callable[[str], str]) -> None:
         what = "has no config.json" if folder.is_dir() else "does not exist"
         raise PreflightError(
             f"the model folder {folder} {what}",
-            where=locate("model.path"),
+            where="model.path",
             cause="a wrong path, or a download that has not finished",
             todo="correct model.path, relative to the recipe that names it (the tiny model: ./scripts/tiny-model)",
         )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.engine_env import read_versions
+from pdserve.errors import PdserveError
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Node, Plan, Versions
 from pdserve.recipe.loader import LoadedRecipe, load_recipe
+
+_KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,26 @@ def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind."""
     recipe = loaded.recipe
     versions = read_versions(recipe.engine.python)
-    plan = build_plan(
-        recipe,
-        nodes_for(recipe) if nodes is None else nodes,
-        run_dir=run_dir,
-        run_id=run_id,
-        versions=versions,
-        python=sys.executable,
-        recipe_dir=str(loaded.path.parent.absolute()),
-    )
+    with located(loaded):
+        plan = build_plan(
+            recipe,
+            nodes_for(recipe) if nodes is None else nodes,
+            run_dir=run_dir,
+            run_id=run_id,
+            versions=versions,
+            python=sys.executable,
+            recipe_dir=str(loaded.path.parent.absolute()),
+        )
     return Planned(plan, loaded, versions)
+
+
+@contextmanager
+def located(loaded: LoadedRecipe) -> Iterator[None]:
+    """Errors of the pure rooms name a key of the recipe; here it becomes file:line."""
+    try:
+        yield
+    except PdserveError as error:
+        if error.where is not None and _KEY.fullmatch(error.where):
+            error.what = f"{error.where}: {error.what}"
+            error.where = loaded.locate(error.where)
+        raise

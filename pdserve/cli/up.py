@@ -12,7 +12,7 @@ import typer
 
 from pdserve import procfs
 from pdserve.cli.console import Console
-from pdserve.cli.plan_recipe import Planned, load, plan_for
+from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.control import Apply, ask
 from pdserve.engine_env import check_installed
 from pdserve.errors import StateError
@@ -54,8 +54,9 @@ def run(
     planned = plan_for(loaded, [node], run_dir=str(run_dir), run_id=run_id)
     console = Console(planned.plan)
     console.warn([*loaded.warnings, *planned.plan.warnings])
-    check_installed(planned.versions, planned.plan, loaded.recipe)
-    check(planned.plan, planned.plan.processes, loaded.locate)
+    with located(loaded):
+        check_installed(planned.versions, planned.plan, loaded.recipe)
+        check(planned.plan, planned.plan.processes)
     key = random_secrets.token_urlsafe(32)
     secrets = resolve_secrets(planned.plan, os.environ, key)
     run = RunDir.create(root, loaded.recipe.name, run_id)

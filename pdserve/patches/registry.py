@@ -9,7 +9,7 @@ from typing import Literal
 from pdserve.errors import RecipeError
 from pdserve.patches import mooncake_cpu_device, multiconnector_prom_metrics
 from pdserve.patches.patch import Patch
-from pdserve.plan.model import Versions
+from pdserve.versions import Versions
 
 REGISTRY: tuple[Patch, ...] = (
     multiconnector_prom_metrics.PATCH,

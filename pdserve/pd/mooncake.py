@@ -22,6 +22,7 @@ import json
 import logging
 import uuid
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,12 +154,11 @@ class Mooncake:
     async def _attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         watch = Watch(client, (prefill, decode))
         await watch.race(prefill.slots.acquire())
-        try:
+        with ExitStack() as unless_sent:
+            unless_sent.callback(prefill.slots.release)
             transfer = await watch.race(self._engine_ids.transfer(prefill))
             legs = self._send(request, transfer, decode)
-        except BaseException:
-            prefill.slots.release()
-            raise
+            unless_sent.pop_all()
         legs.prefill.answer.add_done_callback(lambda _: prefill.slots.release())
         try:
             answer = await self._first_event(legs, watch)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.pd.config import ProxyConfig
 from pdserve.recipe.model import Restart, Timeouts, Verify
+from pdserve.versions import Versions as Versions
 
 ProcessRole = Literal["lmcache", "prefill", "decode", "aggregated", "proxy"]
 
@@ -27,15 +28,6 @@ class Node(Frozen):
     name: str
     address: str = "127.0.0.1"
     devices: tuple[int, ...] = ()
-
-
-class Versions(Frozen):
-    """Installed versions of the engine environment; None: not installed, or not known where the plan is made."""
-
-    vllm: str | None = None
-    lmcache: str | None = None
-    mooncake: str | None = None
-    nixl: str | None = None
 
 
 class HttpProbe(Frozen):
