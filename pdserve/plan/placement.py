@@ -200,9 +200,9 @@ def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
         return f"run it on a host with {recipe.platform} devices; recipes/tiny-cpu.yaml needs none"
     advice = []
     if smaller := _halved_until_it_fits(recipe, nodes):
-        advice.append(f"to run it here add {smaller}")
+        advice.append(f"to run it here: pdserve up {recipe_file} {smaller}")
     if more := _enough_nodes(recipe, largest):
-        advice.append(f"for {more} nodes like this: sbatch -N {more} slurm/disagg.sh {recipe_file}")
+        advice.append(f"as it is, it needs {more} nodes like this one, and this version brings up one node only")
     return "; ".join(advice) or "lower instances or parallelism, or use nodes with more devices"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,14 @@ from pdserve.state import DeploymentState
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]
 LMCACHE = [sys.executable, str(REPOSITORY / "tests/fakes/lmcache.py")]
-LINE_SECONDS = 60.0
+DELAYS: list[tuple[str, float]] = []
+"""(fault, seconds until its event): filled by `up`, printed at the end of the run."""
+SEEN = {
+    signal.SIGKILL: ("died", "agent_gone"),
+    signal.SIGSTOP: ("unresponsive",),
+    signal.SIGCONT: ("responsive",),
+}
+LINE_SECONDS = 120.0
 """How long a test waits for a line before it fails: a limit, not a measurement."""
 
 
@@ -134,7 +143,7 @@ class Command:
 
     def finish(self) -> int:
         """Reads to the end and returns the exit code."""
-        code = self.popen.wait(LINE_SECONDS)
+        code = self.popen.wait(3 * LINE_SECONDS)
         self._reader.join(LINE_SECONDS)
         while (line := self._lines.get()) is not None:
             self._seen.append(line)
@@ -159,6 +168,7 @@ class Deployment:
     def __init__(self, command: Command | None, home: Path, name: str = "fake") -> None:
         self._command = command
         self._folder = home / name
+        self._faults: list[tuple[float, str, signal.Signals]] = []
 
     @property
     def command(self) -> Command:
@@ -195,7 +205,34 @@ class Deployment:
 
     def signal(self, name: str, signum: signal.Signals) -> None:
         """Sends a signal to a process of the deployment."""
-        assert send(self.id_of(name), signum)
+        self.fault(name, self.id_of(name), signum)
+
+    def fault(self, name: str, victim: ProcessId, signum: signal.Signals) -> None:
+        """Signals a process, or a member of it, and notes when."""
+        self._faults.append((time.time(), name, signum))
+        assert send(victim, signum)
+
+    def wait_for(self, kind: str, *, after: str | None = None, **fields: Any) -> dict[str, Any]:
+        """The first such event of the history (after the phase `after`); waits for it."""
+        deadline = time.monotonic() + 2 * LINE_SECONDS
+        while time.monotonic() < deadline:
+            passed = after is None
+            for event in self.events():
+                if passed and event["event"] == kind and fields.items() <= event.items():
+                    return event
+                passed = passed or event.get("phase") == after
+            select.select([], [], [], 0.05)
+        raise AssertionError(f"no {kind} {fields} in {self.events()}")
+
+    def report_delays(self) -> None:
+        """Notes how long each signal took to become an event of its process."""
+        events = self.events() if self._faults else []
+        for at, name, signum in self._faults:
+            for event in events:
+                mine = event.get("name") == name or (name == "agent" and event["event"] == "agent_gone")
+                if mine and event["event"] in SEEN.get(signum, ()) and event["at"] >= at - 0.001:
+                    DELAYS.append((f"{signum.name} {name} -> {event['event']}", event["at"] - at))
+                    break
 
     def all_ids(self) -> list[ProcessId]:
         """Everything that was recorded."""
@@ -216,12 +253,14 @@ class Deployment:
 def up(file: Path, home: Path, *arguments: str, name: str = "fake") -> Iterator[Deployment]:
     """`pdserve up` in the foreground, ended by Ctrl-C if the test has not ended it."""
     command = Command("up", file, *arguments)
+    deployment = Deployment(command, home, name)
     try:
-        yield Deployment(command, home, name)
+        yield deployment
     finally:
         if command.popen.poll() is None:
             command.interrupt()
         command.finish()
+        deployment.report_delays()
 
 
 def assert_nothing_left(deployment: Deployment) -> None:

@@ -45,7 +45,9 @@ def test_the_two_node_recipe_on_one_host_shows_the_sum_and_what_to_type() -> Non
         build_plan(recipe, hosts(8), run_dir="r", run_id="r", versions=VERSIONS, recipe_dir="recipes")
     assert caught.value.exit_code == 3
     assert caught.value.what == "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 8 (0-7)"
-    assert "sbatch -N 2 slurm/disagg.sh recipes/kimi-mi355x-2node.yaml" in (caught.value.todo or "")
+    assert "pdserve up recipes/kimi-mi355x-2node.yaml --set prefill.parallel.tp=4 --set decode.parallel.tp=4" in (
+        caught.value.todo or ""
+    )
     assert "--set prefill.parallel.tp=4 --set decode.parallel.tp=4" in (caught.value.todo or "")
 
 

@@ -88,8 +88,8 @@ def test_too_few_devices_show_the_sum_and_what_to_type() -> None:
         place(recipe(on_gpus(8, 8)), hosts(8), recipe_file="recipes/big.yaml")
     assert caught.value.what == "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 8 (0-7)"
     assert caught.value.todo == (
-        "to run it here add --set prefill.parallel.tp=4 --set decode.parallel.tp=4; "
-        "for 2 nodes like this: sbatch -N 2 slurm/disagg.sh recipes/big.yaml"
+        "to run it here: pdserve up recipes/big.yaml --set prefill.parallel.tp=4 --set decode.parallel.tp=4; "
+        "as it is, it needs 2 nodes like this one, and this version brings up one node only"
     )
 
 
@@ -101,13 +101,13 @@ def test_the_overrides_that_are_advised_make_it_fit() -> None:
 def test_only_the_wider_role_is_halved_when_that_is_enough() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(8, 1)), hosts(8))
-    assert "add --set prefill.parallel.tp=4;" in (caught.value.todo or "")
+    assert "pdserve up RECIPE --set prefill.parallel.tp=4;" in (caught.value.todo or "")
 
 
 def test_no_override_is_advised_when_halving_cannot_help() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(3, 3)), hosts(4))
-    assert caught.value.todo == "for 2 nodes like this: sbatch -N 2 slurm/disagg.sh RECIPE"
+    assert caught.value.todo == "as it is, it needs 2 nodes like this one, and this version brings up one node only"
 
 
 def test_a_host_without_devices_is_told_where_to_go() -> None:

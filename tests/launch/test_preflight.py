@@ -1,0 +1,110 @@
+"""What this machine lacks is said before anything starts: the value, the need, the fix; exit code 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.errors import PreflightError
+from pdserve.host import MemoryFacts
+from pdserve.lmcache_server import check_memory, registered_workers
+from pdserve.plan.model import LmcacheServer
+from tests.launch.deployment import REPOSITORY, pdserve, recipe
+
+GIB = 1 << 30
+
+
+def server(gib: float, *, shm: str | None = None, kv_gib: float = 0) -> LmcacheServer:
+    return LmcacheServer(
+        process="lmcache-0",
+        http_url="http://127.0.0.1:1",
+        instance_id="run-lmcache-0",
+        engines=("prefill-0",),
+        expected_workers=1,
+        l1_bytes=int(gib * GIB),
+        shm_name=shm,
+        kv_bytes_on_host=int(kv_gib * GIB),
+    )
+
+
+def facts(available: float, *, shm: float = 1000, limit: float | None = None) -> MemoryFacts:
+    return MemoryFacts(int(available * GIB), int(shm * GIB), None if limit is None else int(limit * GIB))
+
+
+@pytest.mark.parametrize(
+    ("servers", "memory"),
+    [
+        ([server(10)], facts(20)),
+        ([server(10)], facts(20, shm=0)),
+        ([server(10, shm="pool")], facts(20, shm=11)),
+        ([server(10, kv_gib=5)], facts(20, shm=6)),
+        ([], facts(0)),
+    ],
+    ids=["ordinary", "no shm needed", "in shm", "with KV in shm", "no server"],
+)
+def test_enough_memory(servers: list[LmcacheServer], memory: MemoryFacts) -> None:
+    check_memory(servers, memory)
+
+
+@pytest.mark.parametrize(
+    ("servers", "memory", "says"),
+    [
+        ([server(30)], facts(20), "needs 30.0 GiB of memory, 20.0 GiB are available"),
+        ([server(15), server(15)], facts(20), "needs 30.0 GiB"),
+        ([server(10)], facts(20, limit=5), "the cgroup allows 5.0 GiB more"),
+        ([server(10, shm="pool")], facts(20, shm=2), "need 10.0 GiB in /dev/shm, 2.0 GiB are free"),
+        ([server(10, kv_gib=5)], facts(20, shm=4), "need 5.0 GiB in /dev/shm"),
+    ],
+    ids=["too large", "two too large", "cgroup", "shm", "KV in shm"],
+)
+def test_too_little_memory(servers: list[LmcacheServer], memory: MemoryFacts, says: str) -> None:
+    with pytest.raises(PreflightError, match=says):
+        check_memory(servers, memory)
+
+
+@pytest.mark.parametrize(
+    ("status", "count"),
+    [
+        ({"registered_gpu_ids": [1, 2]}, 2),
+        ({"registered_non_cuda_instance_ids": ["a"]}, 1),
+        ({"registered_gpu_ids": [], "registered_non_cuda_instance_ids": None}, 0),
+        ({}, 0),
+    ],
+)
+def test_workers_of_both_transfer_modes_count(status: dict[str, object], count: int) -> None:
+    assert registered_workers(status) == count
+
+
+def test_l1_larger_than_this_machine(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("up", recipe(tmp_path), "--set", "lmcache.l1_size_gb=900000")
+    assert code == 3
+    assert "LMCache's L1 needs 900000.0 GiB of memory" in output
+    assert "--set lmcache.l1_size_gb=" in output
+    assert not pdserve_home.exists()
+
+
+def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "path:" in text)
+    (tmp_path / "model" / "config.json").unlink()
+    code, output = pdserve("up", file)
+    assert code == 3
+    assert f"{file}:{line}" in output
+    assert "has no config.json" in output
+
+
+def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_home: Path) -> None:
+    code, output = pdserve("up", REPOSITORY / "recipes/kimi-mi355x-2node.yaml")
+    assert code == 3
+    assert "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 0" in output
+    assert "what to do:" in output
+    assert not pdserve_home.exists()
+
+
+def test_nixl_is_planned_but_not_served_yet(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, prefill__connector={"kind": "nixl"}, decode__connector={"kind": "nixl"}, lmcache=None)
+    assert pdserve("validate", file)[0] == 0
+    code, output = pdserve("up", file)
+    assert code == 3
+    assert "does not speak NIXL" in output

@@ -1,0 +1,35 @@
+"""The real stack: vLLM, Mooncake and LMCache on CPU, brought up by the command that users type."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home for run directories that the tests of one module share."""
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "runtime").mkdir(mode=0o700)
+    before = {name: os.environ.get(name) for name in ("PDSERVE_HOME", "XDG_RUNTIME_DIR")}
+    os.environ["PDSERVE_HOME"], os.environ["XDG_RUNTIME_DIR"] = str(folder / "home"), str(folder / "runtime")
+    yield folder / "home"
+    for name, value in before.items():
+        os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+def brought_up(name: str, home: Path) -> Iterator[Deployment]:
+    """`pdserve up recipes/NAME.yaml --detach`, and `pdserve down` at the end; then nothing is left."""
+    code, output = pdserve("up", REPOSITORY / "recipes" / f"{name}.yaml", "--detach")
+    deployment = Deployment(None, home, name)
+    try:
+        assert code == 0, output
+        yield deployment
+    finally:
+        pdserve("down", name)
+    assert_nothing_left(deployment)

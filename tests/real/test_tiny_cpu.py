@@ -1,0 +1,139 @@
+"""The whole path on the real stack: up, status, verify, chat with the official client, faults, down, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from pdserve import procfs
+from pdserve.process import pid_end, send
+from pdserve.procfs import ProcessId
+from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.real.conftest import brought_up
+
+pytestmark = pytest.mark.real
+
+PROOFS = {"endpoints", "requests", "transfer", "stored", "output", "reload", "clean"}
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path) -> Iterator[Deployment]:
+    yield from brought_up("tiny-cpu", home)
+
+
+@pytest.fixture
+def client(tiny: Deployment) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{tiny.state().endpoint}/v1", api_key="none", max_retries=0) as openai:
+        yield openai
+
+
+def member(tiny: Deployment, name: str, title: str) -> ProcessId:
+    """A process inside an engine, by what vLLM calls it."""
+    root = tiny.id_of(name)
+    found = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
+    assert len(found) == 1, found
+    identity = procfs.identify(found[0])
+    assert identity is not None
+    return identity
+
+
+def test_status_shows_what_the_engines_say(tiny: Deployment) -> None:
+    code, output = pdserve("status", "--json")
+    status = read_json(output)
+    assert (code, status["phase"]) == (0, "ready")
+    assert {name: process["phase"] for name, process in status["processes"].items()} == dict.fromkeys(
+        ("lmcache-0", "prefill-0", "decode-0", "proxy"), "ready"
+    )
+    assert status["processes"]["lmcache-0"]["lmcache"]["workers"] == 1
+    assert status["processes"]["decode-0"]["engine"]["running"] == 0
+    assert status["processes"]["prefill-0"]["patches"] == ["multiconnector-prom-metrics", "mooncake-cpu-device"]
+    assert status["processes"]["prefill-0"]["open_ports"], "ports that cannot be pinned are read after the start"
+
+
+def test_the_share_of_the_orchestration_is_recorded(tiny: Deployment) -> None:
+    up = tiny.events("up")[0]
+    parts = ("lmcache_seconds", "engine_seconds", "canary_seconds", "orchestration_seconds")
+    assert up["total_seconds"] == pytest.approx(sum(up[part] for part in parts), abs=0.01)
+    print({part: up[part] for part in parts})
+
+
+def test_every_proof_is_proven(tiny: Deployment) -> None:
+    code, output = pdserve("verify", "--json")
+    report = read_json(output)
+    assert code == 0, output
+    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven")
+
+
+def test_a_streamed_chat_with_the_official_client(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "Say something, anything at all, about prefill and decode."}]
+    stream = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
+    )  # fmt: skip
+    chunks = list(stream)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    plain = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0)
+    assert streamed == plain.choices[0].message.content
+    assert plain.choices[0].finish_reason == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_a_request_cannot_reach_into_the_transfer(tiny: Deployment, client: OpenAI) -> None:
+    """Handed to an engine, these parameters end its EngineCore or point it at an address of the client's choice."""
+    evil = {"do_remote_prefill": True, "do_remote_decode": True, "remote_bootstrap_addr": "http://127.0.0.1:1"}
+    answer = client.completions.create(
+        model="tiny", prompt="hello", max_tokens=2, extra_body={"kv_transfer_params": evil}
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2
+    assert read_json(pdserve("status", "--json")[1])["phase"] == "ready"
+
+
+def test_what_a_pd_proxy_would_answer_wrongly_is_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError):
+        client.completions.create(model="tiny", prompt=["one", "two"], max_tokens=2)
+    with pytest.raises(BadRequestError):
+        client.completions.create(model="tiny", prompt="one", n=2, max_tokens=2)
+
+
+def test_engines_refuse_whoever_has_no_key(tiny: Deployment) -> None:
+    for process in tiny.run.read_plan().proxy.workers:
+        answer = httpx.post(f"{process.url}/v1/completions", json={"model": "tiny", "prompt": "x"}, trust_env=False)
+        assert answer.status_code == 401
+
+
+def test_a_killed_lmcache_comes_back_and_stores_again(tiny: Deployment) -> None:
+    before = tiny.id_of("lmcache-0")
+    prefill = tiny.id_of("prefill-0")
+    tiny.signal("lmcache-0", signal.SIGKILL)
+    tiny.wait_for("phase", phase="degraded")
+    tiny.wait_for("phase", phase="ready", after="degraded")
+    tiny.report_delays()
+    assert tiny.id_of("lmcache-0") != before
+    assert tiny.id_of("prefill-0") == prefill
+    code, output = pdserve("verify", "--json")
+    assert code == 0, output
+
+
+def test_a_killed_engine_core_ends_the_deployment_and_nothing_is_left(tiny: Deployment) -> None:
+    """Last: the deployment has one decode, so it cannot serve on."""
+    everything = tiny.all_ids()
+    core = member(tiny, "decode-0", "VLLM::EngineCor")
+    worker = member(tiny, "decode-0", "VLLM::Worker")
+    tiny.fault("decode-0", core, signal.SIGKILL)
+    launcher = tiny.id_of("launcher")
+    asyncio.run(asyncio.wait_for(pid_end(launcher.pid), 60))
+    tiny.report_delays()
+    assert not worker.alive()
+    assert not [one for one in everything if one.alive()]
+    assert tiny.state().phase == "failed"
+    assert "VLLM::EngineCore" in tiny.events("failed")[0]["error"]
+    assert tiny.events("down")[0]["clean"]
+    assert not send(core, signal.SIGKILL)
