@@ -10,6 +10,7 @@ import pytest
 
 from pdserve import procfs
 from pdserve.process import adopt_orphans
+from tests.launch.deployment import DELAYS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,7 +25,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before, segments = _descendants(), _segments()
     yield
     _reap_zombies(before)
-    left = {pid: procfs.command(pid) for pid in _descendants() - before}
+    # What a longer-lived fixture's process starts belongs to that fixture.
+    left = {pid: procfs.command(pid) for pid in _descendants() - before - procfs.family(before)}
     assert not left, f"processes outlive the test: {left}"
     # What a living stranger has mapped is not ours: something else may run on this machine.
     if new := _segments() - segments:
@@ -61,3 +63,11 @@ def pdserve_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PDSERVE_HOME", str(home))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     return home
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long each injected fault took to become an event: measured and reported, never asserted."""
+    if DELAYS:
+        terminalreporter.section("time from a fault to its event")
+        for what, seconds in sorted(DELAYS):
+            terminalreporter.write_line(f"{seconds * 1000:8.0f} ms  {what}")

@@ -203,7 +203,7 @@ class Deployment:
         assert identity is not None, f"{name} was not started"
         return identity
 
-    def signal(self, name: str, signum: signal.Signals) -> None:
+    def send_signal(self, name: str, signum: signal.Signals) -> None:
         """Sends a signal to a process of the deployment."""
         self.fault(name, self.id_of(name), signum)
 

@@ -149,7 +149,7 @@ def test_down_from_another_terminal_ends_a_foreground_up(tmp_path: Path, pdserve
 def test_down_after_everything_was_killed_says_so(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
-        deployment.signal("launcher", signal.SIGKILL)
+        deployment.send_signal("launcher", signal.SIGKILL)
         deployment.command.finish()
         guard = deployment.id_of("guard")
         import asyncio

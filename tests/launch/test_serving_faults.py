@@ -44,7 +44,7 @@ def order(deployment: Deployment, *wanted: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_the_last_instance_of_its_role_ends_the_deployment(tmp_path: Path, pdserve_home: Path, victim: str) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
-        serving(deployment).signal(victim, signal.SIGKILL)
+        serving(deployment).send_signal(victim, signal.SIGKILL)
         output = died_serving(deployment)
         order(deployment, ("died", {"name": victim, "code": -9}), ("failed", {"exit_code": 5}), ("down", {}))
     assert f"error: {victim}@" in output
@@ -54,7 +54,7 @@ def test_the_last_instance_of_its_role_ends_the_deployment(tmp_path: Path, pdser
 
 def test_one_of_several_dies_the_others_serve(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
-        serving(deployment).signal("decode-1", signal.SIGKILL)
+        serving(deployment).send_signal("decode-1", signal.SIGKILL)
         deployment.command.expect("deployment is degraded")
         assert routing(deployment, "decode-1")[-1] == "dead"
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
@@ -84,7 +84,7 @@ def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, 
 def test_restart_as_the_recipe_says(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, decode__restart=RESTART), pdserve_home) as deployment:
         before = serving(deployment).id_of("decode-0")
-        deployment.signal("decode-0", signal.SIGKILL)
+        deployment.send_signal("decode-0", signal.SIGKILL)
         deployment.command.expect("decode-0     restart 1")
         deployment.command.expect("deployment is ready")
         assert deployment.id_of("decode-0") != before
@@ -102,7 +102,7 @@ def test_restart_as_the_recipe_says(tmp_path: Path, pdserve_home: Path) -> None:
 
 def test_a_restarted_prefill_has_a_new_engine_id_and_serves(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, prefill__restart=RESTART), pdserve_home) as deployment:
-        serving(deployment).signal("prefill-0", signal.SIGKILL)
+        serving(deployment).send_signal("prefill-0", signal.SIGKILL)
         deployment.command.expect("restart 1")
         deployment.command.expect("deployment is ready")
         assert deployment.post("/v1/completions", BODY)[0] == 200
@@ -111,17 +111,17 @@ def test_a_restarted_prefill_has_a_new_engine_id_and_serves(tmp_path: Path, pdse
 def test_restarts_are_counted_and_end(tmp_path: Path, pdserve_home: Path) -> None:
     rule = {**RESTART, "max": 1}
     with up(recipe(tmp_path, decode__restart=rule), pdserve_home) as deployment:
-        serving(deployment).signal("decode-0", signal.SIGKILL)
+        serving(deployment).send_signal("decode-0", signal.SIGKILL)
         deployment.command.expect("restart 1")
         deployment.command.expect("deployment is ready")
-        deployment.signal("decode-0", signal.SIGKILL)
+        deployment.send_signal("decode-0", signal.SIGKILL)
         died_serving(deployment)
         assert len(deployment.events("restarting")) == 1
 
 
 def test_the_proxy_is_restarted_and_told_again_who_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, proxy__restart=RESTART), pdserve_home) as deployment:
-        serving(deployment).signal("proxy", signal.SIGKILL)
+        serving(deployment).send_signal("proxy", signal.SIGKILL)
         deployment.command.expect("proxy        restart 1")
         deployment.command.expect("deployment is ready")
         assert deployment.post("/v1/completions", BODY)[0] == 200
@@ -133,7 +133,7 @@ def test_the_proxy_is_restarted_and_told_again_who_is_ready(tmp_path: Path, pdse
 def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         prefill = serving(deployment).id_of("prefill-0")
-        deployment.signal("lmcache-0", signal.SIGKILL)
+        deployment.send_signal("lmcache-0", signal.SIGKILL)
         deployment.command.expect("lmcache-0    is down: prefill-0 get no traffic")
         deployment.command.expect("deployment is ready")
         assert deployment.id_of("prefill-0") == prefill, "a prefill that comes back is not restarted"
@@ -150,17 +150,17 @@ def test_lmcache_dies_its_prefills_leave_routing_and_come_back_proven(tmp_path: 
 
 def test_lmcache_death_may_end_the_deployment(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, lmcache__on_death="fail"), pdserve_home) as deployment:
-        serving(deployment).signal("lmcache-0", signal.SIGKILL)
+        serving(deployment).send_signal("lmcache-0", signal.SIGKILL)
         assert "lmcache-0@" in died_serving(deployment)
 
 
 def test_a_held_lmcache_takes_its_prefills_out_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
-        serving(deployment).signal("lmcache-0", signal.SIGSTOP)
+        serving(deployment).send_signal("lmcache-0", signal.SIGSTOP)
         deployment.command.expect("lmcache-0    does not answer: PID")
         deployment.command.expect("deployment is degraded")
         assert routing(deployment, "prefill-0")[-1] == "draining"
-        deployment.signal("lmcache-0", signal.SIGCONT)
+        deployment.send_signal("lmcache-0", signal.SIGCONT)
         deployment.command.expect("lmcache-0    answers again")
         deployment.command.expect("deployment is ready")
         assert routing(deployment, "prefill-0")[-1] == "ready"
@@ -169,7 +169,7 @@ def test_a_held_lmcache_takes_its_prefills_out_until_it_answers_again(tmp_path: 
 def test_an_lmcache_that_stays_silent_is_replaced(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, timeouts__unresponsive_seconds=1), pdserve_home) as deployment:
         before = serving(deployment).id_of("lmcache-0")
-        deployment.signal("lmcache-0", signal.SIGSTOP)
+        deployment.send_signal("lmcache-0", signal.SIGSTOP)
         deployment.command.expect("treated as dead")
         deployment.command.expect("deployment is ready")
         assert deployment.id_of("lmcache-0") != before
@@ -181,18 +181,18 @@ def test_an_lmcache_that_stays_silent_is_replaced(tmp_path: Path, pdserve_home: 
 
 def test_a_held_engine_gets_no_traffic_until_it_answers_again(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
-        serving(deployment).signal("decode-0", signal.SIGSTOP)
+        serving(deployment).send_signal("decode-0", signal.SIGSTOP)
         deployment.command.expect("deployment is degraded")
         assert routing(deployment, "decode-0")[-1] == "draining"
         assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-        deployment.signal("decode-0", signal.SIGCONT)
+        deployment.send_signal("decode-0", signal.SIGCONT)
         deployment.command.expect("deployment is ready")
         assert routing(deployment, "decode-0")[-1] == "ready"
 
 
 def test_an_engine_that_stays_silent_is_dead(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, timeouts__unresponsive_seconds=1), pdserve_home) as deployment:
-        serving(deployment).signal("decode-0", signal.SIGSTOP)
+        serving(deployment).send_signal("decode-0", signal.SIGSTOP)
         assert "did not answer for 1 s" in died_serving(deployment)
 
 
@@ -210,7 +210,7 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, 
     with up(file, pdserve_home) as deployment:
         everything = serving(deployment).all_ids()
         for victim in victims:
-            deployment.signal(victim, signal.SIGKILL)
+            deployment.send_signal(victim, signal.SIGKILL)
         code = deployment.command.finish()
         assert code == (-9 if "launcher" in victims else 5)
         for one in everything:

@@ -69,7 +69,7 @@ def test_lmcache_that_dies_stops_everything_before_an_engine_starts(tmp_path: Pa
 def test_lmcache_killed_while_starting(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_READY_AFTER": "300"}), pdserve_home) as deployment:
         deployment.command.expect("lmcache-0    starting")
-        deployment.signal("lmcache-0", signal.SIGKILL)
+        deployment.send_signal("lmcache-0", signal.SIGKILL)
         assert "killed by SIGKILL" in failed(deployment)
         assert only_lmcache_was_started(deployment)
 
@@ -138,7 +138,7 @@ def test_prefill_killed_while_loading(tmp_path: Path, pdserve_home: Path) -> Non
     with up(recipe(tmp_path, prefill__env=LOADING), pdserve_home) as deployment:
         deployment.command.expect("prefill-0    starting")
         deployment.command.expect("decode-0     ready")
-        deployment.signal("prefill-0", signal.SIGKILL)
+        deployment.send_signal("prefill-0", signal.SIGKILL)
         output = failed(deployment)
         died = deployment.events("died")[0]
         assert (died["name"], died["code"], died["while_starting"]) == ("prefill-0", -9, True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from pdserve import procfs
 from pdserve.process import pid_end, send
@@ -71,10 +72,16 @@ def test_every_proof_is_proven(tiny: Deployment) -> None:
 
 
 def test_a_streamed_chat_with_the_official_client(client: OpenAI) -> None:
-    messages = [{"role": "user", "content": "Say something, anything at all, about prefill and decode."}]
+    question = "Say something, anything at all, about prefill and decode."
+    messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": question}]
     stream = client.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
-    )  # fmt: skip
+        model="tiny",
+        messages=messages,
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     chunks = list(stream)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     plain = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0)
@@ -112,7 +119,7 @@ def test_engines_refuse_whoever_has_no_key(tiny: Deployment) -> None:
 def test_a_killed_lmcache_comes_back_and_stores_again(tiny: Deployment) -> None:
     before = tiny.id_of("lmcache-0")
     prefill = tiny.id_of("prefill-0")
-    tiny.signal("lmcache-0", signal.SIGKILL)
+    tiny.send_signal("lmcache-0", signal.SIGKILL)
     tiny.wait_for("phase", phase="degraded")
     tiny.wait_for("phase", phase="ready", after="degraded")
     tiny.report_delays()

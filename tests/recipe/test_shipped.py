@@ -43,6 +43,7 @@ def test_these_recipes_are_shipped() -> None:
     assert {path.name for path in FILES} >= {
         "tiny-cpu.yaml",
         "tiny-cpu-2p2d.yaml",
+        "tiny-cpu-lmcache.yaml",
         "kimi-mi355x.yaml",
         "kimi-mi355x-2node.yaml",
         "kimi-mi355x-lmcache.yaml",

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# tiny-cpu-lmcache: aggregated, cpu, 3 processes on 1 node(s).
+# Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
+set -euo pipefail
+
+# Unsets every exported variable that is not named in its arguments.
+keep_only() {
+  local name
+  for name in $(compgen -e); do
+    case " $* " in *" $name "*) ;; *) unset "$name" ;; esac
+  done
+}
+
+RUN_DIR=/run/pdserve/tiny-cpu-lmcache
+# All processes of a deployment share it: on several nodes export the same one everywhere.
+export engine_key="${engine_key:-$(od -An -tx1 -N24 /dev/urandom | tr -d ' \n')}"
+mkdir -p "$RUN_DIR/logs"
+
+# lmcache-0 (lmcache) on localhost: start stage 0, no devices
+#   ports: request 5555, http 8080; log: logs/lmcache-0@localhost.log
+#   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names golden-lmcache-0
+run_lmcache_0() {
+  keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
+    PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME OMP_NUM_THREADS CUDA_HOME CUDA_PATH \
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ROCM_PATH HIP_PATH HSA_NO_SCRATCH_RECLAIM \
+    HSA_OVERRIDE_GFX_VERSION
+  unset engine_key
+  export LMCACHE_DISABLE_BANNER=1
+  export LMCACHE_TRACK_USAGE=false
+  export PYTHONHASHSEED=0
+  export PYTHONUNBUFFERED=1
+  exec python -m lmcache.v1.multiprocess.http_server \
+    --instance-id golden-lmcache-0 \
+    --host 127.0.0.1 \
+    --port 5555 \
+    --http-host 127.0.0.1 \
+    --http-port 8080 \
+    --l1-size-gb 1 \
+    --no-l1-use-lazy \
+    --l1-read-ttl-seconds 7200 \
+    --l1-write-ttl-seconds 600 \
+    --chunk-size 256 \
+    --max-workers 1 \
+    --eviction-policy LRU \
+    --eviction-trigger-watermark 0.8 \
+    --eviction-ratio 0.2 \
+    --supported-transfer-mode auto \
+    --worker-reap-timeout-seconds 120
+}
+
+# aggregated-0 (aggregated) on localhost: start stage 1, no devices
+#   ports: http 8300; log: logs/aggregated-0@localhost.log
+#   ready: http://127.0.0.1:8300/health answers 200
+run_aggregated_0() {
+  VLLM_API_KEY="${engine_key:?}"
+  unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
+    LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT VLLM_PLUGINS LMCACHE_USE_UPSTREAM_MP \
+    LMCACHE_MP_TRANSFER_MODE MC_LEGACY_RPC_PORT_BINDING CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL \
+    HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
+  unset engine_key
+  export HF_HUB_OFFLINE=1
+  export LMCACHE_DISABLE_BANNER=1
+  export LMCACHE_TRACK_USAGE=false
+  export OMP_NUM_THREADS=1
+  export PDSERVE_PATCHES=''
+  export PYTHONHASHSEED=0
+  export PYTHONUNBUFFERED=1
+  export VLLM_CPU_KVCACHE_SPACE=1
+  export VLLM_CPU_OMP_THREADS_BIND=nobind
+  export VLLM_ENGINE_READY_TIMEOUT_S=300
+  export VLLM_HOST_IP=127.0.0.1
+  export VLLM_NO_USAGE_STATS=1
+  export VLLM_SERVER_DEV_MODE=1
+  export VLLM_API_KEY
+  exec python -m vllm.entrypoints.openai.api_server \
+    --model /opt/pdserve/.cache/tiny-model \
+    --served-model-name tiny \
+    --host 127.0.0.1 \
+    --port 8300 \
+    --tensor-parallel-size 1 \
+    --kv-transfer-config '{"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 30.0, "lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mp_transfer_mode": "engine_driven"}, "kv_load_failure_policy": "recompute"}' \
+    --enable-prompt-tokens-details \
+    --disable-uvicorn-access-log \
+    --enable-prefix-caching \
+    --enforce-eager \
+    --max-model-len 4096 \
+    --max-num-seqs 16
+}
+
+# proxy (proxy) on localhost: start stage 1, no devices
+#   ports: http 8000; log: logs/proxy@localhost.log
+#   ready: http://127.0.0.1:8000/health answers 200
+#   by hand there is no launcher to tell it who is ready, hence --no-control
+run_proxy() {
+  cat >"$RUN_DIR/proxy.json" <<'END_OF_FILE'
+{
+  "host": "127.0.0.1",
+  "port": 8000,
+  "served_name": "tiny",
+  "protocol": "aggregated",
+  "workers": [
+    {
+      "name": "aggregated-0",
+      "role": "aggregated",
+      "url": "http://127.0.0.1:8300",
+      "bootstrap_url": null
+    }
+  ],
+  "request_timeout_seconds": 3600.0,
+  "connect_timeout_seconds": 5.0,
+  "drain_seconds": 30.0,
+  "max_body_bytes": 67108864,
+  "transfer_slots": 20
+}
+END_OF_FILE
+  PDSERVE_ENGINE_KEY="${engine_key:?}"
+  keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
+    PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD PDSERVE_ENGINE_KEY
+  unset engine_key
+  export PYTHONUNBUFFERED=1
+  export PDSERVE_ENGINE_KEY
+  exec python -m pdserve.proxy \
+    --config /run/pdserve/tiny-cpu-lmcache/proxy.json \
+    --no-control
+}
+
+# launch NAME LOG URL: starts a process in the background, into its log; URL is where it will say that it is ready.
+launch() {
+  "run_${1//-/_}" >>"$RUN_DIR/$2" 2>&1 &
+  started+=("$!")
+  if [ -n "$3" ]; then waiting+=("$1 $3"); fi
+  echo "$1: PID $!, log $RUN_DIR/$2"
+}
+
+await_all() {
+  local entry name url pid
+  for entry in ${waiting[@]+"${waiting[@]}"}; do
+    read -r name url <<<"$entry"
+    until curl --silent --fail --output /dev/null --max-time 3 "$url"; do
+      for pid in "${started[@]}"; do
+        kill -0 "$pid" 2>/dev/null || { echo "PID $pid died; its log says why" >&2; exit 4; }
+      done
+      sleep 0.5
+    done
+    echo "$name: ready"
+  done
+  waiting=()
+}
+
+stop_all() {
+  kill ${started[@]+"${started[@]}"} 2>/dev/null || true
+  wait
+}
+
+started=()
+waiting=()
+case "${1:-}" in
+  lmcache-0) run_lmcache_0 ;;
+  aggregated-0) run_aggregated_0 ;;
+  proxy) run_proxy ;;
+  @localhost)
+    trap stop_all EXIT
+    launch lmcache-0 logs/lmcache-0@localhost.log http://127.0.0.1:8080/healthcheck
+    await_all
+    launch aggregated-0 logs/aggregated-0@localhost.log http://127.0.0.1:8300/health
+    launch proxy logs/proxy@localhost.log http://127.0.0.1:8000/health
+    await_all
+    echo "all processes of this node are up"
+    wait -n
+    ;;
+  *)
+    echo "usage: $0 NAME        one process, in the foreground" >&2
+    echo "       $0 @NODE       all processes of a node, in order, until one ends or Ctrl-C" >&2
+    echo "names: lmcache-0 aggregated-0 proxy" >&2
+    echo "nodes: @localhost" >&2
+    exit 2
+    ;;
+esac
