@@ -10,7 +10,10 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
         # vLLM 0.21 to 0.33, in the order in which it says so
-        (r"pdserve patches active: (?P<names>[\w, -]+?) \(", "patches: {names}"),
+        (
+            r"pdserve patches active: (?P<names>[\w, -]+) \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",
+            "patches in {process}: {names}",
+        ),
         (r"Initializing a V1 LLM engine \(v(?P<version>[\w.+]+)\)", "engine core starts (vLLM {version})"),
         (r"Waiting for (?P<local>\d+) local, (?P<remote>\d+) remote core engine", "waiting for the engine core"),
         (r"Starting to load model ", "loading the model"),
@@ -37,8 +40,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Starting LMCache HTTP server on ", "LMCache starts (allocating L1)"),
         (r"Supported transfer mode: (?P<mode>\w+)", "transfer mode {mode}"),
         (r"LMCache zmq cache server is running on (?P<address>\S+)", "request socket on {address}"),
-        # both
-        (r"^INFO: +Application startup complete", "HTTP server is up"),
+        # With a URL: Mooncake's bootstrap server, inside an engine, names a socket.
+        (r"^INFO: +Uvicorn running on http", "HTTP server is up"),
     )
 )
 

@@ -27,7 +27,6 @@ def test_the_start_of_an_engine_is_told_step_by_step() -> None:
         "KV cache: 524,288 tokens",
         "engine core ready after 2.30 s",
         "HTTP server starts",
-        "HTTP server is up",
     ]
 
 
@@ -70,8 +69,9 @@ def test_an_engine_that_fails_says_so_before_it_ends() -> None:
         ("(EngineCore pid=1) INFO [k.py:1] GPU KV cache size: 1,234,567 tokens, Max", "KV cache: 1,234,567 tokens"),
         (
             "pdserve patches active: a-b, c (pid 7, process EngineCore)",
-            "patches: a-b, c",
+            "patches in EngineCore: a-b, c",
         ),
+        ("pdserve patches active: a (pid 7, process vllm.entrypoints.api_server)", "patches in api_server: a"),
         ("\x1b[32;20m[2026] LMCache INFO:\x1b[0m Supported transfer mode: auto \x1b[3m(s.py)", "transfer mode auto"),
     ],
 )  # fmt: skip
@@ -79,6 +79,15 @@ def test_single_lines(line: str, text: str) -> None:
     assert describe(line) == text
 
 
-@pytest.mark.parametrize("line", ["", "\r", 'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', "Traceback"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "INFO:     Uvicorn running on socket ('0.0.0.0', 8998)",
+        "\r",
+        'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK',
+        "Traceback",
+    ],
+)
 def test_most_lines_say_nothing(line: str) -> None:
     assert describe(line) is None
