@@ -1,0 +1,222 @@
+"""scripts/setup with a Python, a pip and an apt-get that only write down what they are asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("bash", "cat", "cp", "dirname", "grep", "mkdir", "rm", "sed", "sha256sum", "touch")
+TORCH = next(
+    line.removeprefix("torch==").strip()
+    for line in (ROOT / "requirements" / "cpu-stack.lock.txt").read_text().splitlines()
+    if line.startswith("torch==")
+)
+
+PYTHON = """#!/bin/bash
+# $STATE: log = what was asked; old, no-libraries, no-venv, wrong-torch = what this Python lacks; offered = versions
+case $* in
+  *sys.version_info\\[:2\\]*"<="*) [[ ! -f $STATE/old ]] ;;
+  *sys.version_info*) echo 3.11 ;;
+  --version) echo Python 3.11.2 ;;
+  *ctypes*) [[ ! -f $STATE/no-libraries ]] ;;
+  *"import venv, ensurepip"*) [[ ! -f $STATE/no-venv ]] ;;
+  *importlib.metadata*) [[ -f $STATE/torch && ! -f $STATE/wrong-torch ]] ;;
+  "-m venv --clear "*) echo "$*" >>"$STATE/log"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
+  "-m pip --version") ;;
+  *"index versions torch") cat "$STATE/offered" ;;
+  *) echo "$*" >>"$STATE/log"; [[ $* != *torch==* ]] || touch "$STATE/torch" ;;
+esac
+"""
+APT_GET = """#!/bin/bash
+echo "apt-get $*" >>"$STATE/log"
+[[ ! -f $STATE/apt-fails ]]
+"""
+
+
+@dataclass
+class Clone:
+    """A copy of what setup needs, and the machine that it sees: nothing on PATH but a few tools and our stand-ins."""
+
+    root: Path
+    bin: Path
+    state: Path
+
+    def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.root / "scripts" / "setup"), *arguments],
+            env={"PATH": str(self.bin), "STATE": str(self.state), "HOME": str(self.state), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def add(self, name: str, text: str = "") -> None:
+        (self.state / name).write_text(text)
+
+    @property
+    def log(self) -> list[str]:
+        path = self.state / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def installs(self) -> list[str]:
+        """What pip was asked to install, in order, without the options that are always there."""
+        return [line.split("--progress-bar off ", 1)[1] for line in self.log if "--progress-bar off " in line]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    root, tools, state = tmp_path / "clone", tmp_path / "bin", tmp_path / "state"
+    for folder in ("scripts", "requirements"):
+        shutil.copytree(ROOT / folder, root / folder)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    tools.mkdir()
+    state.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found
+        (tools / tool).symlink_to(found)
+    write_executable(tools / "python3", PYTHON)
+    write_executable(tools / "apt-get", APT_GET)
+    made = Clone(root, tools, state)
+    made.add("offered", f"torch ({TORCH})\nAvailable versions: 99.0, {TORCH}+cpu, {TORCH}")
+    return made
+
+
+def write_executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_torch_comes_first_as_a_cpu_build_and_everything_without_dependencies(clone: Clone) -> None:
+    done = clone.setup()
+    assert done.returncode == 0, done.stderr
+    lock, dev = (clone.root / "requirements" / name for name in ("cpu-stack.lock.txt", "dev.txt"))
+    assert clone.installs() == [
+        f"torch=={TORCH}+cpu",
+        f"-r {lock} -r {dev}",
+        f"--no-build-isolation --editable {clone.root}",
+    ]
+    assert all("--no-deps" in line for line in clone.log if " install " in line)
+    assert "from the configured index" in done.stdout
+
+
+def test_a_second_call_does_nothing_until_something_changes(clone: Clone) -> None:
+    clone.setup()
+    before = clone.log
+    again = clone.setup()
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert clone.log == before
+    with (clone.root / "requirements" / "dev.txt").open("a") as file:
+        file.write("# another line\n")
+    clone.setup()
+    # torch is there already, the environment is kept.
+    assert [line for line in clone.installs() if "torch==" in line] == [f"torch=={TORCH}+cpu"]
+    assert len(clone.installs()) == 5
+
+
+def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_and_it_says_so(clone: Clone) -> None:
+    clone.add("offered", f"Available versions: {TORCH}")
+    done = clone.setup()
+    url = "https://download.pytorch.org/whl/cpu"
+    assert done.returncode == 0, done.stderr
+    assert clone.installs()[0] == f"--index-url {url} torch=={TORCH}+cpu"
+    assert f"no CPU build of torch; taking torch {TORCH}+cpu from {url}" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_another_index_can_be_named(clone: Clone, how: str) -> None:
+    clone.add("offered")
+    url = "https://mirror.example/cpu"
+    done = clone.setup("--torch-index", url) if how == "option" else clone.setup(PDSERVE_TORCH_INDEX=url)
+    assert done.returncode == 0, done.stderr
+    assert clone.installs()[0] == f"--index-url {url} torch=={TORCH}+cpu"
+
+
+def test_the_other_index_can_be_refused_and_then_nothing_is_installed(clone: Clone) -> None:
+    clone.add("offered")
+    done = clone.setup("--torch-index", "none")
+    assert done.returncode == 1
+    assert "has no CPU build of torch" in done.stderr
+    assert "scripts/setup --torch-index https://" in done.stderr
+    assert clone.installs() == []
+
+
+def test_a_torch_that_is_no_cpu_build_stops_it_before_the_rest_is_installed(clone: Clone) -> None:
+    clone.add("wrong-torch")
+    done = clone.setup()
+    assert done.returncode == 1
+    assert "not the CPU build" in done.stderr
+    assert len(clone.installs()) == 1
+
+
+def test_what_failed_is_done_again_by_the_next_call(clone: Clone) -> None:
+    clone.add("wrong-torch")
+    clone.setup()
+    (clone.state / "wrong-torch").unlink()
+    assert clone.setup().returncode == 0
+    assert len(clone.installs()) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as another user it asks sudo")
+def test_missing_system_packages_are_installed_where_it_may(clone: Clone) -> None:
+    clone.add("no-libraries")
+    clone.add("no-venv")
+    done = clone.setup()
+    assert clone.log[:2] == [
+        "apt-get update -qq",
+        "apt-get install -y --no-install-recommends libibverbs1 librdmacm1 libnuma1 python3.11-venv -qq",
+    ]
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="as another user it asks sudo")
+def test_packages_that_cannot_be_installed_are_named_in_a_line_to_type(clone: Clone) -> None:
+    clone.add("no-libraries")
+    clone.add("apt-fails")
+    done = clone.setup()
+    assert done.returncode == 1
+    assert (
+        "sudo apt-get update && sudo apt-get install -y --no-install-recommends libibverbs1 librdmacm1 libnuma1"
+        in done.stderr
+    )
+    assert clone.installs() == []
+
+
+def test_without_apt_the_packages_are_named(clone: Clone) -> None:
+    clone.add("no-libraries")
+    (clone.bin / "apt-get").unlink()
+    done = clone.setup()
+    assert done.returncode == 1
+    assert "libibverbs1 librdmacm1 libnuma1" in done.stderr
+
+
+def test_a_python_that_is_too_old_is_refused_with_what_to_install(clone: Clone) -> None:
+    clone.add("old")
+    done = clone.setup()
+    assert done.returncode == 1
+    assert "no Python 3.11 to 3.13 on PATH (found: Python 3.11.2)" in done.stderr
+    assert "apt-get install -y python3 python3-venv" in done.stderr
+    named = clone.setup("--python", str(clone.bin / "python3"))
+    assert named.returncode == 1
+    assert "is not a Python 3.11 to 3.13" in named.stderr
+
+
+def test_an_unknown_option_is_refused(clone: Clone) -> None:
+    done = clone.setup("--nonsense")
+    assert done.returncode == 1
+    assert "unknown option --nonsense" in done.stderr
+    assert clone.log == []
+
+
+def test_help_tells_the_options(clone: Clone) -> None:
+    done = clone.setup("--help")
+    assert done.returncode == 0
+    assert "--torch-index" in done.stdout
+    assert "set -euo" not in done.stdout
