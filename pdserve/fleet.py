@@ -37,6 +37,7 @@ from pdserve.transport.link import AgentLink
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
 
+_OVER = ("pending", "stopped", "dead")
 _STOP_MARGIN_SECONDS = 20.0
 """An agent answers within the grace plus this, or it is gone itself."""
 
@@ -213,10 +214,12 @@ class Fleet:
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)
-        for name, state in self.state.processes.items():
-            if state.node == event.node and state.phase not in ("pending", "stopped"):
-                self._failed(name, f"its node's agent is gone: {event.how}")
-        self.record("agent_gone", node=event.node, how=event.how)
+        # What was dead before keeps the reason of its own death.
+        lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
+        for name in lost:
+            self._failed(name, f"its node's agent is gone: {event.how}")
+        expected = self.state.phase == "draining" and not lost
+        self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Writes the history and the state, tells the listener, wakes the waiters."""

@@ -15,6 +15,8 @@ from rich.text import Text
 
 from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot
 from pdserve.errors import ServeError
+from pdserve.plan.exposure import RANDOM_PORT
+from pdserve.plan.model import Exposure
 from pdserve.rundir import find, home
 from pdserve.status_view import StatusView, look
 
@@ -113,7 +115,15 @@ def _duration(seconds: float) -> str:
 
 
 def _open_ports(view: StatusView) -> list[str]:
-    return [f"open without key: {one.address}:{one.port} {one.process}: {one.what}" for one in view.plan.exposed]
+    """What a running deployment leaves open; nothing of one that is over is."""
+    exposed = view.plan.exposed if view.left or view.state.launcher.alive() else ()
+    return [f"open without key: {_address(one)} {one.process}: {one.what}" for one in exposed]
+
+
+def _address(one: Exposure) -> str:
+    if one.port == RANDOM_PORT:
+        return f"{one.address} (port chosen at start)"
+    return f"{one.address}:{one.port}" + (f"-{one.last_port}" if one.last_port else "")
 
 
 def _render(view: StatusView) -> Table:
