@@ -39,8 +39,8 @@ def _python_stack(pid: int) -> str:
     tool = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     if not Path(tool).exists():
         return "unknown: py-spy is not installed (pip install 'pdserve[diagnose]')"
-    code, text = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
-    return text.rstrip() if code == 0 else f"unknown: py-spy says: {text.strip()}"
+    said = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
+    return said.out.rstrip() if said.code == 0 else f"unknown: py-spy says: {said.err.strip()}"
 
 
 def _wait_channel(pid: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from pdserve import distributions
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Plan, Versions
+from pdserve.process import output_of
 from pdserve.recipe.model import Recipe
 
 _ASK_SECONDS = 30.0
@@ -62,25 +62,17 @@ def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
 def _installed(python: str | None) -> dict[str, str | None]:
     if python is None or python == sys.executable:
         return distributions.installed()
-    try:
-        asked = subprocess.run(
-            [python, "-c", Path(distributions.__file__).read_text()],
-            cwd="/",  # -c puts the current folder on its path
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
-        if asked.returncode == 0:
-            answer: dict[str, str | None] = json.loads(asked.stdout)
+    # -c puts the current folder on its path.
+    asked = output_of([python, "-c", Path(distributions.__file__).read_text()], timeout=_ASK_SECONDS, cwd=Path("/"))
+    if asked.code == 0:
+        try:
+            answer: dict[str, str | None] = json.loads(asked.out)
+        except json.JSONDecodeError:
+            why = "it printed something else than was asked for"
+        else:
             return answer
-        why = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
-    except OSError as error:
-        why = error.strerror or str(error)
-    except subprocess.TimeoutExpired:
-        why = f"no answer within {_ASK_SECONDS:.0f} s"
-    except json.JSONDecodeError:
-        why = "it printed something else than was asked for"
+    else:
+        why = (asked.err.strip().splitlines() or [f"exit code {asked.code}"])[-1]
     raise PreflightError(
         f"{python} cannot be used as a Python interpreter: {why}",
         where="engine.python",

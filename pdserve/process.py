@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pdserve import procfs
 from pdserve.procfs import ProcessId
@@ -202,15 +203,25 @@ def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) ->
         )
 
 
-def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> tuple[int | None, str]:
-    """Runs a short-lived tool; (exit code, stdout + stderr). Code None: not installed or out of time."""
+class Output(NamedTuple):
+    """What a short-lived tool said. `code` None: it could not be run, or took too long; `err` says so."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Output:
+    """Runs a short-lived tool to its end; never raises for what the tool does."""
     try:
         done = subprocess.run(
             list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, str(error)
-    return done.returncode, done.stdout + done.stderr
+    except OSError as error:
+        return Output(None, "", error.strerror or str(error))
+    except subprocess.TimeoutExpired:
+        return Output(None, "", f"no answer within {timeout:.0f} s")
+    return Output(done.returncode, done.stdout, done.stderr)
 
 
 def adopt_orphans() -> None:

@@ -32,5 +32,5 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
 
 def git_revision(folder: Path) -> str | None:
     """The commit that this code is, with `-dirty` if it was changed; None outside a checkout."""
-    code, text = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
-    return text.strip() if code == 0 else None
+    said = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
+    return said.out.strip() if said.code == 0 else None

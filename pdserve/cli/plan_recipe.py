@@ -36,7 +36,7 @@ def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
 def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str, run_id: str) -> Planned:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind."""
     recipe = loaded.recipe
-    versions = read_versions(recipe.engine.python)
+    versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
     with located(loaded):
         plan = build_plan(
             recipe,

@@ -60,7 +60,7 @@ def run(
     key = random_secrets.token_urlsafe(32)
     secrets = resolve_secrets(planned.plan, os.environ, key)
     run = RunDir.create(root, loaded.recipe.name, run_id)
-    record_run(run, planned.plan, loaded.to_yaml(), planned.versions)
+    record_run(run, planned.plan, loaded.to_yaml(model_path=planned.plan.model_path), planned.versions)
     run.save_key(key)
     console.begin(run)
     if detach:
@@ -88,7 +88,7 @@ def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:
     typer.echo(f"{planned.plan.name} is running (launcher PID {launcher.pid}); starting what is missing")
     reply = ask(
         run,
-        Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(), replace=replace),
+        Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
         seconds=timeouts.lmcache_seconds + timeouts.engine_seconds + _APPLY_MARGIN_SECONDS,
         alive=launcher.alive,
     )

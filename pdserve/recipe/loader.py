@@ -48,9 +48,13 @@ class LoadedRecipe:
         path = tuple(int(part) if part.isdecimal() else part for part in dotted.split(".")) if dotted else ()
         return str(locate(path, self.origins) or Origin(str(self.path)))
 
-    def to_yaml(self) -> str:
-        """The resolved document as a recipe of its own, loadable from the same folder."""
-        return yaml12.dump(environment.escape(self.document))
+    def to_yaml(self, *, model_path: str | None = None) -> str:
+        """The resolved document as a recipe of its own, loadable from the same folder; with `model_path`, the
+        absolute path of a local model, loadable from anywhere."""
+        document = self.document
+        if model_path is not None:
+            document = {**document, "model": {**document["model"], "path": model_path}}
+        return yaml12.dump(environment.escape(document))
 
 
 def load_recipe(

@@ -173,3 +173,12 @@ def test_dry_run_starts_nothing(tmp_path: Path, pdserve_home: Path) -> None:
     assert code == 0
     assert "kv_producer" in output
     assert not pdserve_home.exists()
+
+
+def test_up_without_a_recipe_takes_the_recorded_one(tmp_path: Path, pdserve_home: Path) -> None:
+    """From any folder: what is recorded names its model by its absolute path."""
+    file = recipe(tmp_path, model__path="model")
+    with up(file, pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        file.unlink()
+        assert pdserve("up")[1].endswith("already up")
