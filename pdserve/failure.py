@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ from pdserve.rundir import RunDir
 E = TypeVar("E", StartError, ServeError)
 
 _TAIL_LINES = {"lmcache": 80}
+_EXIT_NOISE = re.compile(r"nanobind: (leaked|this is likely)|^ - leaked (instance|type|function|\d)|resource_tracker")
+"""What native extensions print when an engine ends: it fills the last screen and says nothing of the cause."""
 _OTHER_TAIL_LINES = 30
 _COMMAND_CHARACTERS = 300
 
@@ -48,7 +51,8 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
         command = command[:_COMMAND_CHARACTERS] + f"... (all of it: {run.plan})"
     if isinstance(trouble, Health):
         return kind(f"{process.role} does not answer {when}: {trouble.why}", where=where, todo=f"read {log}")
-    tail: tuple[str, ...] = trouble.log_tail[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :]
+    said = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
+    tail: tuple[str, ...] = tuple(said[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
     evidence = (f"command: {command}", f"log: {log}", *tail)
     if isinstance(trouble, Late):
         return kind(

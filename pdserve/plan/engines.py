@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class EngineInputs:
     """What every engine process is made of."""
 
     recipe: Recipe
+    run_dir: str
     connectors: Mapping[RoleName, AnyConnector | None]
     servers: Sequence[Server]
     ports: Ports
@@ -90,6 +92,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 rank=rank,
                 ports=ports,
                 patches=patches,
+                patch_record=posixpath.join(inputs.run_dir, "patches"),
                 mooncake=transfer if isinstance(transfer, Mooncake) else None,
             ),
             devices=share.devices,

@@ -86,7 +86,14 @@ _LMCACHE_ALLOW = (
 
 
 def engine_env(
-    recipe: Recipe, instance: Instance, *, rank: int, ports: Ports, patches: Sequence[str], mooncake: Mooncake | None
+    recipe: Recipe,
+    instance: Instance,
+    *,
+    rank: int,
+    ports: Ports,
+    patches: Sequence[str],
+    patch_record: str,
+    mooncake: Mooncake | None,
 ) -> Env:
     """The environment of an instance's process on its node of that rank.
 
@@ -102,6 +109,7 @@ def engine_env(
         "VLLM_HOST_IP": share.node.address,
         "PYTHONHASHSEED": str(recipe.engine.hash_seed),
         "PDSERVE_PATCHES": ",".join(patches),
+        "PDSERVE_PATCH_RECORD": patch_record,
         **devices,
     }
     if "VLLM_PLUGINS" in setting:

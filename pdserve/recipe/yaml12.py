@@ -25,6 +25,7 @@ _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
 """Infinity and NaN are left out: nothing in a recipe can be either, and JSON has no word for them."""
+_BREAKS = re.compile("[\x85\u2028\u2029]")
 _TAG = "tag:yaml.org,2002:"
 
 MAX_DEPTH = 60
@@ -43,6 +44,14 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Unicode's own line breaks end a plain scalar when it is read back; in double quotes they are escaped.
+        style = '"' if _BREAKS.search(data) else None
+        return self.represent_scalar(_TAG + "str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 for _name, _pattern, _first in _RESOLVERS:

@@ -69,6 +69,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export PDSERVE_PATCHES=multiconnector-prom-metrics
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1
@@ -118,6 +119,7 @@ run_decode_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export PDSERVE_PATCHES=''
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1

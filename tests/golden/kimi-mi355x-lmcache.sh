@@ -65,6 +65,7 @@ run_aggregated_0() {
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
   export PDSERVE_PATCHES=''
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-lmcache/patches
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1

@@ -67,6 +67,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
@@ -112,6 +113,7 @@ run_prefill_1() {
   export MC_MIN_RPC_PORT=15100
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
@@ -157,6 +159,7 @@ run_decode_0() {
   export MC_MIN_RPC_PORT=15200
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
@@ -200,6 +203,7 @@ run_decode_1() {
   export MC_MIN_RPC_PORT=15300
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1

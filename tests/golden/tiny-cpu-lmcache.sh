@@ -63,6 +63,7 @@ run_aggregated_0() {
   export LMCACHE_TRACK_USAGE=false
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=''
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-lmcache/patches
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
