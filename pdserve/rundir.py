@@ -13,11 +13,13 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,23 @@ class RunDir:
         for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return run
+
+    @contextmanager
+    def only_launcher(self) -> Iterator[None]:
+        """Held by the launcher for as long as it lives; the kernel lets go of it when it dies, however it dies.
+
+        Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
+        """
+        with (self.path.parent / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StateError(
+                    f"{self.path.parent.name} is being started or served by another pdserve up",
+                    where=str(self.path.parent),
+                    todo="pdserve status; pdserve up again once it is ready starts what is missing",
+                ) from None
+            yield
 
     def point_current(self) -> None:
         """Makes this run the one that `status`, `logs` and `down` mean."""

@@ -48,9 +48,10 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         if not await launcher.run():
             raise KeyboardInterrupt
 
-    run.write(run.state, state.model_dump_json(indent=1))
-    run.point_current()
-    asyncio.run(main())
+    with run.only_launcher():
+        run.write(run.state, state.model_dump_json(indent=1))
+        run.point_current()
+        asyncio.run(main())
 
 
 def start_detached(run: RunDir, *, keep: bool) -> Child:

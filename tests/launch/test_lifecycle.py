@@ -7,8 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
+from pdserve.errors import StateError
 from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, put, read_json, recipe, up
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
@@ -182,3 +184,17 @@ def test_up_without_a_recipe_takes_the_recorded_one(tmp_path: Path, pdserve_home
         deployment.command.expect("serving fake at")
         file.unlink()
         assert pdserve("up")[1].endswith("already up")
+
+
+def test_two_ups_at_the_same_moment_are_one_deployment(tmp_path: Path, pdserve_home: Path) -> None:
+    """The second finds the lock held, starts nothing, and leaves the first one alone."""
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_READY_AFTER": "300"})
+    with up(file, pdserve_home) as deployment:
+        deployment.command.expect("lmcache-0    starting")
+        run = deployment.run
+        code, output = pdserve("up", file)
+        assert code == 8, output
+        with pytest.raises(StateError, match="another pdserve up"), run.only_launcher():
+            raise AssertionError("two launchers hold one lock")
+        assert deployment.run.path == run.path
+        assert deployment.started() == ["lmcache-0"]
