@@ -1,0 +1,47 @@
+"""docs/cli.md: what `--help` of every verb says."""
+
+from __future__ import annotations
+
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pdserve.cli.main import app
+
+_WIDTH = 100
+_HEAD = """\
+# Command line
+
+The text of `--help`, by `python -m tests.docs.regenerate`; a test fails when it drifts. What the verbs are for, and the
+exit codes, are in the [README](../README.md).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, _section(()), *(_section((verb,)) for verb in verbs())])
+
+
+def root() -> TyperGroup:
+    """The command that `pdserve` runs."""
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    return command
+
+
+def verbs() -> tuple[str, ...]:
+    """In the order of --help."""
+    return tuple(root().commands)
+
+
+def _section(path: tuple[str, ...]) -> str:
+    return f"## {' '.join(('pdserve', *path))}\n\n```text\n{_help(path)}\n```\n"
+
+
+def _help(path: tuple[str, ...]) -> str:
+    """At a fixed width, whatever the terminal's is."""
+    said = CliRunner().invoke(
+        app, [*path, "--help"], prog_name="pdserve", terminal_width=_WIDTH, max_content_width=_WIDTH
+    )
+    assert said.exit_code == 0, said.output
+    return "\n".join(line.rstrip() for line in said.output.strip().splitlines())

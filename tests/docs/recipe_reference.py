@@ -1,0 +1,166 @@
+"""docs/recipe.md from the models: every key of a recipe with its type, default and description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from pdserve.recipe import connectors, lmcache, model
+from pdserve.recipe.base import SecretRef
+from tests.docs.markdown import anchor
+
+_HEAD = """\
+# Recipe reference
+
+Made from the models by `python -m tests.docs.regenerate`; a test fails when it drifts. A guided example is in the
+[README](../README.md); the JSON Schema that editors use is [recipe.schema.json](../schema/recipe.schema.json)
+(`pdserve schema` prints it).
+
+Rules that hold everywhere:
+
+- An unknown key, a key given twice, a wrong type, a tab and an impossible combination are errors, with file and line.
+- `extends: other.yaml` (or a list of files) builds on other recipes. Mappings merge key by key, lists and single values
+  replace. A connector of another `kind` replaces the inherited one as a whole.
+- `null` gives a key its default again. Inside `args` it drops an inherited flag, inside `env` an inherited variable.
+- `${NAME}` and `${NAME:-default}` in a value are environment variables of the `pdserve` command; `$${` is a literal
+  `${`.
+- `--set a.b=VALUE` and `--unset a.b` change a recipe on the command line. VALUE is YAML. All unsets come first.
+- A secret is written `{secret: NAME}`. Only NAME is saved, rendered or logged; the value of that environment variable
+  is looked up when the process is started.
+- Flags (`args`) are vLLM's, without the dashes: `true` is `--flag`, `false` is `--no-flag`, a list is `--flag a b`, a
+  mapping is `--flag` with JSON.
+- Paths are relative to the file that names them. Sizes are GiB, times are seconds.
+"""
+
+_SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
+    ("Top level", "", model.Recipe),
+    ("model", "`model:`", model.Model),
+    ("engine", "`engine:`", model.Engine),
+    ("prefill, decode, aggregated", "`prefill:`, `decode:` and `aggregated:`, one shape", model.Role),
+    ("parallel", "`prefill.parallel:` and those of the other roles", model.Parallel),
+    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", model.Restart),
+    ("connector: mooncake", "`connector: {kind: mooncake}`", connectors.Mooncake),
+    ("connector: nixl", "`connector: {kind: nixl}`", connectors.Nixl),
+    ("connector: lmcache-mp", "`connector: {kind: lmcache-mp}`", connectors.LmcacheMp),
+    ("connector: multi", "`connector: {kind: multi}`", connectors.Multi),
+    ("connector: raw", "`connector: {kind: raw}`", connectors.Raw),
+    ("lmcache", "`lmcache:`", lmcache.Lmcache),
+    ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
+    ("proxy", "`proxy:`", model.Proxy),
+    ("ports", "`ports:`", model.Ports),
+    ("timeouts", "`timeouts:`", model.Timeouts),
+    ("verify", "`verify:`", model.Verify),
+    ("secret", "", SecretRef),
+)
+"""Title, where the keys stand, model."""
+
+_NUMBERS = {"minimum": "≥ {}", "maximum": "≤ {}", "exclusiveMinimum": "> {}", "exclusiveMaximum": "< {}"}
+_JSON = ("boolean", "integer", "number", "string", "array", "object")
+_SCALARS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+
+
+def page() -> str:
+    """The whole page."""
+    schema = model.Recipe.model_json_schema(by_alias=True)
+    definitions: Mapping[str, Any] = schema["$defs"]
+    parts = [_HEAD]
+    for title, where, shown in _SECTIONS:
+        properties = (schema if shown is model.Recipe else definitions[shown.__name__])["properties"]
+        parts.append("\n".join(_section(title, where, shown, properties)))
+    return "\n".join(parts)
+
+
+def models() -> set[type[BaseModel]]:
+    """Every model that the page shows."""
+    return {shown for _, _, shown in _SECTIONS}
+
+
+def reachable(root: type[BaseModel] = model.Recipe) -> set[type[BaseModel]]:
+    """Every model that a recipe can be made of."""
+    found = {root}
+    for field in root.model_fields.values():
+        for inner in _models_in(field.annotation):
+            found |= reachable(inner)
+    return found
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _section(title: str, where: str, shown: type[BaseModel], properties: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {title}\n"
+    about = " ".join((shown.__doc__ or "").split())
+    if shown is not model.Recipe:
+        yield f"{where}: {about[0].lower() + about[1:]}\n" if where else f"{about}\n"
+    yield "| key | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for name, field in properties.items():
+        cells = (f"`{name}`", _type(field), _default(name, field, shown), field["description"])
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """In a reader's words; null is left out: it means the default everywhere."""
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            options = [one for one in schema[key] if one.get("type") != "null"]
+            return "any value" if len(options) == len(_JSON) else _either(list(dict.fromkeys(map(_type, options))))
+    if "$ref" in schema:
+        return _linked(schema["$ref"].rsplit("/", 1)[-1])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    match schema.get("type"):
+        case "array":
+            items = _type(schema["items"]) if schema.get("items") else "anything"
+            return f"list of {items}" if "," not in items else f"list of: {items}"
+        case "object":
+            return _mapping(schema)
+        case None:
+            return "anything"
+        case kind:
+            limits = [text.format(schema[key]) for key, text in _NUMBERS.items() if key in schema]
+            return " ".join([_SCALARS[kind], " and ".join(limits)]).strip()
+
+
+def _either(options: Sequence[str]) -> str:
+    return " or ".join([", ".join(options[:-1]), options[-1]] if len(options) > 1 else options)
+
+
+def _mapping(schema: Mapping[str, Any]) -> str:
+    values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+    inner = next((_type(one) for one in values if isinstance(one, Mapping) and one), "anything")
+    if inner == "any value":
+        return "mapping of flags"
+    names = schema.get("propertyNames", {}).get("enum")
+    keys = f" with keys {', '.join(f'`{name}`' for name in names)}" if names else ""
+    return f"mapping{keys}" if inner == "anything" else f"mapping{keys} to {inner}"
+
+
+def _linked(definition: str) -> str:
+    """A nested model is a link to its section."""
+    title = next(title for title, _, shown in _SECTIONS if shown.__name__ == definition)
+    name = "role" if definition == "Role" else title.removeprefix("connector: ")
+    return f"[{name}](#{anchor(title)})"
+
+
+def _default(name: str, field: Mapping[str, Any], shown: type[BaseModel]) -> str:
+    attribute = next(f for n, f in shown.model_fields.items() if (f.alias or n) == name)
+    if attribute.is_required():
+        return "required"
+    value = attribute.default
+    if isinstance(value, BaseModel):
+        changed = value.model_dump(exclude_defaults=True)
+        return f"`{json.dumps(changed)}`" if changed else "its defaults"
+    if value is None:
+        return "`null`"
+    return f"`{json.dumps(value)}`"

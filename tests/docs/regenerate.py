@@ -1,0 +1,18 @@
+"""Writes the generated pages of docs/ anew: python -m tests.docs.regenerate."""
+
+from __future__ import annotations
+
+from tests.docs import cli_reference, recipe_reference
+from tests.docs.markdown import REPOSITORY
+
+PAGES = {"docs/recipe.md": recipe_reference.page, "docs/cli.md": cli_reference.page}
+
+
+def main() -> None:
+    """Writes all of them."""
+    for name, page in PAGES.items():
+        (REPOSITORY / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()

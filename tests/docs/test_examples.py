@@ -1,0 +1,87 @@
+"""What the pages show can be typed: commands parse, recipes load and plan, scripts have the options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.model import Versions
+from pdserve.recipe.loader import load_recipe
+from tests.docs.cli_reference import root
+from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
+
+COMMANDS = sorted({(page.name, words) for page in map(Page, PAGES) for words in page.commands("pdserve") if words})
+RECIPES = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in map(Page, PAGES)
+    for number, block in enumerate(page.blocks())
+    if block.language == "yaml" and block.text.startswith("schema:")
+]
+SHIPPED = sorted((REPOSITORY / "recipes").glob("*.yaml"))
+SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if not path.suffix and path.is_file())
+
+
+def test_there_are_examples() -> None:
+    assert len(COMMANDS) > 20
+    assert RECIPES
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else None)
+def test_every_command_parses(page: str, words: tuple[str, ...]) -> None:
+    """Raises what the command line would say of a wrong option. A verb alone is a name, not a command."""
+    verb, *arguments = words
+    if verb.startswith("-"):
+        assert verb in ("--help", "--version")
+        return
+    commands = root().commands
+    assert verb in commands, f"{page} shows pdserve {verb}"
+    if arguments:
+        commands[verb].make_context(verb, arguments)
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else None)
+def test_every_recipe_that_a_command_names_exists(page: str, words: tuple[str, ...]) -> None:
+    for word in words:
+        if word.endswith(".yaml"):
+            assert (REPOSITORY / word).is_file(), f"{page}: pdserve {' '.join(words)}"
+
+
+def test_a_command_that_does_not_exist_would_be_found(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text("`pdserve status --wach` and\n\n```bash\n. x && FOO=1 pdserve down | cat  # pdserve no\n```\n")
+    found = list(Page(file).commands("pdserve"))
+    assert found == [("down",), ("status", "--wach")]
+    with pytest.raises(Exception, match="No such option: --wach"):
+        root().commands["status"].make_context("status", ["--wach"])
+
+
+@pytest.mark.parametrize("block", RECIPES)
+def test_every_recipe_on_a_page_loads_and_plans(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(block.text)
+    recipe = load_recipe(file, environ={}).recipe
+    plan = build_plan(recipe, nodes_for(recipe), run_dir="run", run_id="docs", versions=Versions())
+    assert {"prefill-0", "decode-0", "proxy"} <= set(plan.names())
+
+
+def test_the_recipe_of_the_readme_has_ten_lines() -> None:
+    [block] = [block for block in README.blocks() if block.language == "yaml"]
+    assert len(block.text.splitlines()) == 10
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_in_the_readme_with_its_status(path: Path) -> None:
+    rows = {row[0]: row for row in README.table("recipe")}
+    row = rows[f"[{path.stem}](recipes/{path.name})"]
+    assert row[-1].split(",")[0] == load_recipe(path, environ={}).recipe.status
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_options_of_scripts_exist(script: str) -> None:
+    text = (REPOSITORY / "scripts" / script).read_text()
+    for page in map(Page, PAGES):
+        for words in page.commands(script):
+            for option in (word for word in words if word.startswith("-")):
+                assert f"{option} " in text or f"{option})" in text, f"{page.name}: {script} {option}"

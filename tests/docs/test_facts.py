@@ -1,0 +1,144 @@
+"""Names in the pages are names in the code: files, links, exit codes, variables, keys of a recipe, rooms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from pdserve import errors
+from pdserve.recipe.lmcache import Lmcache
+from pdserve.recipe.model import Recipe
+from pdserve.rundir import RunDir
+from pdserve.state import ProcessPhase
+from tests.docs.markdown import PAGES, README, REPOSITORY, Page
+
+ALL = [pytest.param(Page(path), id=str(path.relative_to(REPOSITORY))) for path in PAGES]
+FOLDERS = ("pdserve", "tests", "docs", "scripts", "recipes", "slurm", "schema", "requirements")
+SOURCES = [
+    *(path for folder in ("pdserve", "scripts", "slurm") for path in (REPOSITORY / folder).rglob("*")),
+    *(REPOSITORY / "recipes").rglob("*.yaml"),
+]
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_links_are_alive(page: Page) -> None:
+    for link in page.links():
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        assert path.exists(), f"{page.name} links to {link}"
+        if anchor:
+            assert anchor in Page(path).anchors(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_paths_in_backticks_exist(page: Page) -> None:
+    for text in page.inline():
+        for word in text.split():
+            folder, slash, _ = word.removeprefix("./").partition("/")
+            if slash and folder in FOLDERS:
+                assert (REPOSITORY / word).exists(), f"{page.name} names {word}"
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_variables_are_read_somewhere(page: Page) -> None:
+    source = "\n".join(path.read_text() for path in SOURCES if path.is_file() and path.suffix != ".pyc")
+    for name in set(re.findall(r"\bPDSERVE_[A-Z_]+\b", page.text)):
+        assert name in source, f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_keys_of_a_recipe_exist(page: Page) -> None:
+    for text in page.inline():
+        for key in _keys(text):
+            assert _exists(Recipe, key.split(".")), f"{page.name} names the key {key}"
+
+
+def _keys(text: str) -> Iterator[str]:
+    """Dotted words that begin with a key of the top level and are no file or module name."""
+    text = re.sub(r"-m \S+", "", text)
+    for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z0-9_]+)+(?![\w/*.-])", text):
+        first, _, last = word.partition(".")
+        if first in Recipe.model_fields and last not in ("json", "yaml", "py", "md"):
+            yield word
+
+
+def _exists(model: type[BaseModel], parts: list[str]) -> bool:
+    field = model.model_fields.get(parts[0])
+    if field is None:
+        return False
+    if len(parts) == 1 or parts[0] in ("args", "env"):
+        return True
+    return any(_exists(inner, parts[1:]) for inner in _models(field.annotation))
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+def test_a_key_that_does_not_exist_would_be_found() -> None:
+    assert [*_keys("set `lmcache.l1_sise_gb`, not proxy.json or a/proxy.py")] == ["lmcache.l1_sise_gb"]
+    assert not _exists(Recipe, ["lmcache", "l1_sise_gb"])
+    assert _exists(Recipe, ["lmcache", "eviction", "ratio"])
+    assert "l1_size_gb" in Lmcache.model_fields
+
+
+def test_exit_codes_are_those_of_the_error_tree() -> None:
+    rows = README.table("code")
+    documented = {name: int(row[0]) for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    raised = {one.__name__: one.exit_code for one in _subclasses(errors.PdserveError)}
+    del raised["ReportedError"]  # shown again with the code that it had at first
+    assert documented == raised
+    assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, 130, *raised.values()}
+
+
+def _subclasses(one: type[errors.PdserveError]) -> Iterator[type[errors.PdserveError]]:
+    """Without what a module raises and catches by itself."""
+    for inner in one.__subclasses__():
+        if inner.__module__ == errors.__name__:
+            yield inner
+        yield from _subclasses(inner)
+
+
+def test_every_state_of_a_process_is_explained() -> None:
+    [row] = [row for row in README.table("column") if row[0] == "state"]
+    assert set(re.findall(r"`(\w+)`", row[1])) == set(get_args(ProcessPhase))
+
+
+def test_every_column_of_status_is_explained() -> None:
+    [header] = re.findall(r"^process +role +.*$", README.text, re.MULTILINE)
+    explained = ", ".join(row[0] for row in README.table("column"))
+    assert explained.split(", ") == header.split()
+
+
+def test_every_proof_that_is_shown_is_explained() -> None:
+    shown = re.findall(r"^(?:proven|failed|not-proven) +(\w+):", README.text, re.MULTILINE)
+    assert [row[0].strip("`") for row in README.table("proof")] == shown
+
+
+def test_every_file_of_a_run_is_listed() -> None:
+    files = {value.name for value in vars(RunDir(Path("folder"))).values() if isinstance(value, Path)} - {"folder"}
+    listed = {name.rstrip("/") for row in README.table("path") for name in re.findall(r"`([^`]+)`", row[0])}
+    assert files <= listed
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    rows = Page(REPOSITORY / "docs" / "architecture.md").table("floor")
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row[1])]
+    rooms = {path.stem for path in (REPOSITORY / "pdserve").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert sorted(listed) == sorted(rooms - {"__init__", "__pycache__"})
+
+
+@pytest.mark.parametrize("page", ALL)
+def test_nothing_of_the_machine_that_it_was_written_on(page: Page) -> None:
+    found = re.findall(r"(?:/home/|/root/|/work/|/tmp/(?!pdserve-UID))\S*", page.text)
+    assert not found
