@@ -60,7 +60,8 @@ def build_plan(
     folder = None if path is None else posixpath.normpath(posixpath.join(recipe_dir, path))
     model = folder or recipe.model.id or ""
     engine_python = recipe.engine.python or python
-    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python)
+    hosts = [node.address for node in nodes]
+    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, hosts)
     config = proxy.proxy_config(recipe, protocol, instances, ports)
     return Plan(
         name=recipe.name,

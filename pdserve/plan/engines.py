@@ -37,6 +37,8 @@ class EngineInputs:
     model: str
     versions: Versions
     python: str
+    hosts: Sequence[str]
+    """Addresses of all nodes."""
 
 
 def port_needs(instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
@@ -94,6 +96,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 patches=patches,
                 patch_record=posixpath.join(inputs.run_dir, "patches"),
                 mooncake=transfer if isinstance(transfer, Mooncake) else None,
+                hosts=inputs.hosts,
             ),
             devices=share.devices,
             ports=ports.pinned(name),

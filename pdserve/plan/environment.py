@@ -52,6 +52,10 @@ _ENGINE_UNSET = (
     "MC_LEGACY_RPC_PORT_BINDING",
 )
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NO_PROXY = ("NO_PROXY", "no_proxy")
+"""Both: curl and Python's urllib read the small one first, others the large one."""
+
 _BASE_ALLOW = (
     "PATH",
     "HOME",
@@ -94,8 +98,9 @@ def engine_env(
     patches: Sequence[str],
     patch_record: str,
     mooncake: Mooncake | None,
+    hosts: Sequence[str],
 ) -> Env:
-    """The environment of an instance's process on its node of that rank.
+    """The environment of an instance's process on its node of that rank. `hosts`: addresses of all nodes.
 
     Defaults, then the recipe's `engine.env` and the role's `env`, then what the plan alone decides.
     """
@@ -106,6 +111,7 @@ def engine_env(
     setting = {
         **_engine_defaults(recipe, mooncake),
         **wanted,
+        **_no_proxy(wanted, secrets, hosts),
         "VLLM_HOST_IP": share.node.address,
         "PYTHONHASHSEED": str(recipe.engine.hash_seed),
         "PDSERVE_PATCHES": ",".join(patches),
@@ -171,6 +177,19 @@ def _engine_defaults(recipe: Recipe, mooncake: Mooncake | None) -> dict[str, str
         # Without it the transfer engine looks for RDMA devices first, and takes them, whatever the protocol says.
         setting["MC_FORCE_TCP"] = "1"
     return setting
+
+
+def _no_proxy(wanted: Mapping[str, str], secrets: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """Keeps engines from talking to each other through the site's proxy, which vLLM's Mooncake otherwise does: it
+    registers at its own bootstrap server with a client that obeys http_proxy.
+
+    The proxy variables themselves stay, a download from the hub may need them. An inherited NO_PROXY is replaced,
+    because a plan cannot know it; what else must not go through the proxy belongs into the recipe's env.
+    """
+    chosen = [host.strip() for name in _NO_PROXY for host in wanted.get(name, "").split(",")]
+    # A star excludes everything, and for curl only when it stands alone.
+    value = "*" if "*" in chosen else ",".join(dict.fromkeys(filter(None, (*chosen, *_LOOPBACK, *hosts))))
+    return {name: value for name in _NO_PROXY if name not in secrets}
 
 
 def _split(env: Mapping[str, EnvValue]) -> tuple[dict[str, str], dict[str, str]]:

@@ -68,6 +68,7 @@ run_prefill_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
   export PDSERVE_PATCHES=multiconnector-prom-metrics
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches
   export PYTHONHASHSEED=0
@@ -82,6 +83,7 @@ run_prefill_0() {
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
   export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.cli.main serve amd/Kimi-K2.5-MXFP4 \
     --served-model-name kimi-k2.5 \
@@ -118,6 +120,7 @@ run_decode_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
   export PDSERVE_PATCHES=''
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches
   export PYTHONHASHSEED=0
@@ -131,6 +134,7 @@ run_decode_0() {
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
   export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.cli.main serve amd/Kimi-K2.5-MXFP4 \
     --served-model-name kimi-k2.5 \

@@ -64,6 +64,7 @@ run_aggregated_0() {
   export HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
+  export NO_PROXY=127.0.0.1,localhost,::1
   export PDSERVE_PATCHES=''
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-lmcache/patches
   export PYTHONHASHSEED=0
@@ -76,6 +77,7 @@ run_aggregated_0() {
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
   export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.cli.main serve amd/Kimi-K2.5-MXFP4 \
     --served-model-name kimi-k2.5 \

@@ -65,6 +65,7 @@ run_prefill_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
@@ -78,6 +79,7 @@ run_prefill_0() {
   export VLLM_MOONCAKE_BOOTSTRAP_PORT=8998
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \
@@ -111,6 +113,7 @@ run_prefill_1() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15199
   export MC_MIN_RPC_PORT=15100
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
@@ -124,6 +127,7 @@ run_prefill_1() {
   export VLLM_MOONCAKE_BOOTSTRAP_PORT=8999
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \
@@ -157,6 +161,7 @@ run_decode_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15299
   export MC_MIN_RPC_PORT=15200
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
@@ -169,6 +174,7 @@ run_decode_0() {
   export VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=60
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \
@@ -201,6 +207,7 @@ run_decode_1() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15399
   export MC_MIN_RPC_PORT=15300
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches
@@ -213,6 +220,7 @@ run_decode_1() {
   export VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=60
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \

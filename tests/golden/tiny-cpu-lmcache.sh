@@ -61,6 +61,7 @@ run_aggregated_0() {
   export HF_HUB_OFFLINE=1
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=''
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-lmcache/patches
@@ -72,6 +73,7 @@ run_aggregated_0() {
   export VLLM_HOST_IP=127.0.0.1
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \

@@ -65,6 +65,7 @@ run_prefill_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches
@@ -78,6 +79,7 @@ run_prefill_0() {
   export VLLM_MOONCAKE_BOOTSTRAP_PORT=8998
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \
@@ -111,6 +113,7 @@ run_decode_0() {
   export MC_FORCE_TCP=1
   export MC_MAX_RPC_PORT=15199
   export MC_MIN_RPC_PORT=15100
+  export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches
@@ -123,6 +126,7 @@ run_decode_0() {
   export VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=60
   export VLLM_NO_USAGE_STATS=1
   export VLLM_SERVER_DEV_MODE=1
+  export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.openai.api_server \
     --model /opt/pdserve/.cache/tiny-model \

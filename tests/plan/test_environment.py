@@ -59,6 +59,40 @@ def test_what_the_plan_decides_wins_over_the_recipe() -> None:
     assert built.process("prefill-0").env.set["PYTHONHASHSEED"] == "0"
 
 
+@pytest.mark.parametrize("variable", ["NO_PROXY", "no_proxy"])
+def test_engines_reach_each_other_past_the_proxy_of_the_site(variable: str) -> None:
+    built = plan(recipe(on_gpus(8, 8)), *hosts(8, 8))
+    for name in ("prefill-0", "decode-0"):
+        assert built.process(name).env.set[variable] == "127.0.0.1,localhost,::1,192.0.2.1,192.0.2.2"
+
+
+def test_an_address_is_excluded_once_and_the_proxy_itself_is_left_to_downloads() -> None:
+    env = plan(recipe()).process("prefill-0").env
+    assert env.set["NO_PROXY"] == "127.0.0.1,localhost,::1"
+    assert not [name for name in env.unset if name.lower().endswith("_proxy")]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "excluded"),
+    [
+        ({"no_proxy": "hub.example, 10.0.0.0/8"}, "hub.example,10.0.0.0/8,127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": "a.example", "no_proxy": "b.example"}, "a.example,b.example,127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": "::1"}, "::1,127.0.0.1,localhost"),
+        ({"NO_PROXY": ""}, "127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": "*"}, "*"),
+    ],
+)
+def test_what_the_recipe_excludes_from_the_proxy_stays_excluded(chosen: dict[str, str], excluded: str) -> None:
+    env = plan(recipe({"engine": {"env": chosen}})).process("decode-0").env.set
+    assert (env["NO_PROXY"], env["no_proxy"]) == (excluded, excluded)
+
+
+def test_a_secret_list_of_exclusions_is_the_operators() -> None:
+    env = plan(recipe({"engine": {"env": {"NO_PROXY": {"secret": "SITE"}}}})).process("decode-0").env
+    assert "NO_PROXY" not in env.set
+    assert env.set["no_proxy"] == "127.0.0.1,localhost,::1"
+
+
 def test_mooncake_is_told_its_ports_and_its_patience() -> None:
     built = plan(recipe({"timeouts": {"transfer_abort_seconds": 45}}))
     prefill, decode = built.process("prefill-0").env.set, built.process("decode-0").env.set
