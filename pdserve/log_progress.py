@@ -6,6 +6,9 @@ import re
 
 from pdserve.log_lines import message
 
+_FATAL = "EngineCore failed to start"
+"""vLLM's last word on a start. Its processes may hang in their own shutdown after it and never end."""
+
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
@@ -34,8 +37,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Registering kv_caches|[Rr]egister(?:ing|ed) KV caches", "registering the KV cache"),
         (r"init engine \(.*\) took (?P<seconds>[\d.]+) s", "engine core ready after {seconds} s"),
         (r"Starting vLLM (?:API )?server .*?on ", "HTTP server starts"),
-        # A failed engine may take long to end: what it waits for is its own shutdown.
-        (r"EngineCore failed to start", "the engine core has failed, its processes are ending"),
+        (_FATAL, "the engine core has failed, its processes are ending"),
         # LMCache 0.5
         (r"Starting LMCache HTTP server on ", "LMCache starts (allocating L1)"),
         (r"Supported transfer mode: (?P<mode>\w+)", "transfer mode {mode}"),
@@ -53,3 +55,8 @@ def describe(line: str) -> str | None:
         if found := pattern.search(text):
             return template.format(**{key: value for key, value in found.groupdict().items() if value is not None})
     return None
+
+
+def is_fatal(line: str) -> bool:
+    """Whether a log line says that this start has failed for good, whatever still lives."""
+    return _FATAL in message(line)

@@ -11,9 +11,9 @@ from typing import Any
 
 from pdserve import diagnostics, procfs
 from pdserve.health import Answer, Prober, wait_ready
-from pdserve.log_progress import describe
+from pdserve.log_progress import describe, is_fatal
 from pdserve.plan.model import Env, Process
-from pdserve.process import Child, Exit, pid_end, spawn
+from pdserve.process import Child, pid_end, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
 from pdserve.shm import ShmLedger
 
@@ -23,6 +23,9 @@ _TAIL_BYTES = 64 * 1024
 _FOLLOW_SECONDS = 0.5
 _SILENT_SECONDS = 60.0
 """A loading engine writes several lines a minute: silence for longer is said, so that slow differs from stalled."""
+_FATAL_GRACE_SECONDS = 10.0
+"""From the log line that says that a start has failed to its report, should the process itself not end by then: vLLM's
+worker can hang in the teardown of its KV transport for good."""
 _WATCH_SECONDS = 2.0
 _UNRESPONSIVE_TRIES = 3
 _VITAL_MEMBER = "VLLM::"
@@ -42,13 +45,16 @@ class Supervised:
         environ: Mapping[str, str],
         emit: Callable[[Event], None],
         ledger: ShmLedger,
+        fatal_grace: float = _FATAL_GRACE_SECONDS,
     ) -> None:
+        """`fatal_grace`: seconds that a process which has logged its failure gets to end by itself."""
         self.plan = plan
         self._run_dir = run_dir
         self._run_id = run_id
         self._environ = environ
         self._emit = emit
         self._ledger = ledger
+        self._fatal_grace = fatal_grace
         self._log = run_dir / plan.log
         self._log_from = 0
         self._child: Child | None = None
@@ -120,16 +126,16 @@ class Supervised:
 
     async def _watch_exit(self, child: Child) -> None:
         ended = await child.wait()
-        self._report_death(child, child.pid, ended, None)
+        self._report_death(child, child.pid, ended.code, str(ended))
 
     async def _watch_member(self, child: Child, pid: int, title: str) -> None:
         await pid_end(pid)
-        self._report_death(child, pid, Exit(None), title)
+        self._report_death(child, pid, None, "ended", member=title)
 
-    def _report_death(self, child: Child, pid: int, ended: Exit, member: str | None) -> None:
+    def _report_death(self, child: Child, pid: int, code: int | None, how: str, *, member: str | None = None) -> None:
         if self._stopping or self._death.done():
             return
-        died = self._died(pid, ended.code, str(ended), child.started, member)
+        died = self._died(pid, code, how, child.started, member)
         self._death.set_result(died)
         self._emit(died)
 
@@ -146,7 +152,7 @@ class Supervised:
         )
 
     async def _become_ready(self, child: Child) -> None:
-        following = asyncio.create_task(self._follow_log())
+        following = asyncio.create_task(self._follow_log(child))
         try:
             waited = await wait_ready(
                 self._probe, death=self._death, seconds=self.plan.ready_seconds, clock=time.monotonic
@@ -202,9 +208,11 @@ class Supervised:
             return Answer(True, "not probed")
         return await self._prober.check(self.plan.probe)
 
-    async def _follow_log(self) -> None:
-        """Turns what the log says into Progress events; the text, not the speed, is the news."""
+    async def _follow_log(self, child: Child) -> None:
+        """Turns what the log says into Progress events; the text, not the speed, is the news. Its failure is a death,
+        even if it does not die: whoever waits for it would wait for the limit of the whole stage."""
         offset, said, last_line = self._log_from, "", time.monotonic()
+        failed_at: float | None = None
         while True:
             lines, offset = _read_lines(self._log, offset)
             if lines:
@@ -218,6 +226,11 @@ class Supervised:
                 if text != said:
                     said = text
                     self._emit(Progress(name=self.name, text=text))
+            if failed_at is None and any(map(is_fatal, lines)):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at >= self._fatal_grace:
+                self._report_death(child, child.pid, None, "engine core failed; its processes did not end")
+                return
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     def log_tail(self) -> tuple[str, ...]:

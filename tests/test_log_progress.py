@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.log_progress import describe
+from pdserve.log_progress import describe, is_fatal
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 
@@ -41,6 +41,14 @@ def test_the_start_of_lmcache_is_told_step_by_step() -> None:
 
 def test_an_engine_that_fails_says_so_before_it_ends() -> None:
     assert story("vllm-mooncake-no-device")[-1] == "the engine core has failed, its processes are ending"
+
+
+def test_the_line_that_ends_a_start_is_told_from_the_errors_around_it() -> None:
+    log = (LOGS / "vllm-mooncake-no-device.txt").read_text().split("\n")
+    fatal = [line for line in log if is_fatal(line)]
+    assert fatal
+    assert all("EngineCore failed to start" in line for line in fatal)
+    assert not [line for line in (LOGS / "vllm-ready.txt").read_text().split("\n") if is_fatal(line)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""One process and its agent's judgement of it, where only the log says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pdserve.plan.model import Env, HttpProbe, Process
+from pdserve.protocol import Died, Event, Late, Progress, Started
+from pdserve.shm import ShmLedger, existing
+from pdserve.supervised import Supervised
+
+EventT = TypeVar("EventT")
+ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"
+FATAL = "EngineCore failed to start."
+HUNG = {"FAKE_NEVER_READY": "1", "FAKE_PROGRESS": f"Starting to load model tiny\\n{FATAL}\\nTransfer Engine teardown"}
+
+
+def engine(*, ready_seconds: float = 60, **env: str) -> Process:
+    """A fake engine that the probe never finds ready: nobody listens on port 1."""
+    return Process(
+        name="prefill-0",
+        role="prefill",
+        node="here",
+        argv=(sys.executable, str(ENGINE)),
+        env=Env(set=env),
+        ports={"http": 1},
+        log="logs/prefill-0@here.log",
+        probe=HttpProbe(host="127.0.0.1", port=1, path="/health"),
+        start_stage=0,
+        stop_stage=0,
+        ready_seconds=ready_seconds,
+        stop_seconds=5,
+    )
+
+
+class Watched:
+    """A supervised process and its events, in order."""
+
+    def __init__(self, process: Process, folder: Path, *, fatal_grace: float) -> None:
+        self.events: list[Event] = []
+        self._arrived = asyncio.Event()
+        self.supervised = Supervised(
+            process,
+            run_dir=folder,
+            run_id="run-1",
+            environ=os.environ,
+            emit=self._receive,
+            ledger=ShmLedger(folder / "shm.json", strangers=existing()),
+            fatal_grace=fatal_grace,
+        )
+
+    def _receive(self, event: Event) -> None:
+        self.events.append(event)
+        self._arrived.set()
+
+    def all(self, kind: type[EventT]) -> list[EventT]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def expect(self, kind: type[EventT]) -> EventT:
+        """The first event of a kind; waits for it."""
+        while not (found := self.all(kind)):
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), 30)
+        return found[0]
+
+
+@asynccontextmanager
+async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -> AsyncIterator[Watched]:
+    """Started; stopped with all that belongs to it when the block ends."""
+    one = Watched(process, folder, fatal_grace=fatal_grace)
+    one.supervised.start({})
+    try:
+        yield one
+    finally:
+        await one.supervised.stop(10)
+
+
+def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
+    async def scenario() -> tuple[Started, Died]:
+        async with watched(engine(**HUNG), tmp_path) as one:
+            died = await one.expect(Died)
+            started = await one.expect(Started)
+            assert started.id.alive(), "whether it is killed is the launcher's decision"
+            assert not one.all(Late)
+            return started, died
+
+    started, died = asyncio.run(scenario())
+    assert died.how == "engine core failed; its processes did not end"
+    assert (died.pid, died.code, died.member, died.while_starting) == (started.id.pid, None, None, True)
+    assert any(FATAL in line for line in died.log_tail)
+    assert died.log_tail[-1].endswith("Transfer Engine teardown")
+
+
+def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path: Path) -> None:
+    dies = {"FAKE_PROGRESS": FATAL, "FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "3"}
+
+    async def scenario() -> list[Died]:
+        async with watched(engine(**dies), tmp_path, fatal_grace=3600) as one:
+            await one.expect(Died)
+            return one.all(Died)
+
+    (died,) = asyncio.run(scenario())
+    assert (died.code, died.how) == (3, "exited with code 3")
+
+
+def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
+    async def scenario() -> list[Died]:
+        async with watched(engine(**HUNG), tmp_path) as one:
+            await one.expect(Died)
+        return one.all(Died)
+
+    assert len(asyncio.run(scenario())) == 1
+
+
+def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "prefill-0@here.log"
+    log.parent.mkdir()
+    log.write_text(f"{FATAL}\n")
+
+    async def scenario() -> Late:
+        async with watched(engine(FAKE_NEVER_READY="1", ready_seconds=2), tmp_path) as one:
+            assert (await one.expect(Progress)).text == "loading weights: 100 %"
+            late = await one.expect(Late)
+            assert not one.all(Died)
+            return late
+
+    assert not [line for line in asyncio.run(scenario()).log_tail if FATAL in line]
