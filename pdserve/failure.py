@@ -55,11 +55,14 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
     tail: tuple[str, ...] = tuple(said[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
     evidence = (f"command: {command}", f"log: {log}", *tail)
     if isinstance(trouble, Late):
+        hint = explain(trouble.log_tail, exit_code=None, role=process.role)
+        answer = f"last answer of its probe: {trouble.last_answer}"
         return kind(
             f"{process.role} is alive but not ready after {trouble.seconds:.0f} s (its limit)",
             where=where,
-            cause=f"last answer of its probe: {trouble.last_answer}",
-            todo=f"stacks, children and sockets are in {run.path / trouble.diagnostics}; a slow host needs timeouts.*",
+            cause=f"{hint.cause}; {answer}" if hint else answer,
+            todo=f"{hint.todo if hint else 'a slow host needs timeouts.*'}; "
+            f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
             evidence=evidence,
         )
     return _died(kind, trouble, where, process.role, when, evidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,14 +21,14 @@ FATAL = "EngineCore failed to start."
 HUNG = {"FAKE_NEVER_READY": "1", "FAKE_PROGRESS": f"Starting to load model tiny\\n{FATAL}\\nTransfer Engine teardown"}
 
 
-def engine(*, ready_seconds: float = 60, **env: str) -> Process:
+def engine(env: Mapping[str, str], *, ready_seconds: float = 60) -> Process:
     """A fake engine that the probe never finds ready: nobody listens on port 1."""
     return Process(
         name="prefill-0",
         role="prefill",
         node="here",
         argv=(sys.executable, str(ENGINE)),
-        env=Env(set=env),
+        env=Env(set=dict(env)),
         ports={"http": 1},
         log="logs/prefill-0@here.log",
         probe=HttpProbe(host="127.0.0.1", port=1, path="/health"),
@@ -83,7 +83,7 @@ async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -
 
 def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
     async def scenario() -> tuple[Started, Died]:
-        async with watched(engine(**HUNG), tmp_path) as one:
+        async with watched(engine(HUNG), tmp_path) as one:
             died = await one.expect(Died)
             started = await one.expect(Started)
             assert started.id.alive(), "whether it is killed is the launcher's decision"
@@ -101,7 +101,7 @@ def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path:
     dies = {"FAKE_PROGRESS": FATAL, "FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "3"}
 
     async def scenario() -> list[Died]:
-        async with watched(engine(**dies), tmp_path, fatal_grace=3600) as one:
+        async with watched(engine(dies), tmp_path, fatal_grace=3600) as one:
             await one.expect(Died)
             return one.all(Died)
 
@@ -111,7 +111,7 @@ def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path:
 
 def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
     async def scenario() -> list[Died]:
-        async with watched(engine(**HUNG), tmp_path) as one:
+        async with watched(engine(HUNG), tmp_path) as one:
             await one.expect(Died)
         return one.all(Died)
 
@@ -124,7 +124,7 @@ def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) ->
     log.write_text(f"{FATAL}\n")
 
     async def scenario() -> Late:
-        async with watched(engine(FAKE_NEVER_READY="1", ready_seconds=2), tmp_path) as one:
+        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=2), tmp_path) as one:
             assert (await one.expect(Progress)).text == "loading weights: 100 %"
             late = await one.expect(Late)
             assert not one.all(Died)
