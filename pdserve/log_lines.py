@@ -1,8 +1,14 @@
-"""What the log lines of vLLM, LMCache and uvicorn have in common."""
+"""What the log lines of vLLM, LMCache and uvicorn have in common, and how a log is read while it grows."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+LINE_CHARACTERS = 2000
+"""Of a line, that anybody looks at: patterns over a line of any length would hold up whoever searches it."""
+_STEP_BYTES = 256 * 1024
+_UNFINISHED_BYTES = 4 * LINE_CHARACTERS  # UTF-8 has at most four a character
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^\((?P<who>[\w.-]+(?: [\w.-]+)*) pid=\d+\) ")
@@ -15,8 +21,8 @@ _HARMLESS = re.compile(
 
 
 def plain(line: str) -> str:
-    """Without colours, and what a progress bar wrote last of what it wrote over."""
-    text = _COLOR.sub("", line).rstrip("\r\n")
+    """The first LINE_CHARACTERS, without colours, and what a progress bar wrote last of what it wrote over."""
+    text = _COLOR.sub("", line[:LINE_CHARACTERS]).rstrip("\r\n")
     return text.rsplit("\r", 1)[-1]
 
 
@@ -27,4 +33,40 @@ def message(line: str) -> str:
 
 def may_tell_a_cause(line: str) -> bool:
     """Whether a plain line can be about a failure: INFO and WARNING mention errors that did not happen."""
-    return not _HARMLESS.search(line)
+    return not _HARMLESS.search(line[:LINE_CHARACTERS])
+
+
+class GrowingLog:
+    """A log that somebody else writes, in bounded steps: whatever is in it, a step takes a bounded time."""
+
+    def __init__(self, file: Path, offset: int) -> None:
+        """`offset`: the byte at which to begin."""
+        self._file = file
+        self._offset = offset
+        self._unfinished = b""
+        self.behind = False
+        """The last step did not reach the end of the file."""
+
+    def step(self) -> list[str]:
+        """The lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r) count as
+        lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read(_STEP_BYTES)
+        except OSError:
+            data = b""
+        self._offset += len(data)
+        self.behind = len(data) == _STEP_BYTES
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not end:
+            self._unfinished = (self._unfinished + data)[:_UNFINISHED_BYTES]
+            return []
+        finished = split(self._unfinished + data[:end])
+        self._unfinished = data[end:][:_UNFINISHED_BYTES]
+        return finished
+
+
+def split(data: bytes) -> list[str]:
+    """The lines of a piece of a log, each cut to LINE_CHARACTERS."""
+    return [line[:_UNFINISHED_BYTES].decode(errors="replace")[:LINE_CHARACTERS] for line in data.splitlines()]

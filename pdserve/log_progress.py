@@ -32,7 +32,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"Dynamo bytecode transform time|Compiling a graph for", "compiling"),
         (r"torch\.compile took (?P<seconds>[\d.]+) s in total", "compiled in {seconds} s"),
         (r"KV cache size: (?P<tokens>[\d,]+) tokens", "KV cache: {tokens} tokens"),
-        (r"Capturing .*CUDA graphs?.*?: +(?P<percent>\d+)%", "capturing graphs: {percent} %"),
+        (r"Capturing .{0,40}CUDA graphs?.{0,40}?: +(?P<percent>\d+)%", "capturing graphs: {percent} %"),
         (r"Graph capturing finished in (?P<seconds>\d+) secs", "graphs captured in {seconds} s"),
         (r"Registering kv_caches|[Rr]egister(?:ing|ed) KV caches", "registering the KV cache"),
         (r"init engine \(.*\) took (?P<seconds>[\d.]+) s", "engine core ready after {seconds} s"),

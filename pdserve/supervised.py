@@ -11,6 +11,7 @@ from typing import Any
 
 from pdserve import diagnostics, procfs
 from pdserve.health import Answer, Prober, wait_ready
+from pdserve.log_lines import GrowingLog, split
 from pdserve.log_progress import describe, is_fatal
 from pdserve.plan.model import Env, Process
 from pdserve.process import Child, pid_end, spawn
@@ -21,6 +22,7 @@ TAIL_LINES = 400
 """Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
 _TAIL_BYTES = 64 * 1024
 _FOLLOW_SECONDS = 0.5
+_BEHIND_SECONDS = 0.02
 _SILENT_SECONDS = 60.0
 """A loading engine writes several lines a minute: silence for longer is said, so that slow differs from stalled."""
 _FATAL_GRACE_SECONDS = 10.0
@@ -211,10 +213,10 @@ class Supervised:
     async def _follow_log(self, child: Child) -> None:
         """Turns what the log says into Progress events; the text, not the speed, is the news. Its failure is a death,
         even if it does not die: whoever waits for it would wait for the limit of the whole stage."""
-        offset, said, last_line = self._log_from, "", time.monotonic()
+        log, said, last_line = GrowingLog(self._log, self._log_from), "", time.monotonic()
         failed_at: float | None = None
         while True:
-            lines, offset = _read_lines(self._log, offset)
+            lines = log.step()
             if lines:
                 last_line = time.monotonic()
             elif time.monotonic() - last_line >= _SILENT_SECONDS:
@@ -222,38 +224,28 @@ class Supervised:
                     Progress(name=self.name, text=f"silent for {_SILENT_SECONDS:.0f} s (last: {said or 'nothing'})")
                 )
                 last_line = time.monotonic()
-            for text in filter(None, map(describe, lines)):
-                if text != said:
+            for line in lines:
+                if (text := describe(line)) and text != said:
                     said = text
                     self._emit(Progress(name=self.name, text=text))
+                # Others are served between two lines: a chatty engine must not delay the news of another one's death.
+                await asyncio.sleep(0)
             if failed_at is None and any(map(is_fatal, lines)):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at >= self._fatal_grace:
                 self._report_death(child, child.pid, None, "engine core failed; its processes did not end")
                 return
-            await asyncio.sleep(_FOLLOW_SECONDS)
+            await asyncio.sleep(_BEHIND_SECONDS if log.behind else _FOLLOW_SECONDS)
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that THIS process wrote: the log may begin with an earlier life of it."""
         try:
-            size = self._log.stat().st_size
+            with self._log.open("rb") as stream:
+                stream.seek(max(self._log_from, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                data = stream.read(_TAIL_BYTES)
         except OSError:
             return ()
-        lines, _ = _read_lines(self._log, max(self._log_from, size - _TAIL_BYTES), partial=True)
-        return tuple(lines[-TAIL_LINES:])
-
-
-def _read_lines(file: Path, offset: int, *, partial: bool = False) -> tuple[list[str], int]:
-    """Lines from a byte offset on; progress bars (\\r) count as lines. Without `partial` only finished ones."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            data = stream.read()
-    except OSError:
-        return [], offset
-    if not partial:
-        data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
-    return data.decode(errors="replace").splitlines(), offset + len(data)
+        return tuple(split(data)[-TAIL_LINES:])
 
 
 def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
