@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.text import Text
 
+from pdserve.errors import StateError
 from pdserve.plan.model import Plan
 from pdserve.rundir import RunDir
 
@@ -27,6 +29,7 @@ class Console:
         self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
+        self._run: RunDir | None = None
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Prints each warning once, before anything starts."""
@@ -35,6 +38,7 @@ class Console:
 
     def begin(self, run: RunDir) -> None:
         """The head: what starts, where it is recorded."""
+        self._run = run
         plan = self._plan
         count = len(plan.processes)
         self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
@@ -48,6 +52,8 @@ class Console:
             self._line(text, style=_STYLES.get(kind))
             if kind == "up":
                 self._ready(event)
+        if kind == "failed" and event.get("kept") and self._serves_here():
+            self._kept(event)
 
     def _news(self, name: str) -> bool:
         now = time.monotonic()
@@ -55,6 +61,26 @@ class Console:
             return False
         self._progress[name] = now
         return True
+
+    def _serves_here(self) -> bool:
+        """Whether this process is the launcher. One that only follows another ends with the error that it saw, and
+        the entry point prints that."""
+        if self._run is None:
+            return True
+        try:
+            return self._run.read_state().launcher.pid == os.getpid()
+        except StateError:
+            return True  # said twice is better than not at all
+
+    def _kept(self, event: dict[str, Any]) -> None:
+        """A failure after which the command goes on: nobody prints its error at exit."""
+        sys.stdout.flush()
+        self._err.print(Text(f"error: {event['error']}"))
+        name = self._plan.name
+        self._line(
+            f"what is healthy was kept; next: pdserve status {name} | pdserve logs --deployment {name} | "
+            f"pdserve up RECIPE (starts what is missing) | pdserve down {name} (or Ctrl-C)"
+        )
 
     def _ready(self, event: dict[str, Any]) -> None:
         self._line(f"serving {self._plan.served_name} at {event['endpoint']}/v1")
