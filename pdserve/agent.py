@@ -23,7 +23,7 @@ from typing import Any
 from pdserve import procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.process import adopt_orphans, die_with_parent, stop_family
-from pdserve.protocol import Event, Hello, Push, Shutdown, Start, Stop, Stopped, decode_order, encode
+from pdserve.protocol import Died, Event, Hello, Push, Shutdown, Start, Stop, Stopped, decode_order, encode
 from pdserve.shm import ShmLedger, existing
 from pdserve.supervised import Supervised, reap_adopted
 
@@ -92,7 +92,11 @@ class Agent:
             ledger=self._ledger,
         )
         self._processes[process.name] = process
-        process.start(order.secrets)
+        try:
+            process.start(order.secrets)
+        except OSError as error:  # its files or its log cannot be written: a full disk, a deleted run directory
+            how = f"could not be started: {error}"
+            self._emit(Died(name=process.name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
 
     async def _stop(self, name: str, grace: float) -> None:
         process = self._processes.get(name)
@@ -169,6 +173,7 @@ def main() -> int:
     options = parser.parse_args()
     strangers = existing()
     ledger_file = options.run_dir / f"shm@{options.node}.json"
+    ShmLedger(ledger_file, strangers=strangers).save()
     adopt_orphans()
     if child := os.fork():
         return guard(child, ledger_file, strangers)

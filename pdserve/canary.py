@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 _RETRY_SECONDS = 0.2
+_ASK_SECONDS = 3.0
 _PROMPT = "pdserve canary"
 
 
@@ -42,3 +43,17 @@ async def one_token(url: str, model: str, *, seconds: float, key: str | None = N
                 break
             await asyncio.sleep(_RETRY_SECONDS)
     return Canary(False, time.monotonic() - began, said)
+
+
+async def until_idle(proxy_url: str, worker: str) -> None:
+    """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                answer = (await client.get(f"{proxy_url}/workers", timeout=_ASK_SECONDS)).json()
+                busy = [one["in_flight"] for one in answer["workers"] if one["name"] == worker]
+            except (httpx.HTTPError, ValueError, KeyError):
+                return
+            if not any(busy):
+                return
+            await asyncio.sleep(_RETRY_SECONDS)

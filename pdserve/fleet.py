@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ from pdserve.transport.link import AgentLink
 Routing = Literal["starting", "ready", "draining", "dead"]
 Trouble = Died | Late | Health | Gone
 
+SILENT = "does not answer"
+"""Reason for holding a process that lives but is stopped or does not answer its probe."""
 _OVER = ("pending", "stopped", "dead")
 _STOP_MARGIN_SECONDS = 20.0
 """An agent answers within the grace plus this, or it is gone itself."""
@@ -60,8 +62,10 @@ class Fleet:
         self.run = run
         self.links: dict[str, AgentLink] = {}
         self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
-        self.held: set[str] = set()
-        """Engines that get no traffic when they become ready: somebody still has to prove something."""
+        self.held: dict[str, set[str]] = {}
+        """Process -> reasons for which it gets no traffic although it lives; it returns when the last one is gone."""
+        self.behind = False
+        """The record on disk is older than what is known: writing it failed, and is tried again."""
         self._stopping: dict[str, ProcessPhase] = {}
         """Processes that were ordered to stop -> what they are once they have."""
         self._secrets = secrets
@@ -87,6 +91,7 @@ class Fleet:
         process = self.plan.process(name)
         state = self.state.processes[name]
         state.phase, state.note, state.id = "starting", "", None
+        self.held.get(name, set()).discard(SILENT)
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
@@ -191,26 +196,56 @@ class Fleet:
         state = self.state.processes[event.name]
         if state.phase != "starting":
             return
-        held = event.name in self.held
-        state.phase, state.note = ("degraded", "healthy, to be proven") if held else ("ready", "")
+        reasons = self.held.get(event.name)
+        state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3))
-        if not held:
+        if not reasons:
             self.route(event.name, "ready")
+
+    def hold(self, name: str, reason: str) -> None:
+        """Takes a process out of routing for a reason; requests that run there go on."""
+        self.held.setdefault(name, set()).add(reason)
+        state = self.state.processes[name]
+        if state.phase in ("ready", "degraded"):
+            state.phase, state.note = "degraded", _to_be(self.held[name])
+            self.route(name, "draining")
+
+    def release(self, name: str, reason: str) -> None:
+        """Takes a reason back. With the last one a process that lives returns to routing; a dead one stays dead."""
+        reasons = self.held.get(name, set())
+        reasons.discard(reason)
+        state = self.state.processes[name]
+        if state.phase != "degraded":
+            return
+        state.note = _to_be(reasons)
+        if not reasons:
+            state.phase = "ready"
+            self.route(name, "ready")
 
     def _failed(self, name: str, note: str) -> None:
         state = self.state.processes[name]
         state.phase, state.note = "dead", note
         self.route(name, "dead")
 
+    def release_all(self) -> None:
+        """Every reason but silence is taken back: the deployment as a whole was proven."""
+        for name, reasons in self.held.items():
+            for reason in reasons - {SILENT}:
+                if name in self.state.processes:
+                    self.release(name, reason)
+
+    def silent(self, name: str) -> bool:
+        """True while a process lives but does not answer."""
+        return SILENT in self.held.get(name, ())
+
     def _changed_health(self, event: Health) -> None:
-        state = self.state.processes[event.name]
-        if state.phase not in ("ready", "degraded"):
-            return
-        state.phase, state.note = ("ready", "") if event.responsive else ("degraded", event.why)
+        if event.responsive:
+            self.release(event.name, SILENT)
+        else:
+            self.hold(event.name, SILENT)
+            self.state.processes[event.name].note = event.why
         self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
-        if event.name not in self.held:
-            self.route(event.name, "ready" if event.responsive else "draining")
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)
@@ -222,9 +257,34 @@ class Fleet:
         self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Writes the history and the state, tells the listener, wakes the waiters."""
-        event = self.run.append_event(kind, **fields)
-        self.run.write(self.run.state, self.state.model_dump_json(indent=1))
-        self._tell(event)
+        """Writes the history and the state, tells the listener, wakes the waiters. Never fails: a full disk, a deleted
+        run directory or a closed terminal must not end supervision."""
+        event: dict[str, Any] = {"at": round(time.time(), 3), "event": kind, **fields}
+        try:
+            event = self.run.append_event(kind, **fields)
+        except OSError:
+            self.behind = True
+        self.save()
+        try:
+            self._tell(event)
+        except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
+            self._tell = _nobody
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
+
+    def save(self) -> None:
+        """Writes the state; what cannot be written now is tried again."""
+        try:
+            self.run.write(self.run.state, self.state.model_dump_json(indent=1))
+        except OSError:
+            self.behind = True
+        else:
+            self.behind = False
+
+
+def _to_be(reasons: Collection[str] | None) -> str:
+    return ", ".join(sorted(reasons or ()))
+
+
+def _nobody(event: dict[str, Any]) -> None:
+    """The listener has gone; the history is still on disk."""

@@ -7,6 +7,7 @@ way it ends, what it started is stopped; if it is killed, its agents see the pip
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,10 +16,11 @@ from typing import Any, TypeVar
 
 from pdserve import control
 from pdserve.canary import one_token
-from pdserve.control import Apply, Down, Reply, Restart
+from pdserve.control import Apply, Down, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.failure import not_attached, start_error
 from pdserve.fleet import Fleet
+from pdserve.leftovers import stop_left
 from pdserve.lmcache_server import wait_attached
 from pdserve.plan.model import Plan, Process
 from pdserve.preflight import ENGINE_KEY
@@ -61,6 +63,7 @@ class Launcher:
         self._state = state
         self._open_agent = open_agent
         self._keep = keep_on_failure
+        self._secrets = secrets
         self._began = began
         self._stop_asked = asyncio.Event()
         self._fatal: asyncio.Queue[PdserveError] = asyncio.Queue()
@@ -79,7 +82,9 @@ class Launcher:
         requests = asyncio.create_task(self._take_requests())
         error: PdserveError | None = None
         try:
-            await self._bring_up(self._fleet.plan.processes, keep=self._keep)
+            failure = await self._bring_up(self._fleet.plan.processes, keep=self._keep)
+            if failure is not None and not self._keep:
+                raise failure
             await self._serve()
         except Stopped:
             pass
@@ -87,7 +92,7 @@ class Launcher:
             error = failure
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code)
         finally:
-            await self._recovery.close()
+            await self._recovery.settle()
             for errand in self._errands:
                 errand.cancel()
             await self._tear_down("stopped" if error is None else "failed", error)
@@ -108,10 +113,9 @@ class Launcher:
 
     # Start ---------------------------------------------------------------------------------------------------------
 
-    async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> None:
-        """Starts `processes` stage by stage and proves the whole plan. With `keep` a failure leaves what is healthy
-        or still loading, and the deployment waits for another `up`, `restart` or `down`; otherwise raises StartError.
-        """
+    async def _bring_up(self, processes: tuple[Process, ...], *, keep: bool) -> StartError | None:
+        """Starts `processes` stage by stage and proves the whole plan; a failure is returned. With `keep` what is
+        healthy or still loading goes on, and the deployment waits for another `up`, `restart` or `down`."""
         try:
             self._set_phase("starting")
             await self._agents()
@@ -121,18 +125,25 @@ class Launcher:
                 for name in names:
                     if any(process.name == name for process in processes):
                         self._fleet.start(name)
-                await self._race(self._fleet.until(lambda names=names: all(map(self._is_ready, names))))  # type: ignore[misc]
+                await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
             await self._race(self._prove_attached())
+            self._fleet.release_all()
             canary = await self._race(self._canary())
             self._set_phase("ready")
             self._account(processes, canary)
         except StartError as failure:
             if not keep:
-                raise
+                return failure
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code, kept=True)
             await self._fleet.stop_in_order(p for p in processes if self._fleet.phase_of(p.name) == "dead")
             self._state.note = failure.what
             self._set_phase("failed")
+            return failure
+        return None
+
+    def _is_up(self, name: str) -> bool:
+        """Healthy; an engine that is only held for its cache server counts, because that is proven next."""
+        return self._is_ready(name) or (self._fleet.phase_of(name) == "degraded" and not self._fleet.silent(name))
 
     def _is_ready(self, name: str) -> bool:
         return self._fleet.phase_of(name) == "ready"
@@ -273,16 +284,23 @@ class Launcher:
 
     async def _take_requests(self) -> None:
         while True:
-            for name, request in control.take(self._run_dir):
-                if isinstance(request, Down):
-                    self._down_requests.append(name)
-                    self._asked_to_stop()
-                elif self._state.phase in ("starting", "draining"):
-                    busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
-                    control.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
-                else:
-                    self._requests.put_nowait((name, request))
+            if self._fleet.behind:
+                self._fleet.save()
+            # A full disk or a deleted run directory: the next look may succeed.
+            with contextlib.suppress(OSError):
+                for name, request in control.take(self._run_dir):
+                    self._take(name, request)
             await asyncio.sleep(control.POLL_SECONDS)
+
+    def _take(self, name: str, request: Request) -> None:
+        if isinstance(request, Down):
+            self._down_requests.append(name)
+            self._asked_to_stop()
+        elif self._state.phase in ("starting", "draining"):
+            busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
+            control.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
+        else:
+            self._requests.put_nowait((name, request))
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
         """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
@@ -299,7 +317,8 @@ class Launcher:
             reply = await work
         except PdserveError as error:
             reply = Reply(exit_code=error.exit_code, message=error.render())
-        control.answer(self._run_dir, name, reply)
+        with contextlib.suppress(OSError):
+            control.answer(self._run_dir, name, reply)
 
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
@@ -314,6 +333,14 @@ class Launcher:
 
     async def _apply(self, request: Apply) -> Reply:
         """Starts what is missing; what runs as planned is left alone."""
+        unknown = {name for p in request.plan.processes for name in p.env.secrets.values()} - set(self._secrets)
+        if unknown:
+            raise StateError(
+                f"the recipe names secrets that the running launcher was not given: {', '.join(sorted(unknown))}",
+                cause="secrets are taken from the environment of the pdserve up that started the deployment",
+                todo="pdserve down, then pdserve up with them exported",
+            )
+        await self._recovery.settle()
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
         living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded")}
@@ -333,10 +360,9 @@ class Launcher:
         if not missing and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message="already up")
         self._began = time.monotonic()
-        await self._bring_up(missing, keep=True)
         names = ", ".join(process.name for process in missing)
-        if self._state.phase == "failed":
-            raise StartError(self._state.note, todo="pdserve status")
+        if (failure := await self._bring_up(missing, keep=True)) is not None:
+            raise failure
         return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready")
 
     # Teardown ------------------------------------------------------------------------------------------------------
@@ -348,11 +374,14 @@ class Launcher:
         for link in self._links:
             link.send(Shutdown())
         left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
-        self._run_dir.key_file.unlink(missing_ok=True)
+        await stop_left(self._state, self._run_dir)
+        with contextlib.suppress(OSError):
+            self._run_dir.key_file.unlink(missing_ok=True)
         self._state.note = error.what if error else ""
         self._state.phase = phase
         self._fleet.record("down", phase=phase, clean=all(left))
-        for name in self._down_requests:
-            control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
+        with contextlib.suppress(OSError):
+            for name in self._down_requests:
+                control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
         if not all(left):
             raise ServeError("an agent is still stopping its processes", todo="pdserve status shows what is left")

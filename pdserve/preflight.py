@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pdserve import host, procfs
@@ -15,13 +15,16 @@ ENGINE_KEY = "engine_key"
 """The one secret that no recipe names: made at random for each deployment."""
 
 
-def check(plan: Plan, starting: Sequence[Process]) -> None:
-    """Raises PreflightError with the first thing that this machine lacks for `starting` (processes of this node)."""
+def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] = ()) -> None:
+    """Raises PreflightError with the first thing that this machine lacks for `starting` (processes of this node).
+
+    `held_by_us`: ports of the running deployment itself, whose owners are stopped before they are needed again.
+    """
     _check_protocol(plan)
     _check_model(plan)
     for process in starting:
         _check_program(process)
-    _check_ports(starting)
+    _check_ports(starting, held_by_us)
     names = {process.name for process in starting}
     servers = [server for server in plan.lmcache if server.process in names]
     check_memory(servers, host.memory())
@@ -61,12 +64,12 @@ def _check_program(process: Process) -> None:
         )
 
 
-def _check_ports(starting: Sequence[Process]) -> None:
+def _check_ports(starting: Sequence[Process], held_by_us: Collection[int]) -> None:
     taken = [
         f"{process.name} needs port {port} ({purpose}), held by {owner}"
         for process in starting
         for purpose, port in process.ports.items()
-        if (owner := procfs.listener_owner(port)) is not None
+        if port not in held_by_us and (owner := procfs.listener_owner(port)) is not None
     ]
     if taken:
         raise PreflightError(

@@ -8,10 +8,11 @@ routing, it is restarted on the same port, and they return once they have regist
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pdserve.canary import one_token
+from pdserve.canary import one_token, until_idle
 from pdserve.errors import PdserveError, ServeError
 from pdserve.failure import serve_error
 from pdserve.fleet import Fleet, Trouble
@@ -20,49 +21,47 @@ from pdserve.plan.model import HttpProbe, LmcacheServer
 from pdserve.protocol import Died, Gone, Health, Late
 
 _LMCACHE_TRIES = 3
+UNPROVEN = "to be proven"
+"""Reason for holding an engine that is healthy but has not answered its canary yet."""
 
 
 class Recovery:
-    """Reacts to troubles while serving. `fail` ends the deployment; it is called once at most by each reaction."""
+    """Reacts to troubles while serving. `fail` ends the deployment."""
 
     def __init__(self, fleet: Fleet, *, engine_key: str, fail: Callable[[PdserveError], None]) -> None:
         self._fleet = fleet
         self._engine_key = engine_key
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        """One recovery a process at most, by its name."""
 
     def react(self, trouble: Trouble) -> None:
         """One trouble. Those of a process that is already being recovered belong to its recovery."""
         if isinstance(trouble, Gone):
             self._fail(serve_error(trouble, self._fleet.plan, self._fleet.run))
             return
-        if trouble.name in self._tasks:
+        if trouble.name in self._tasks or trouble.name not in self._fleet.plan.names():
             return
-        role = self._fleet.plan.process(trouble.name).role
         if isinstance(trouble, Health):
-            if role == "lmcache":
-                self._hold_engines_of(trouble.name, trouble.responsive)
-            if not trouble.responsive:
-                self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
-        elif role == "lmcache":
+            self._react_to_health(trouble)
+        elif self._fleet.plan.process(trouble.name).role == "lmcache":
             self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
             self._begin(trouble.name, self._recover(trouble))
 
     async def restart(self, name: str) -> bool:
         """Restarts one process because somebody asked for it; True when it serves again."""
-        if name in self._tasks:
-            await asyncio.shield(self._tasks[name])
-            return self._fleet.phase_of(name) == "ready"
-        if self._fleet.plan.process(name).role == "lmcache":
-            self._begin(name, self._recover_lmcache(self._server(name), None))
-        else:
-            self._begin(name, self._restart_once(name))
+        if name not in self._tasks:
+            if self._fleet.plan.process(name).role == "lmcache":
+                self._begin(name, self._recover_lmcache(self._server(name), None))
+            else:
+                self._begin(name, self._restart(name))
         await asyncio.shield(self._tasks[name])
         return self._fleet.phase_of(name) == "ready"
 
-    async def close(self) -> None:
-        """Ends all recoveries; the processes stay as they are."""
+    async def settle(self) -> None:
+        """Ends all recoveries, so that somebody else decides what is started; the processes stay as they are, and
+        those that are held stay held."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -74,7 +73,12 @@ class Recovery:
             return
         task = asyncio.create_task(work)
         self._tasks[name] = task
-        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
@@ -84,10 +88,9 @@ class Recovery:
     async def _recover(self, trouble: Died | Late) -> None:
         """Restarts a dead process as its recipe says, with back-off; otherwise counts who is left of its role."""
         name = trouble.name
-        process = self._fleet.plan.process(name)
         await self._fleet.stop(name)
         state = self._fleet.state.processes[name]
-        rule = process.restart
+        rule = self._fleet.plan.process(name).restart
         delay = rule.backoff_seconds
         while rule.policy == "on-failure" and state.restarts < rule.max:
             state.restarts += 1
@@ -96,39 +99,59 @@ class Recovery:
             if await self._start(name):
                 return
             delay = min(delay * 2, rule.backoff_max_seconds)
-        if not any(
-            other.role == process.role and (self._serves(other.name) or other.name in self._tasks)
-            for other in self._fleet.plan.processes
-            if other.name != name
-        ):
-            self._fail(serve_error(trouble, self._fleet.plan, self._fleet.run))
+        self._fail_if_last(name, serve_error(trouble, self._fleet.plan, self._fleet.run))
+
+    def _fail_if_last(self, name: str, error: ServeError) -> None:
+        """The last instance of a role that neither lives nor is on its way back ends the deployment."""
+        role = self._fleet.plan.process(name).role
+        others = (other.name for other in self._fleet.plan.processes if other.role == role and other.name != name)
+        if not any(self._serves(other) or other in self._tasks for other in others):
+            self._fail(error)
 
     def _serves(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "degraded")
 
-    async def _restart_once(self, name: str) -> None:
-        self._fleet.route(name, "draining")
+    async def _restart(self, name: str) -> None:
+        if not await self._restart_once(name):
+            note = self._fleet.state.processes[name].note
+            self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
+
+    async def _restart_once(self, name: str) -> bool:
+        self._fleet.hold(name, "to be restarted")
+        await self._drained(name)
         await self._fleet.stop(name)
-        await self._start(name)
+        self._fleet.release(name, "to be restarted")
+        return await self._start(name)
+
+    async def _drained(self, name: str) -> None:
+        """Waits until the proxy has no request running on a worker, for as long as the recipe lets requests finish."""
+        proxy = self._fleet.plan.proxy
+        if all(worker.name != name for worker in proxy.workers):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(proxy.drain_seconds):
+                await until_idle(f"http://{proxy.host}:{proxy.port}", name)
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
+        servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
+        for server in servers:
+            recovering = self._tasks.get(server.process)
+            if recovering is not None and recovering is not asyncio.current_task():
+                await asyncio.shield(recovering)  # without its server an engine would die in its own start
         is_engine = self._fleet.plan.process(name).role not in ("proxy", "lmcache")
         if is_engine:
-            self._fleet.held.add(name)
+            self._fleet.hold(name, UNPROVEN)
             self._fleet.route(name, "starting")
         self._fleet.start(name)
         if not await self._fleet.outcome(name):
             await self._stop_failed(name)
             return False
-        if not is_engine:
-            return True
-        servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
-        if await self._attached(servers) and await self._answers(name):
-            self._return_to_routing(name)
-            return True
-        await self._stop_failed(name)
-        return False
+        if is_engine and not (await self._attached(servers) and await self._answers(name)):
+            await self._stop_failed(name)
+            return False
+        self._fleet.release(name, UNPROVEN)
+        return True
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]
@@ -136,13 +159,6 @@ class Recovery:
             state.phase, state.note = "dead", "not attached to LMCache, or no answer to its canary"
         self._fleet.route(name, "dead")
         await self._fleet.stop(name)
-
-    def _return_to_routing(self, name: str) -> None:
-        self._fleet.held.discard(name)
-        state = self._fleet.state.processes[name]
-        if state.phase == "degraded":
-            state.phase, state.note = "ready", ""
-        self._fleet.route(name, "ready")
 
     async def _attached(self, servers: list[LmcacheServer]) -> bool:
         # Engines of a server whose other engine is dead as well can never be complete: count those that live.
@@ -169,22 +185,28 @@ class Recovery:
 
     # Silence -------------------------------------------------------------------------------------------------------
 
+    def _react_to_health(self, trouble: Health) -> None:
+        is_cache = self._fleet.plan.process(trouble.name).role == "lmcache"
+        if not trouble.responsive:
+            if is_cache:
+                for engine in self._server(trouble.name).engines:
+                    self._fleet.hold(engine, _without(trouble.name))
+            self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
+        elif is_cache:
+            self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
+
     async def _give_up_on(self, trouble: Health) -> None:
         """A process that does not answer for too long is stopped and treated as dead."""
         seconds = self._fleet.plan.timeouts.unresponsive_seconds
         state = self._fleet.state.processes[trouble.name]
+
+        def over() -> bool:
+            return state.phase != "degraded" or not self._fleet.silent(trouble.name)
+
         try:
-            await asyncio.wait_for(self._fleet.until(lambda: state.phase != "degraded"), seconds)
+            await asyncio.wait_for(self._fleet.until(over), seconds)
         except TimeoutError:
-            identity = state.id
-            died = Died(
-                name=trouble.name,
-                pid=identity.pid if identity else 0,
-                code=None,
-                how=f"did not answer for {seconds:.0f} s ({trouble.why})",
-                seconds=seconds,
-                while_starting=False,
-            )
+            died = _gave_up(trouble.name, f"did not answer for {seconds:.0f} s ({trouble.why})", seconds)
             state.phase, state.note = "dead", died.how
             self._fleet.route(trouble.name, "dead")
             self._fleet.record("given_up", name=trouble.name, why=died.how)
@@ -192,25 +214,10 @@ class Recovery:
 
     # LMCache -------------------------------------------------------------------------------------------------------
 
-    def _hold_engines_of(self, server_name: str, responsive: bool) -> None:
-        for engine in self._server(server_name).engines:
-            if not responsive:
-                self._hold(engine, f"{server_name} does not answer")
-            elif engine not in self._tasks and engine in self._fleet.held:
-                self._return_to_routing(engine)
-        self._fleet.record("cache_responsive" if responsive else "cache_unresponsive", name=server_name)
-
-    def _hold(self, engine: str, why: str) -> None:
-        self._fleet.held.add(engine)
-        state = self._fleet.state.processes[engine]
-        if state.phase == "ready":
-            state.phase, state.note = "degraded", why
-        self._fleet.route(engine, "draining")
-
     async def _recover_lmcache(self, server: LmcacheServer, trouble: Died | Late | None) -> None:
         """Engines out of routing, server back on its port, engines registered and proven, engines back."""
         for engine in server.engines:
-            self._hold(engine, f"{server.process} is down")
+            self._fleet.hold(engine, _without(server.process))
         self._fleet.record("cache_down", name=server.process, engines=list(server.engines))
         await self._fleet.stop(server.process)
         if trouble is not None and server.on_death == "fail":
@@ -231,20 +238,29 @@ class Recovery:
         )
 
     async def _return_engines(self, server: LmcacheServer) -> None:
-        attached = await self._attached([server])
+        """Every living engine of a server that answers again: registered and proven, or restarted."""
+        reason = _without(server.process)
         for engine in server.engines:
-            if not self._serves(engine):
-                continue
-            if attached and await self._answers(engine):
-                self._return_to_routing(engine)
-                continue
-            self._fleet.record("engine_not_back", name=engine, attached=attached)
-            await self._restart_once(engine)
-            if self._fleet.phase_of(engine) != "ready":
-                died = Died(
-                    name=engine, pid=0, code=None, how=f"did not come back after {server.process} was restarted",
-                    seconds=0, while_starting=False,
-                )  # fmt: skip
-                await self._recover(died)
+            if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
+                self._fleet.release(engine, reason)  # what else keeps it out is still there
                 continue
             attached = await self._attached([server])
+            if self._fleet.phase_of(server.process) != "ready":
+                return  # gone again: whoever sees that goes on
+            if attached and await self._answers(engine):
+                self._fleet.release(engine, reason)
+                continue
+            self._fleet.record("engine_not_back", name=engine, attached=attached)
+            back = await self._restart_once(engine)
+            self._fleet.release(engine, reason)
+            if not back:
+                await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+
+
+def _without(server: str) -> str:
+    return f"{server} is down"
+
+
+def _gave_up(name: str, how: str, seconds: float) -> Died:
+    """A death that we decided on, not one that the kernel reported."""
+    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -71,8 +72,11 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
     try:
         _follow(run, launcher, tell, keep=keep)
     except KeyboardInterrupt:
-        send(launcher.identity, signal.SIGTERM)
-        asyncio.run(launcher.wait())
+        while launcher.poll() is None:
+            # A second Ctrl-C arrives there as a second one: it shortens every grace, and we still wait.
+            send(launcher.identity, signal.SIGTERM)
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(launcher.wait())
         raise
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 import typer
 
 from pdserve.control import Down, ask
 from pdserve.errors import StateError
-from pdserve.leftovers import living
+from pdserve.leftovers import living, stop_left
 from pdserve.process import pid_end
-from pdserve.rundir import find, home
+from pdserve.rundir import RunDir, find, home
+from pdserve.state import DeploymentState
 
 _DOWN_SECONDS = 300.0
+_SUPERVISORS_SECONDS = 60.0
 
 
 def run(name: str | None) -> None:
@@ -25,12 +28,24 @@ def run(name: str | None) -> None:
         asyncio.run(pid_end(state.launcher.pid))
         typer.echo(f"{state.name}: stopped")
         return
-    if left := living(state):
-        raise StateError(
-            f"the launcher of {state.name} is gone, but some of its processes still run",
-            where=str(found.path),
-            cause="their agent or its guard is stopping them at this moment",
-            todo="try again in a few seconds",
-            evidence=tuple(left),
-        )
+    if living(state):
+        typer.echo(f"{state.name}: its launcher is gone; clearing up what it left")
+        asyncio.run(_clear(state, found))
+        if left := living(state):
+            raise StateError(
+                f"some processes of {state.name} cannot be stopped",
+                where=str(found.path),
+                cause="they belong to another user, or wait for a device in the kernel",
+                evidence=tuple(left),
+            )
+        typer.echo(f"{state.name}: stopped")
+        return
     typer.echo(f"{state.name}: not running")
+
+
+async def _clear(state: DeploymentState, run: RunDir) -> None:
+    """Supervisors that still live are doing it already; what they do not do in time is done here."""
+    waits = (pid_end(one.pid) for node in state.nodes.values() for one in (node.agent, node.guard) if one.alive())
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
+    await stop_left(state, run)

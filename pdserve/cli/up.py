@@ -47,6 +47,7 @@ def run(
         return
     if (running := _running(root, loaded.recipe.name)) is not None:
         planned = plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id)
+        _check_changes(running, planned)
         _apply(running, planned, replace=replace)
         return
     run_id = new_run_id()
@@ -80,6 +81,18 @@ def _running(root: Path, name: str) -> RunDir | None:
         return run if run.read_state().launcher.alive() else None
     except StateError:
         return None
+
+
+def _check_changes(run: RunDir, planned: Planned) -> None:
+    """The preflight of what would be started or replaced, before anything that runs is stopped for it."""
+    old = {process.name: process for process in run.read_plan().processes}
+    state = run.read_state()
+    living = {name for name, process in state.processes.items() if process.phase in ("starting", "ready", "degraded")}
+    starting = [p for p in planned.plan.processes if p.name not in living or old.get(p.name) != p]
+    ours = {port for name in living if name in old for port in old[name].ports.values()}
+    with located(planned.loaded):
+        check_installed(planned.versions, planned.plan, planned.loaded.recipe)
+        check(planned.plan, starting, held_by_us=ours)
 
 
 def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:

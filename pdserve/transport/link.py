@@ -21,6 +21,7 @@ class AgentLink:
         self._popen = popen
         self._receive = receive
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._stopped_reading)
 
     def send(self, order: Order) -> None:
         """Writes one order. An agent that is gone is reported by Gone, not here."""
@@ -45,6 +46,11 @@ class AgentLink:
         finally:
             transport.close()
         self._receive(Gone(node=self.node, how=how))
+
+    def _stopped_reading(self, reader: asyncio.Task[None]) -> None:
+        """A reader that fails must not leave a launcher that sees nothing any more and believes that all is well."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self._receive(Gone(node=self.node, how=f"its events can no longer be read: {error!r}"))
 
     async def close(self, seconds: float) -> bool:
         """Closes the pipe and waits until the node's guard has left: nothing of ours runs there any more.

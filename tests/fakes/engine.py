@@ -9,6 +9,7 @@ Faults are scripted by environment (details in engine_script.Script):
 
 FAKE_READY_AFTER=S        listens only after S seconds         FAKE_NEVER_READY=1      lives, never listens
 FAKE_DIE_AT=WHEN          import, load, ready or request       FAKE_EXIT_CODE=N        how it then exits (1)
+FAKE_DIE_IF=PATH          dies at once if PATH exists
 FAKE_LAST_LINES=TEXT      printed to stderr before that        FAKE_PROGRESS=TEXT      printed while it loads
 FAKE_IGNORE_TERM=1        only KILL ends it                    FAKE_SHM=1|leak         maps /dev/shm/psm_<hex>
 FAKE_CHILD=1|setsid       an EngineCore that outlives us       FAKE_WRONG_KV=1         computes on other KV

@@ -114,7 +114,7 @@ async def run(args: argparse.Namespace, script: Script) -> None:
 
 def main() -> None:
     script = Script.from_env()
-    if script.die_at == "import":
+    if script.die_at == "import" or (script.die_if and Path(script.die_if).exists()):
         die(
             script, "Traceback (most recent call last):", "ImportError: libcudart.so.12: cannot open shared object file"
         )

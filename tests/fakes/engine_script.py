@@ -19,6 +19,8 @@ class Script:
     """Seconds until it listens (a real engine loads weights meanwhile)."""
     never_ready: bool = False
     """Never listens, lives on."""
+    die_if: str = ""
+    """A path: dies at once, if it exists. A start that works once and not again."""
     die_at: str = ""
     """import | load | ready (after the first 200 of /health) | request (*: the next generation)."""
     exit_code: int = 1

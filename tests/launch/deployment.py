@@ -112,6 +112,7 @@ class Command:
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._seen: list[str] = []
+        self._leaving = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -120,6 +121,8 @@ class Command:
         with self.popen.stdout as stream:
             for line in stream:
                 self._lines.put(line.rstrip("\n"))
+                if self._leaving:
+                    break
         self._lines.put(None)
 
     @property
@@ -149,6 +152,10 @@ class Command:
             self._seen.append(line)
         self._lines.put(None)
         return code
+
+    def stop_reading(self) -> None:
+        """Leaves the pipe, as `head` does after its last line: the reader ends with the next line that comes."""
+        self._leaving = True
 
     def interrupt(self) -> None:
         """Ctrl-C."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,11 +15,13 @@ import pytest
 
 from pdserve import procfs
 from pdserve.cli.console import Console
+from pdserve.errors import StateError
 from pdserve.failure import start_error
+from pdserve.procfs import ProcessId
 from pdserve.protocol import Late
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState
-from tests.launch.deployment import pdserve, recipe, up
+from pdserve.rundir import RunDir, find
+from pdserve.state import DeploymentState, ProcessState
+from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 
@@ -55,7 +61,9 @@ def test_a_late_process_whose_log_tells_nothing_has_its_probe_as_the_cause(tmp_p
 FAILED = {"at": 1.0, "event": "failed", "exit_code": 4, "error": "decode-0@here: it died\n  | [Errno 12] last line"}
 
 
-def recorded(home: Path, name: str = "fake", *, launcher: int | None = None) -> RunDir:
+def recorded(
+    home: Path, name: str = "fake", *, launcher: int | None = None, prefill: ProcessId | None = None
+) -> RunDir:
     """A run of a deployment that says it is ready, served by the process of that PID (this one)."""
     run = RunDir.create(home, name, f"run-of-{name}")
     identity = procfs.identify(launcher or os.getpid())
@@ -66,6 +74,7 @@ def recorded(home: Path, name: str = "fake", *, launcher: int | None = None) -> 
         phase="ready",
         host=socket.gethostname(),
         launcher=identity,
+        processes={"prefill-0": ProcessState(role="prefill", node="localhost", phase="ready", id=prefill)},
         started_at=time.time(),
     )
     run.write(run.state, state.model_dump_json())
@@ -112,3 +121,123 @@ def test_detached_a_kept_failure_is_said_once(tmp_path: Path, pdserve_home: Path
     assert pdserve("down")[0] == 0
     assert code == 4
     assert output.count("the very last words") == 1, output
+
+
+# Folders and files that are not what they should be ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["PDSERVE_HOME", "XDG_RUNTIME_DIR"])
+def test_a_folder_that_cannot_be_made_is_named_and_nothing_starts(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
+    code, output = pdserve("up", recipe(tmp_path))
+    assert code == 8, output
+    assert str(tmp_path / "file" / "folder") in output
+    assert f"set {variable}" in output
+    assert "Traceback" not in output
+
+
+DAMAGED = {"empty": b"", "garbage": b"\xff\x00{", "another version": b'{"name": "fake", "written_by": 99}'}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("file", ["state.json", "plan.json"])
+def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) -> None:
+    run = recorded(tmp_path)
+    (run.path / file).write_bytes(content)
+    read = run.read_state if file == "state.json" else run.read_plan
+    with pytest.raises(StateError, match=f"not a {file} of this version") as raised:
+        read()
+    assert raised.value.where == str(run.path / file)
+
+
+def test_the_commands_say_so_without_a_traceback(pdserve_home: Path) -> None:
+    run = recorded(pdserve_home)
+    run.state.write_bytes(b"")
+    for command in ("status", "down"):
+        code, output = pdserve(command, "fake")
+        assert code == 8, output
+        assert output.startswith(f"error: {run.state}: ")
+
+
+def test_one_damaged_record_does_not_hide_the_others(pdserve_home: Path) -> None:
+    recorded(pdserve_home, "broken").state.write_bytes(b"{")
+    healthy = recorded(pdserve_home, "healthy")
+    code, output = pdserve("list", "--json")
+    assert code == 0, output
+    assert {row["name"]: row["phase"] for row in json.loads(output)} == {"broken": "unreadable", "healthy": "ready"}
+    assert find(pdserve_home, None).path == healthy.path
+
+
+# Output that nobody reads --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("list",), ("logs", "-f"), ("status", "-w")])
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_that_leaves_ends_a_command_quietly(
+    pdserve_home: Path, command: tuple[str, ...], buffering: str
+) -> None:
+    (recorded(pdserve_home).logs / "proxy@here.log").write_text("said\n")
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", *command],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONUNBUFFERED": buffering},
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", "status"],
+        cwd=REPOSITORY,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writes)
+    assert done.returncode == 8
+    assert b"nothing was started yet" in done.stderr
+
+
+def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None:
+    recorded(pdserve_home)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdserve.cli.main", "status", "--watch"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        heads = (line for line in watching.stdout if line.startswith("fake: ready"))
+        assert next(heads) == next(heads)
+        watching.send_signal(signal.SIGINT)
+
+
+# A launcher that does not see what happened --------------------------------------------------------------------------
+
+
+def test_a_process_that_is_gone_is_dead_whatever_the_record_says(pdserve_home: Path) -> None:
+    recorded(pdserve_home, prefill=ProcessId(pid=os.getpid(), start_ticks=1))
+    code, output = pdserve("status", "--json")
+    assert code == 5
+    shown = json.loads(output)
+    assert shown["phase"] == "degraded"
+    assert shown["processes"]["prefill-0"]["phase"] == "dead"
+    assert "PID is gone" in shown["processes"]["prefill-0"]["note"]
+
+
+def test_a_process_that_lives_is_what_the_record_says(pdserve_home: Path) -> None:
+    recorded(pdserve_home, prefill=procfs.identify(os.getpid()))
+    code, output = pdserve("status", "--json")
+    assert code == 0
+    assert json.loads(output)["processes"]["prefill-0"]["phase"] == "ready"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -180,6 +181,29 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
                 await asyncio.wait_for(until_gone(one), 30)
 
     asyncio.run(scenario())
+
+
+def test_files_that_somebody_keeps_in_a_folder_of_dev_shm_are_not_touched(tmp_path: Path) -> None:
+    """Weights on /dev/shm, mapped by the engine: newer than the agent, and nobody else's mapping protects them."""
+    folder = procfs.SHM / f"pdserve-test-{os.getpid()}-model"
+    weights = folder / "model.safetensors"
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            await under_test.expect(Hello)
+            folder.mkdir()
+            under_test.link.send(Start(process=planned("engine", LEAVES_SHM, f"{folder.name}/{weights.name}")))
+            await under_test.expect(Started, "engine")
+            while "mapped" not in (tmp_path / "logs/engine@here.log").read_text():
+                await asyncio.sleep(0.01)
+            under_test.link.send(Stop(name="engine", grace=5))
+            await under_test.expect(Stopped, "engine")
+
+    try:
+        asyncio.run(scenario())
+        assert weights.exists()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("how", ["killed", "agent killed"])

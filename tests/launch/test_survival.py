@@ -1,0 +1,159 @@
+"""Supervision survives what happens to itself: deleted records, closed terminals, several deaths at once."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from pdserve.process import pid_end
+from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+from tests.launch.test_serving_faults import BODY, RESTART, TWO, routing, serving
+
+
+def ended(deployment: Deployment, *names: str) -> None:
+    """Waits until these processes have ended."""
+    for one in [deployment.id_of(name) for name in names]:
+        asyncio.run(asyncio.wait_for(pid_end(one.pid), 60))
+
+
+def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        everything = serving(deployment).all_ids()
+        victim = deployment.id_of("decode-0")
+        shutil.rmtree(deployment.run.path)
+        assert victim.alive()
+        procfs_kill(victim.pid)
+        assert deployment.command.finish() == 5, deployment.command.output
+        assert "Traceback" not in deployment.command.output
+        assert not [one for one in everything if one.alive()]
+
+
+def procfs_kill(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_closed_terminal_does_not_end_supervision(tmp_path: Path, pdserve_home: Path) -> None:
+    """`pdserve up | head`: the reader leaves, the deployment is watched on."""
+    command = Command("up", recipe(tmp_path, decode__restart=RESTART))
+    deployment = Deployment(command, pdserve_home)
+    try:
+        command.expect("serving fake at")
+        command.stop_reading()
+        before = deployment.id_of("decode-0")
+        deployment.send_signal("decode-0", signal.SIGKILL)
+        deployment.wait_for("phase", phase="ready", after="degraded")
+        assert deployment.id_of("decode-0") != before
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+    finally:
+        command.interrupt()
+        command.popen.wait(60)
+    assert_nothing_left(deployment)
+
+
+@pytest.mark.parametrize("victims", [("guard", "agent"), ("launcher", "guard", "agent")], ids="+".join)
+def test_when_every_supervisor_is_killed_at_once(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
+    """Nobody is left to clear up, but the launcher, or the next `down`, has the record."""
+    stubborn = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
+    with up(recipe(tmp_path, prefill__env=stubborn, timeouts__stop_seconds=1), pdserve_home) as deployment:
+        serving(deployment)
+        # The agent would act on its guard's death, and the launcher on the agent's, before the next one is killed.
+        for name in ("agent", "launcher"):
+            if name in victims:
+                deployment.send_signal(name, signal.SIGSTOP)
+        for name in victims:
+            deployment.send_signal(name, signal.SIGKILL)
+        deployment.command.finish()
+        if "launcher" in victims:
+            code, output = pdserve("down")
+            assert (code, "stopped" in output) == (0, True), output
+        assert_nothing_left(deployment)
+
+
+def test_a_prefill_that_died_meanwhile_does_not_return_with_its_cache(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
+        serving(deployment).send_signal("lmcache-0", signal.SIGSTOP)
+        deployment.command.expect("lmcache-0    does not answer")
+        deployment.send_signal("prefill-1", signal.SIGKILL)
+        deployment.command.expect("prefill-1    died")
+        deployment.send_signal("lmcache-0", signal.SIGCONT)
+        deployment.command.expect("lmcache-0    answers again")
+        deployment.wait_for("canary", name="prefill-0")
+        assert routing(deployment, "prefill-1")[-1] == "dead"
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+
+
+def test_a_prefill_that_is_held_itself_does_not_return_with_its_cache(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
+        for name in ("lmcache-0", "prefill-1"):
+            serving_or_not(deployment).send_signal(name, signal.SIGSTOP)
+        deployment.wait_for("unresponsive", name="lmcache-0")
+        deployment.wait_for("unresponsive", name="prefill-1")
+        deployment.send_signal("lmcache-0", signal.SIGCONT)
+        deployment.wait_for("canary", name="prefill-0")
+        assert routing(deployment, "prefill-1")[-1] == "draining"
+        assert read_json(pdserve("status", "--json")[1])["phase"] == "degraded"
+        deployment.send_signal("prefill-1", signal.SIGCONT)
+        deployment.wait_for("phase", phase="ready", after="degraded")
+
+
+def serving_or_not(deployment: Deployment) -> Deployment:
+    """Waits for the start the first time only."""
+    if "serving fake at" not in deployment.command.output:
+        serving(deployment)
+    return deployment
+
+
+def test_up_during_a_back_off_starts_a_process_once(tmp_path: Path, pdserve_home: Path) -> None:
+    slow = {**RESTART, "backoff_seconds": 300.0, "backoff_max_seconds": 300.0}
+    file = recipe(tmp_path, decode__restart=slow, **TWO)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment).send_signal("decode-1", signal.SIGKILL)
+        deployment.command.expect("decode-1     restart 1 in 300 s")
+        code, output = pdserve("up", file)
+        assert code == 0, output
+        assert deployment.started().count("decode-1") == 2
+        assert read_json(pdserve("status", "--json")[1])["phase"] == "ready"
+
+
+def test_a_new_secret_is_refused_and_the_deployment_serves_on(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = recipe(tmp_path)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        monkeypatch.setenv("LATE_TOKEN", "value")
+        code, output = pdserve("up", file, "--set", "decode.env.HF_TOKEN.secret=LATE_TOKEN", "--replace")
+        assert code == 8
+        assert "LATE_TOKEN" in output
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+def test_a_taken_port_is_found_before_the_working_proxy_is_stopped(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    with up(file, pdserve_home) as deployment:
+        before = serving(deployment).id_of("proxy")
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            code, output = pdserve("up", file, "--set", f"ports.proxy={stranger.getsockname()[1]}")
+        assert code == 3, output
+        assert "proxy needs port" in output
+        assert deployment.id_of("proxy") == before
+        assert deployment.post("/v1/completions", BODY)[0] == 200
+
+
+def test_a_restart_that_fails_ends_the_deployment_when_nobody_else_has_the_role(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    broken = tmp_path / "broken"
+    with up(recipe(tmp_path, decode__env={"FAKE_DIE_IF": str(broken)}), pdserve_home) as deployment:
+        serving(deployment)
+        broken.touch()
+        assert pdserve("restart", "decode-0")[0] != 0
+        assert deployment.command.finish() == 5
+        assert_nothing_left(deployment)
