@@ -21,7 +21,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from pdserve.errors import StateError
 from pdserve.plan.model import Plan
@@ -62,10 +64,21 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, name: str, run_id: str) -> RunDir:
-        """Makes the folders of a new run. `point_current` makes it the deployment's current one."""
+        """Makes the folders of a new run. `point_current` makes it the deployment's current one.
+
+        Raises StateError when they cannot be made.
+        """
         run = cls(root / name / run_id)
-        for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StateError(
+                "the folder of this run cannot be made",
+                where=str(run.path),
+                cause=str(error),
+                todo="set PDSERVE_HOME to a folder that you may write to",
+            ) from None
         return run
 
     @contextmanager
@@ -118,15 +131,12 @@ class RunDir:
         return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
 
     def read_state(self) -> DeploymentState:
-        """Raises StateError when the run has none (it was never started)."""
-        try:
-            return DeploymentState.model_validate_json(self.state.read_text())
-        except FileNotFoundError:
-            raise StateError("this run has no state", where=str(self.path), todo="start it: pdserve up") from None
+        """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
+        return _read(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
-        """The plan as it was saved before the start."""
-        return Plan.model_validate_json(self.plan.read_text())
+        """The plan as it was saved before the start. Raises StateError."""
+        return _read(self.plan, Plan)
 
     @property
     def key_file(self) -> Path:
@@ -135,7 +145,19 @@ class RunDir:
         return Path(runtime) / f"pdserve-{self.run_id}.key"
 
     def save_key(self, key: str) -> None:
-        """Writes the engine key for `verify` of the same user. Raises StateError if the folder is not ours."""
+        """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
+        ours."""
+        try:
+            self._save_key(key)
+        except OSError as error:
+            raise StateError(
+                "the engine key cannot be saved",
+                where=str(self.key_file),
+                cause=str(error),
+                todo="set XDG_RUNTIME_DIR to a folder that only you may write to",
+            ) from None
+
+    def _save_key(self, key: str) -> None:
         folder = self.key_file.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -157,12 +179,55 @@ class RunDir:
             ) from None
 
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _read(file: Path, model: type[ModelT]) -> ModelT:
+    try:
+        return model.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
+    except OSError as error:
+        raise StateError("it cannot be read", where=str(file), cause=str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise StateError(
+            f"this is not a {file.name} of this version of pdserve",
+            where=str(file),
+            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
+            todo=f"use the version that wrote it, or, if nothing of it runs, remove {file.parent}",
+        ) from None
+
+
 def deployments(root: Path) -> Iterator[RunDir]:
     """The current run of every deployment that was ever started, by name."""
-    if root.is_dir():
-        for folder in sorted(root.iterdir()):
-            if (current := folder / "current").is_symlink():
-                yield RunDir(current.resolve())
+    try:
+        folders = sorted(root.iterdir()) if root.is_dir() else []
+    except OSError as error:
+        raise _no_record(root, error) from None
+    for folder in folders:
+        if (run := _current(root, folder.name)) is not None:
+            yield run
+
+
+def _current(root: Path, name: str) -> RunDir | None:
+    current = root / name / "current"
+    try:
+        return RunDir(current.resolve()) if current.is_symlink() else None
+    except OSError as error:
+        raise _no_record(current, error) from None
+
+
+def _no_record(where: Path, error: OSError) -> StateError:
+    return StateError("the record of deployments cannot be read", where=str(where), cause=str(error))
+
+
+def serves(run: RunDir) -> bool:
+    """Whether the launcher of a run lives. One whose record cannot be read is asked for by its name."""
+    try:
+        return run.read_state().launcher.alive()
+    except StateError:
+        return False
 
 
 def find(root: Path, name: str | None) -> RunDir:
@@ -171,15 +236,14 @@ def find(root: Path, name: str | None) -> RunDir:
     Raises StateError.
     """
     if name is not None:
-        current = root / name / "current"
-        if not current.is_symlink():
+        if (found := _current(root, name)) is None:
             known = ", ".join(run.path.parent.name for run in deployments(root)) or "none"
             raise StateError(
                 f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
             )
-        return RunDir(current.resolve())
+        return found
     everything = list(deployments(root))
-    running = [run for run in everything if run.state.exists() and run.read_state().launcher.alive()]
+    running = [run for run in everything if serves(run)]
     if len(running) == 1:
         return running[0]
     if len(everything) == 1:

@@ -79,6 +79,12 @@ def look(run: RunDir) -> StatusView:
             if process.id is None or not process.id.alive():
                 process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
         return StatusView(state, plan, phase, str(run.path), living(state))
+    for process in state.processes.values():
+        if process.phase in ("ready", "degraded") and process.id is not None and not process.id.alive():
+            process.phase = "dead"
+            process.note = "its PID is gone; the launcher has not said so"
+            # What the launcher believes does not matter: it may be stopped, or have lost its agents.
+            phase = "degraded" if phase == "ready" else phase
     engines, caches = asyncio.run(_ask(state, plan))
     return StatusView(state, plan, phase, str(run.path), [], engines, caches)
 

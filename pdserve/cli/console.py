@@ -20,13 +20,21 @@ _QUIET_SECONDS = 15.0
 """Progress of one process is printed at most so often; other news always."""
 
 
+class _Terminal(RichConsole):
+    def on_broken_pipe(self) -> None:
+        """Whoever read the lines has left. The deployment serves on: it is stopped by Ctrl-C or `down`, not by this."""
+        self.quiet = True
+        # What is still buffered must go somewhere at the next flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 class Console:
     """Turns events of the history into lines. Colours on a terminal, plain lines when piped."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._out = RichConsole(highlight=False, soft_wrap=True)
-        self._err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._out = _Terminal(highlight=False, soft_wrap=True)
+        self._err = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
         self._run: RunDir | None = None

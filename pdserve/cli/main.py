@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pdserve import __version__
 from pdserve.cli.options import JsonOption, NameArgument, RecipeArgument, SetOption, UnsetOption
 from pdserve.errors import PdserveError
 
+_SIGPIPE_EXIT = 141
+
+
+class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
+    """Nobody reads our output any more. Not an OSError, because typer makes exit code 1 of a broken pipe."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderLeft from None
+
+
 app = typer.Typer(
     name="pdserve",
+    cls=_Commands,
     help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
     "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C.",
@@ -142,15 +161,28 @@ def list_(json_: JsonOption = False) -> None:
 def main() -> None:
     """Console entry: the one place where an error becomes text and an exit code."""
     try:
+        code = _run()
+        sys.stdout.flush()
+    except (ReaderLeft, BrokenPipeError):
+        # What is still buffered must go somewhere when the interpreter flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _SIGPIPE_EXIT
+    sys.exit(code)
+
+
+def _run() -> int | str | None:
+    try:
         app()
     except PdserveError as error:
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
         print(f"error: {error.render()}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(141)
+        return error.exit_code
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    except SystemExit as done:
+        return done.code
+    return 0
 
 
 if __name__ == "__main__":

@@ -28,20 +28,29 @@ _WATCH_SECONDS = 2.0
 def run(name: str | None, *, as_json: bool, watch: bool) -> None:
     """Exit 0 only for a deployment that is ready; ServeError's code for a degraded, failed or lost one."""
     found = find(home(os.environ), name)
+    while watch and not sys.stdout.isatty():
+        _print(look(found), as_json=as_json)
+        typer.echo("")
+        sys.stdout.flush()
+        time.sleep(_WATCH_SECONDS)
     if watch:
-        with Live(_render(look(found)), refresh_per_second=4, screen=sys.stdout.isatty()) as live:
+        with Live(_render(look(found)), refresh_per_second=4, screen=True) as live:
             while True:
                 time.sleep(_WATCH_SECONDS)
                 live.update(_render(look(found)))
     view = look(found)
+    _print(view, as_json=as_json)
+    if not view.healthy:
+        raise typer.Exit(ServeError.exit_code)
+
+
+def _print(view: StatusView, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(view.to_json(), indent=2))
     elif sys.stdout.isatty():
         Console().print(_render(view))
     else:
         _plain(view)
-    if not view.healthy:
-        raise typer.Exit(ServeError.exit_code)
 
 
 def _head(view: StatusView) -> list[str]:
