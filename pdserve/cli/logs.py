@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from pdserve.errors import StateError
-from pdserve.rundir import find, home
+from pdserve.rundir import RunDir, find, home
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES_A_LINE = 400
@@ -17,18 +17,26 @@ _TAIL_BYTES_A_LINE = 400
 def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> None:
     """Raises StateError for a process that the deployment does not have."""
     found = find(home(os.environ), name)
-    files = {file.stem.partition("@")[0]: file for file in sorted(found.logs.glob("*.log"))}
-    if process is not None:
-        if process not in files:
-            raise StateError(f"no log of {process!r}", where=str(found.logs), todo=f"one of: {', '.join(files)}")
-        files = {process: files[process]}
-    prefix = len(files) > 1
-    offsets = {label: _print_tail(label if prefix else "", file, lines) for label, file in files.items()}
+    files = _files(found)
+    if process is not None and process not in files:
+        raise StateError(f"no log of {process!r}", where=str(found.logs), todo=f"one of: {', '.join(files)}")
+    # One that is asked for needs no name before its lines; of those that are followed there may soon be two.
+    prefix = process is None and (follow or len(files) > 1)
+    offsets = {
+        label: _print_tail(label if prefix else "", file, lines)
+        for label, file in files.items()
+        if process in (None, label)
+    }
     while follow:
-        for label, file in files.items():
-            offsets[label] = _print_from(label if prefix else "", file, offsets[label])
+        for label, file in _files(found).items():
+            if process in (None, label):
+                offsets[label] = _print_from(label if prefix else "", file, offsets.get(label, 0))
         sys.stdout.flush()
         time.sleep(_POLL_SECONDS)
+
+
+def _files(found: RunDir) -> dict[str, Path]:
+    return {file.stem.partition("@")[0]: file for file in sorted(found.logs.glob("*.log"))}
 
 
 def _print_tail(label: str, file: Path, lines: int) -> int:

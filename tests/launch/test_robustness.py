@@ -223,6 +223,22 @@ def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None
         watching.send_signal(signal.SIGINT)
 
 
+def test_logs_that_appear_later_are_followed_too(pdserve_home: Path) -> None:
+    run = recorded(pdserve_home)
+    (run.logs / "lmcache-0@here.log").write_text("first\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdserve.cli.main", "logs", "-f"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "lmcache-0    | first\n"
+        (run.logs / "prefill-0@here.log").write_text("second\n")
+        assert following.stdout.readline() == "prefill-0    | second\n"
+        following.send_signal(signal.SIGINT)
+
+
 # A launcher that does not see what happened --------------------------------------------------------------------------
 
 
