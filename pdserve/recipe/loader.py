@@ -64,7 +64,7 @@ def load_recipe(
     document = extends.read(path, lambda text: environment.substitute(text, environ))
     overrides.apply(document, set_, unset)
     failed = environment.resolve(document, environ)
-    _reset_nulls(document.data)
+    _reset_nulls(document.data, document.data)
     leaked = list(secrets.literal(document.data))
     found = [*document.problems, *leaked]
     known_bad = failed.union(*(p.spoils for p in found))
@@ -121,14 +121,19 @@ def _mended(data: Any, path: Path, stand_in: Any) -> Any:
     return data
 
 
-def _reset_nulls(data: Any) -> None:
-    """Drop the keys that are null, so that they have their defaults; inside flags and raw JSON null is data."""
+def _reset_nulls(data: Any, whole: RecipeDocument, path: Path = ()) -> None:
+    """Drop the keys that are null, so that they have their defaults; inside flags and raw JSON null is data. A key that
+    the format does not have stays, for the validation to refuse it: a typo says nothing, whatever its value."""
     if isinstance(data, dict):
-        for key in [k for k, v in data.items() if v is None]:
+        for key in [k for k, v in data.items() if v is None and not _unknown((*path, k), whole)]:
             del data[key]
         for key, value in data.items():
             if key not in _NULL_IS_DATA:
-                _reset_nulls(value)
+                _reset_nulls(value, whole, (*path, key))
     elif isinstance(data, list):
-        for value in data:
-            _reset_nulls(value)
+        for index, value in enumerate(data):
+            _reset_nulls(value, whole, (*path, index))
+
+
+def _unknown(path: Path, whole: RecipeDocument) -> bool:
+    return bool(shape.models_at(path[:-1], whole)) and shape.field_at(path, whole) is None

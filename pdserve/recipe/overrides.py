@@ -59,6 +59,7 @@ def _set(document: Document, text: str) -> None:
     else:
         raise _absent(parent, path, option)
     document.forget(path)
+    document.origins[path] = Origin(option)
     document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
     document.quoted.update((*path, *below) for below in parsed.quoted)
 

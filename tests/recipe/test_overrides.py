@@ -37,6 +37,17 @@ def test_nothing_after_the_sign_is_null(tmp_path: Path) -> None:
     assert load(tmp_path, CPU + "description: x\n", "description=").recipe.description == ""
 
 
+@pytest.mark.parametrize("option", ["nonsense=", "engine.enviroment=", "prefill.parallel.tpp=null"])
+def test_an_unknown_key_is_refused_even_without_a_value(tmp_path: Path, option: str) -> None:
+    key = option.partition("=")[0]
+    said = refused(tmp_path, CPU, option)
+    assert said.startswith(f"--set {option}: {key}: unknown key")
+
+
+def test_a_variable_without_a_value_is_no_unknown_key(tmp_path: Path) -> None:
+    assert load(tmp_path, CPU, "engine.env.ANYTHING=").recipe.engine.env == {}
+
+
 def test_an_item_can_be_appended_to_a_list(tmp_path: Path) -> None:
     loaded = load(tmp_path, CPU, "engine.args.middleware=[a]", "engine.args.middleware.1=b")
     assert loaded.recipe.engine.args["middleware"] == ["a", "b"]
