@@ -21,7 +21,7 @@ from pdserve.procfs import ProcessId
 from pdserve.protocol import Late
 from pdserve.rundir import RunDir, find
 from pdserve.state import DeploymentState, ProcessState
-from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 
@@ -207,6 +207,28 @@ def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) ->
     os.close(writes)
     assert done.returncode == 8
     assert b"nothing was started yet" in done.stderr
+
+
+def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdserve_home: Path) -> None:
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path, status="tested"))],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert serving.stdout is not None
+    assert serving.stderr is not None
+    try:
+        assert "record: " in serving.stdout.readline()
+        assert "starting" in serving.stdout.readline()
+        serving.stdout.close()
+        Deployment(None, pdserve_home).wait_for("up")
+    finally:
+        serving.send_signal(signal.SIGINT)
+        said = serving.stderr.read()
+        serving.stderr.close()
+    assert (serving.wait(60), said) == (0, "")
 
 
 def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None:
