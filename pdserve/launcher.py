@@ -260,6 +260,7 @@ class Launcher:
                 failure = fatal.result()
                 if not self._keep:
                     raise failure
+                self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code, kept=True)
                 self._state.note = failure.what
                 self._set_phase("failed")
             if stop.done():

@@ -216,3 +216,16 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, 
         for one in everything:
             asyncio.run(asyncio.wait_for(pid_end(one.pid), 30))
         assert_nothing_left(deployment)
+
+
+def test_with_keep_on_failure_a_death_while_serving_is_told_and_the_rest_is_kept(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    with up(recipe(tmp_path), pdserve_home, "--keep-on-failure") as deployment:
+        prefill = serving(deployment).id_of("prefill-0")
+        deployment.send_signal("decode-0", signal.SIGKILL)
+        deployment.command.expect("killed by SIGKILL after")
+        deployment.command.expect("deployment is failed")
+        assert prefill.alive()
+        assert pdserve("restart", "decode-0")[0] == 0
+        assert deployment.post("/v1/completions", BODY)[0] == 200
