@@ -42,8 +42,8 @@ LINE_SECONDS = 120.0
 def free_ports(count: int) -> list[int]:
     """First ports of `count` disjoint, free blocks of ten."""
     blocks: list[int] = []
-    # Below the ephemeral ports, and apart from those of another test process.
-    start = 10000 + os.getpid() % 100 * 200
+    # Above the default transfer ports (15000 on), below the ephemeral ones, apart from those of another test process.
+    start = 20000 + os.getpid() % 50 * 200
     for block in range(start, 32000, 10):
         if all(_free(port) for port in range(block, block + 10)):
             blocks.append(block)
