@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import shutil
 import signal
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,16 +31,40 @@ def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pds
         victim = deployment.id_of("decode-0")
         shutil.rmtree(deployment.run.path)
         assert victim.alive()
-        procfs_kill(victim.pid)
+        kill(victim.pid)
         assert deployment.command.finish() == 5, deployment.command.output
         assert "Traceback" not in deployment.command.output
         assert not [one for one in everything if one.alive()]
 
 
-def procfs_kill(pid: int) -> None:
-    import os
-
+def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_record_that_cannot_be_written_for_a_while_is_caught_up_with(tmp_path: Path, pdserve_home: Path) -> None:
+    """What a disk that is full for a moment does: folders stand where the files should be written."""
+    with up(recipe(tmp_path, **TWO), pdserve_home) as deployment:
+        run = serving(deployment).run
+        victim = deployment.id_of("decode-1")
+        for file in (run.events, run.state):
+            file.unlink()
+            (file / "in the way").mkdir(parents=True)
+        kill(victim.pid)
+        deployment.command.expect("decode-1     died")
+        deployment.command.expect("deployment is degraded")
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+        for file in (run.events, run.state):
+            shutil.rmtree(file)
+        until(run.state.exists)
+        assert deployment.state().processes["decode-1"].phase == "dead"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for a fact that no line tells; fails after a minute."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.02)
 
 
 def test_a_closed_terminal_does_not_end_supervision(tmp_path: Path, pdserve_home: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pdserve import procfs
+from pdserve.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve
 
 
@@ -33,3 +35,13 @@ def brought_up(name: str, home: Path) -> Iterator[Deployment]:
     finally:
         pdserve("down", name)
     assert_nothing_left(deployment)
+
+
+def member(tiny: Deployment, name: str, title: str) -> ProcessId:
+    """A process inside an engine, by what vLLM calls it."""
+    root = tiny.id_of(name)
+    found = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
+    assert len(found) == 1, found
+    identity = procfs.identify(found[0])
+    assert identity is not None
+    return identity

@@ -12,11 +12,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from pdserve import procfs
 from pdserve.process import pid_end, send
-from pdserve.procfs import ProcessId
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up
+from tests.real.conftest import brought_up, member
 
 pytestmark = pytest.mark.real
 
@@ -32,16 +30,6 @@ def tiny(home: Path) -> Iterator[Deployment]:
 def client(tiny: Deployment) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{tiny.state().endpoint}/v1", api_key="none", max_retries=0) as openai:
         yield openai
-
-
-def member(tiny: Deployment, name: str, title: str) -> ProcessId:
-    """A process inside an engine, by what vLLM calls it."""
-    root = tiny.id_of(name)
-    found = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
-    assert len(found) == 1, found
-    identity = procfs.identify(found[0])
-    assert identity is not None
-    return identity
 
 
 def test_status_shows_what_the_engines_say(tiny: Deployment) -> None:

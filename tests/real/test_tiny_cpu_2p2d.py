@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up
+from tests.real.conftest import brought_up, member
 
 pytestmark = pytest.mark.real
 
@@ -28,3 +29,17 @@ def test_every_instance_took_part(tiny: Deployment) -> None:
     engines = {name: process["engine"] for name, process in status["processes"].items() if process["engine"]}
     assert set(engines) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
     assert all(sum(engine["prompt_tokens"].values()) > 0 for engine in engines.values()), engines
+
+
+def test_a_killed_worker_is_the_death_of_its_engine_and_the_others_serve(tiny: Deployment) -> None:
+    """Last: vLLM itself exits with code 0 seconds later, as if nothing had happened."""
+    worker = member(tiny, "decode-1", "VLLM::Worker")
+    tiny.fault("decode-1", worker, signal.SIGKILL)
+    died = tiny.wait_for("died", name="decode-1")
+    tiny.wait_for("phase", phase="degraded")
+    tiny.report_delays()
+    assert died["member"].startswith("VLLM::")
+    body = {"model": "tiny", "prompt": "the others serve on", "max_tokens": 2}
+    assert [tiny.post("/v1/completions", body)[0] for _ in range(4)] == [200] * 4
+    code, output = pdserve("status", "--json")
+    assert (code, read_json(output)["processes"]["decode-1"]["phase"]) == (5, "dead")
