@@ -50,6 +50,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.local = PrefixCache(self.args.block_size)
         self.external = PrefixCache(256)
+        if self.producer is not None:
+            self.producer.changed = self.gate.notify
 
     # --- HTTP
 

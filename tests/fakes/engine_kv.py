@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -60,6 +61,8 @@ class Producer:
         self.engine_ids = [str(uuid.uuid4()) if ranks == 1 else f"{uuid.uuid4()}_dp{rank}" for rank in range(ranks)]
         self.transfers: dict[tuple[int, str], Transfer] = {}
         self.delivered = 0
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever KV is kept or delivered: whoever waits for the fake's state looks again."""
 
     @property
     def held(self) -> int:
@@ -75,6 +78,7 @@ class Producer:
             self.delivered += 1
         else:
             asyncio.get_running_loop().call_later(ABORT_SECONDS, self.transfers.pop, (rank, transfer_id), None)
+        self.changed()
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """The bootstrap server's requests."""
@@ -100,6 +104,7 @@ class Producer:
         if transfer.kv.done():
             self.transfers.pop(key, None)
             self.delivered += 1
+        self.changed()
         if query.get("release"):
             await responder.send(200, {})
         else:
