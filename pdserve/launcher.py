@@ -341,7 +341,6 @@ class Launcher:
                 cause="secrets are taken from the environment of the pdserve up that started the deployment",
                 todo="pdserve down, then pdserve up with them exported",
             )
-        await self._recovery.settle()
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
         living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded")}
@@ -352,6 +351,7 @@ class Launcher:
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
+        await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [old[name] for name in old if name not in new and self._fleet.phase_of(name) != "stopped"]
         await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))

@@ -150,6 +150,16 @@ def test_up_during_a_back_off_starts_a_process_once(tmp_path: Path, pdserve_home
         assert read_json(pdserve("status", "--json")[1])["phase"] == "ready"
 
 
+def test_a_refused_up_leaves_a_recovery_alone(tmp_path: Path, pdserve_home: Path) -> None:
+    slow = {**RESTART, "backoff_seconds": 5.0}
+    file = recipe(tmp_path, decode__restart={**slow, "backoff_max_seconds": 5.0}, **TWO)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment).send_signal("decode-1", signal.SIGKILL)
+        deployment.command.expect("decode-1     restart 1 in 5 s")
+        assert pdserve("up", file, "--set", "decode.args.max-num-seqs=3")[0] == 8
+        deployment.wait_for("phase", phase="ready", after="degraded")
+
+
 def test_a_new_secret_is_refused_and_the_deployment_serves_on(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
