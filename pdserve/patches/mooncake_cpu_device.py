@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.patches.patch import Patch
+from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-cpu-device"
@@ -17,7 +17,7 @@ def apply() -> None:
     """
     import torch
 
-    wrap(torch.accelerator, "current_device_index", patch=_NAME, signatures={"()"}, around=_index_or_zero)
+    wrap(torch.accelerator, "current_device_index", patch=_NAME, around=_index_or_zero)
 
 
 def _index_or_zero(original: Callable[[], int]) -> Callable[[], int]:
@@ -31,14 +31,14 @@ def _index_or_zero(original: Callable[[], int]) -> Callable[[], int]:
 
 PATCH = Patch(
     name=_NAME,
+    behaviour="K",
     summary=(
         "MooncakeConnector's worker asks torch for the index of the current accelerator when it is built, and torch "
         "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "
         "the index is 0; with one nothing changes."
     ),
     issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.21 to 0.33",
-    vllm="",
-    targets=("torch.accelerator.current_device_index",),
+    targets=(Target("torch.accelerator.current_device_index"),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     platforms=("cpu",),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import Patch
+from pdserve.patches import effects
+from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
 
 _NAME = "multiconnector-prom-metrics"
-_SIGNATURE = "(self, transfer_stats_data, engine_idx=0)"
-
-dropped: Counter[str] = Counter()
-"""Observations that were left out in this process, by connector."""
 
 
 def apply() -> None:
@@ -24,7 +20,6 @@ def apply() -> None:
         multi_connector.MultiKVConnectorPromMetrics,
         "observe",
         patch=_NAME,
-        signatures={_SIGNATURE},
         around=_only_registered,
     )
 
@@ -32,7 +27,7 @@ def apply() -> None:
 def _only_registered(original: Callable[..., None]) -> Callable[..., None]:
     def observe(self: Any, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         registered = {name: data for name, data in transfer_stats_data.items() if name in self._prom_metrics}
-        dropped.update(transfer_stats_data.keys() - registered.keys())
+        effects.count(_NAME, "observations-dropped", len(transfer_stats_data) - len(registered))
         original(self, registered, engine_idx)
 
     return observe
@@ -40,6 +35,7 @@ def _only_registered(original: Callable[..., None]) -> Callable[..., None]:
 
 PATCH = Patch(
     name=_NAME,
+    behaviour="A",
     summary=(
         "MooncakeConnector reports transfer statistics but registers no Prometheus metrics, and MultiConnector asserts "
         "that it did: the API server dies seconds after its first transfer. Statistics of children without metrics are "
@@ -47,11 +43,16 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/43828",
     vllm="<0.33",
-    targets=("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector.MultiKVConnectorPromMetrics.observe",),
+    targets=(
+        Target(
+            "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector.MultiKVConnectorPromMetrics.observe",
+            body=True,
+        ),
+    ),
     runs_in=("api-server",),
     connectors=frozenset({"MultiConnector", "MooncakeConnector"}),
-    platforms=("cpu", "cuda", "rocm"),
     required=True,
+    effects={"observations-dropped": "statistics of children without metrics that were dropped"},
     remove_when="vllm 0.33 is the oldest supported version: its observe skips unknown children itself",
     apply=apply,
 )

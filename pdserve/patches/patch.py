@@ -2,48 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pdserve.versions import Versions
+
 Platform = Literal["cpu", "cuda", "rocm"]
-ProcessKind = Literal["api-server", "engine-core", "worker"]
+ProcessKind = Literal["api-server", "engine-core", "worker", "lmcache-server"]
+Behaviour = Literal["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"]
+Vehicle = Literal["wrap", "subclass"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Upstream code that a patch takes hold of or relies on."""
+
+    name: str
+    """Dotted, where it is defined: vllm.v1.core.sched.scheduler.Scheduler.schedule."""
+    body: bool = False
+    """The patch depends on what the body does, so its hash counts; otherwise the signature alone."""
+    only: str = ""
+    """Versions of the distribution that have it (PEP 440); empty: all."""
+
+    @property
+    def distribution(self) -> str:
+        """vllm, lmcache, torch, ...: its top package."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What decides which patches one role's engines need."""
+
+    versions: Versions
+    platform: str
+    connectors: frozenset[str]
+    """Class names of vLLM's connectors."""
+    settings: frozenset[str] = frozenset()
+    """Settings of the recipe that only a patch provides: load_timeout_seconds, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """One correction. `apply` imports its target lazily, checks it, wraps it, and may be called again."""
+    """One correction. `apply` imports its target lazily, wraps it, and may be called again."""
 
     name: str
+    behaviour: Behaviour
     summary: str
     """What goes wrong without it and what it does, in at most three lines."""
     issue: str
     """Where upstream discusses it."""
-    vllm: str
+    vllm: str = ""
     """Versions of vllm that need it (PEP 440); empty: all that are known."""
-    targets: tuple[str, ...]
-    """Dotted names of what is wrapped."""
+    lmcache: str = ""
+    """Versions of lmcache that need it; empty: any, or none at all."""
+    targets: tuple[Target, ...]
     runs_in: tuple[ProcessKind, ...]
     """Where it has an effect. It is applied in every process of the engine all the same."""
-    connectors: frozenset[str]
+    vehicle: Vehicle = "wrap"
+    """wrap: of a function. subclass: a class of pdserve.connectors that vLLM loads by kv_connector_module_path."""
+    connectors: frozenset[str] = frozenset()
     """Class names of connectors that must all be in use for it to be needed."""
-    platforms: tuple[Platform, ...]
+    platforms: tuple[Platform, ...] = ("cpu", "cuda", "rocm")
+    settings: frozenset[str] = frozenset()
+    """Settings of a recipe that it provides: without any of them it is not needed. Empty: always needed."""
     required: bool
     """Without it a deployment that needs it does not work: an engine refuses to start rather than run unpatched."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """What it counts while it runs: name -> help text."""
+    gauges: Mapping[str, str] = field(default_factory=dict)
+    """What it reports that goes up and down: name -> help text."""
     remove_when: str
     apply: Callable[[], None]
 
-    def needed(self, *, vllm: str | None, platform: str, connectors: frozenset[str]) -> bool:
-        """Whether a deployment needs it. A version of vllm that cannot be told counts as one that does."""
-        if platform not in self.platforms or not self.connectors <= connectors:
+    def needed(self, deployment: Deployment) -> bool:
+        """Whether a deployment needs it. A version that cannot be told counts as one that does."""
+        if deployment.platform not in self.platforms or not self.connectors <= deployment.connectors:
             return False
-        try:
-            return vllm is None or in_range(vllm, self.vllm)
-        except InvalidVersion:
-            return True
+        if self.settings and not self.settings & deployment.settings:
+            return False
+        return may_be(deployment.versions.vllm, self.vllm) and may_be(deployment.versions.lmcache, self.lmcache)
+
+
+def may_be(version: str | None, specifier: str) -> bool:
+    """Whether a version that may be unknown or unreadable can be in the range."""
+    try:
+        return version is None or in_range(version, specifier)
+    except InvalidVersion:
+        return True
 
 
 def in_range(version: str, specifier: str) -> bool:

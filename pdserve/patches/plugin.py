@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 
-_applied: tuple[str, ...] | None = None
+_loaded: str | None = None
 
 
 def load() -> None:
     """Applies the patches that PDSERVE_PATCHES names; without it this process is not ours and nothing happens."""
-    global _applied
+    global _loaded
     named = os.environ.get("PDSERVE_PATCHES", "")
-    names = tuple(name.strip() for name in named.split(",") if name.strip())
-    if not names or names == _applied:
+    if named == _loaded or not named.strip(" ,"):
         return
-    from pdserve.patches.record import report
-    from pdserve.patches.registry import find
+    from pdserve.patches.loader import load_named
 
-    for patch in [find(name) for name in names]:
-        patch.apply()
-    _applied = names
-    report(names, os.environ.get("PDSERVE_PATCH_RECORD"))
+    load_named(
+        named.split(","),
+        allow_unknown=os.environ.get("PDSERVE_PATCHES_ALLOW_UNKNOWN", "").split(","),
+        folder=os.environ.get("PDSERVE_PATCH_RECORD"),
+    )
+    _loaded = named

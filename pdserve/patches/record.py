@@ -1,4 +1,8 @@
-"""Proof of life: each process of an engine says which patches are active in it, to its log and to a folder."""
+"""Proof of life: each process of an engine says which patches are active in it, to its log and to a folder.
+
+The record is `<folder>/<pid>.json` (PatchRecord). It is written once when the patches are in, and again about a second
+after an effect was counted, by a thread that exists only once there is something to count.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,100 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pdserve.distributions import installed
+from pdserve.patches import effects
+
+_WRITE_EVERY_SECONDS = 1.0
 
 
-def report(patches: Sequence[str], folder: str | None) -> None:
-    """One line on stderr, whatever vLLM's log level, and `<folder>/<pid>.json` when a folder is given."""
-    process = process_name()
-    print(
-        f"pdserve patches active: {', '.join(patches)} (pid {os.getpid()}, process {process})",
-        file=sys.stderr,
-        flush=True,
-    )
-    if not folder:
-        return
-    record = {
-        "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "process": process,
-        "patches": list(patches),
-        "versions": installed(),
-    }
-    # Renamed into place: a reader sees a whole record or none.
-    target = Path(folder) / f"{os.getpid()}.json"
-    partial = target.with_suffix(".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(record) + "\n")
-    partial.replace(target)
+@dataclass
+class Standing:
+    """What this process did with each patch that it was given."""
+
+    active: list[str] = field(default_factory=list)
+    allowed_unknown: list[str] = field(default_factory=list)
+    """Active although the code is unknown: the recipe allowed it."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Optional patches that were left out -> why."""
+    not_needed: dict[str, str] = field(default_factory=dict)
+    """Patches whose correction the code has itself -> why."""
+
+
+class Publisher:
+    """Writes the record of this process, and writes it again as effects are counted. Owns one daemon thread."""
+
+    def __init__(self, standing: Standing, folder: str | None) -> None:
+        self._standing = standing
+        self._folder = Path(folder) if folder else None
+        self._dirty = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Says it on stderr, whatever vLLM's log level, and leaves the first record."""
+        active = ", ".join(self._standing.active) or "none"
+        print(f"pdserve patches active: {active} (pid {os.getpid()}, process {process_name()})", file=sys.stderr)
+        for name, why in self._standing.skipped.items():
+            print(f"WARNING: pdserve patch {name} is left out: {why}", file=sys.stderr)
+        sys.stderr.flush()
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write()
+            effects.notify(self._changed)
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _changed(self) -> None:
+        self._dirty.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pdserve-patch-record", daemon=True)
+            self._thread.start()
+
+    def _forked(self) -> None:
+        # The name of a forked child is not set yet, so the thread writes its first record, not this hook.
+        effects.forget()
+        self._dirty, self._thread = threading.Event(), None
+        self._changed()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._dirty.wait()
+            pause.wait(_WRITE_EVERY_SECONDS)
+            self._dirty.clear()
+            try:
+                self._write()
+            except OSError as error:
+                # A full disk or a run directory that is gone: the engine serves on, the next change tries again.
+                print(f"WARNING: pdserve patch record was not written: {error}", file=sys.stderr, flush=True)
+
+    def _write(self) -> None:
+        """Renamed into place: a reader sees a whole record or none."""
+        assert self._folder is not None
+        target = self._folder / f"{os.getpid()}.json"
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(self._record()) + "\n")
+        partial.replace(target)
+
+    def _record(self) -> dict[str, Any]:
+        counted: dict[str, dict[str, float]] = {}
+        for (patch, effect), value in effects.totals().items():
+            counted.setdefault(patch, {})[effect] = value
+        return {
+            "pid": os.getpid(),
+            "session": os.getsid(0),
+            "process": process_name(),
+            "kind": process_kind(process_name()),
+            "active": self._standing.active,
+            "allowed_unknown": self._standing.allowed_unknown,
+            "skipped": self._standing.skipped,
+            "not_needed": self._standing.not_needed,
+            "effects": counted,
+            "versions": installed(),
+        }
 
 
 def process_name() -> str:
@@ -44,3 +113,16 @@ def process_name() -> str:
         return name
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec.name if spec is not None else Path(sys.argv[0]).name or name
+
+
+def process_kind(name: str) -> str:
+    """ProcessKind of a process by its name, or `other`: vLLM inspects models in a process of their own, too."""
+    if name.startswith("EngineCore"):
+        return "engine-core"
+    if "Worker" in name:
+        return "worker"
+    if "lmcache" in name:
+        return "lmcache-server"
+    if name.startswith("ApiServer") or "api_server" in name or name in ("vllm", "vllm.entrypoints.cli.main"):
+        return "api-server"
+    return "other"

@@ -8,33 +8,23 @@ from typing import Literal
 
 from pdserve.errors import RecipeError
 from pdserve.patches import mooncake_cpu_device, multiconnector_prom_metrics
-from pdserve.patches.patch import Patch
-from pdserve.versions import Versions
+from pdserve.patches.patch import Deployment, Patch
 
 REGISTRY: tuple[Patch, ...] = (
     multiconnector_prom_metrics.PATCH,
     mooncake_cpu_device.PATCH,
 )
+"""In the order in which they are applied."""
 
 
-def select(
-    *,
-    requested: Literal["auto"] | Sequence[str],
-    versions: Versions,
-    platform: str,
-    connectors: frozenset[str],
-) -> tuple[str, ...]:
+def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -> tuple[str, ...]:
     """Names of the patches to apply, in the registry's order.
 
-    auto: those that these versions and connectors (vLLM class names) need. A list: exactly those; an unknown name is
-    a RecipeError. A version that is not known counts as one that needs the patch.
+    auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is
+    not known counts as one that needs the patch.
     """
     if requested == "auto":
-        return tuple(
-            patch.name
-            for patch in REGISTRY
-            if patch.needed(vllm=versions.vllm, platform=platform, connectors=connectors)
-        )
+        return tuple(patch.name for patch in REGISTRY if patch.needed(deployment))
     for name in requested:
         find(name)
     return tuple(patch.name for patch in REGISTRY if patch.name in requested)

@@ -6,12 +6,11 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.errors import RecipeError
-from pdserve.patches import registry
 from pdserve.plan import kv_transfer
 from pdserve.plan.environment import engine_env
 from pdserve.plan.lmcache_servers import Server, servers_of
-from pdserve.plan.model import HttpProbe, Process, Versions
+from pdserve.plan.model import HttpProbe, Process, Ranks, Versions
+from pdserve.plan.patching import select_patches
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import TRANSFER_PORTS, Need, Ports
 from pdserve.plan.vllm_argv import Rendezvous, vllm_argv
@@ -64,12 +63,12 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
     recipe, ports = inputs.recipe, inputs.ports
     connector = inputs.connectors[instance.role_name]
     attached = servers_of(inputs.servers, instance)
+    patches = select_patches(recipe, instance.role, connector, inputs.versions)
     config = None
     if connector is not None:
         request_ports = tuple(ports.first(server.name, "request") for server in attached)
-        context = kv_transfer.Context(recipe, instance.role_name, request_ports)
+        context = kv_transfer.Context(recipe, instance.role_name, request_ports, patches)
         config = kv_transfer.kv_transfer_config(connector, instance.role, context)
-    patches = select_patches(recipe, connector, inputs.versions)
     transfer = effective.transfer_of(connector)
     for rank, share in enumerate(instance.shares):
         name = instance.process_name(rank)
@@ -94,7 +93,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 rank=rank,
                 ports=ports,
                 patches=patches,
-                patch_record=posixpath.join(inputs.run_dir, "patches"),
+                patch_record=posixpath.join(inputs.run_dir, "patches", name),
                 mooncake=transfer if isinstance(transfer, Mooncake) else None,
                 hosts=inputs.hosts,
             ),
@@ -109,23 +108,15 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             restart=instance.role.restart,
             lmcache=attached[0].name if attached else None,
             patches=patches,
+            ranks=_ranks(instance, rank),
         )
 
 
-def select_patches(recipe: Recipe, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:
-    """The patches of a role's engines. Raises RecipeError when a list of the recipe leaves out a needed one."""
-    names = kv_transfer.class_names(connector)
-    selected = registry.select(requested=recipe.patches, versions=versions, platform=recipe.platform, connectors=names)
-    for patch in registry.REGISTRY:
-        needed = patch.required and patch.needed(vllm=versions.vllm, platform=recipe.platform, connectors=names)
-        if needed and patch.name not in selected:
-            raise RecipeError(
-                f"vllm {versions.vllm or '(of unknown version)'} needs the patch {patch.name}, not in `patches`",
-                where="patches",
-                cause=f"{patch.summary} ({patch.issue})",
-                todo=f"add {patch.name} to the list, or write patches: auto",
-            )
-    return selected
+def _ranks(instance: Instance, rank: int) -> Ranks:
+    """Followers have no API server, and no EngineCore unless they are DP ranks of their own."""
+    parallel = instance.role.parallel
+    cores = max(parallel.dp // len(instance.shares), 1 if rank == 0 else 0)
+    return Ranks(cores=cores, workers=instance.shares[rank].workers)
 
 
 def _rendezvous(instance: Instance, ports: Ports) -> Rendezvous | None:

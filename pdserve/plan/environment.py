@@ -105,6 +105,7 @@ def engine_env(
     Defaults, then the recipe's `engine.env` and the role's `env`, then what the plan alone decides.
     """
     share = instance.shares[rank]
+    allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
     process = instance.process_name(rank)
     wanted, secrets = _split(effective.env_of(recipe, instance.role))
     devices, hidden = device_env(recipe.platform, share.devices)
@@ -116,6 +117,7 @@ def engine_env(
         "PYTHONHASHSEED": str(recipe.engine.hash_seed),
         "PDSERVE_PATCHES": ",".join(patches),
         "PDSERVE_PATCH_RECORD": patch_record,
+        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
         **devices,
     }
     if "VLLM_PLUGINS" in setting:

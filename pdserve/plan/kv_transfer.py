@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdserve.errors import RecipeError
+from pdserve.patches.registry import find
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import LmcacheMp, Mooncake, Nixl, Raw
 from pdserve.recipe.effective import AnyConnector
@@ -24,6 +25,12 @@ Protocol = Literal["mooncake", "nixl", "aggregated"]
 LMCACHE_MODULE = "lmcache.integration.vllm.lmcache_mp_connector"
 """Named explicitly: vLLM's own class of that name cannot talk to lmcache 0.5.x."""
 
+CONNECTOR_MODULES = {
+    "MultiConnector": "pdserve.connectors.multi",
+    "LMCacheMPConnector": "pdserve.connectors.lmcache_mp",
+}
+"""Our subclasses; upstream asks for connectors by class name in several places, so they keep it."""
+
 _KV_ROLE: dict[RoleName, str] = {"prefill": "kv_producer", "decode": "kv_consumer", "aggregated": "kv_both"}
 
 
@@ -35,6 +42,8 @@ class Context:
     role_name: RoleName
     lmcache_ports: tuple[int, ...]
     """Request ports of the node's LMCache servers, in TP-rank order; empty: none is attached."""
+    patches: tuple[str, ...] = ()
+    """Patches of the role's engines: those that are subclasses are loaded instead of vLLM's own connectors."""
 
     @property
     def kv_role(self) -> str:
@@ -51,10 +60,20 @@ def kv_transfer_config(connector: AnyConnector, role: Role, context: Context) ->
     else:
         config = {
             "kv_connector": "MultiConnector",
+            **_module("MultiConnector", context, upstream=None),
             "kv_role": context.kv_role,
             "kv_connector_extra_config": {"connectors": children},
         }
+    if role.load_timeout_seconds is not None:
+        config["kv_connector_extra_config"]["load_timeout_seconds"] = role.load_timeout_seconds
     return {**config, "kv_load_failure_policy": failure_policy(connector, role)}
+
+
+def _module(class_name: str, context: Context, *, upstream: str | None) -> Config:
+    """Where vLLM finds the class: ours, of the same name, where a patch of the role is one; else upstream's module."""
+    ours = any(find(name).vehicle == "subclass" and class_name in find(name).connectors for name in context.patches)
+    module = CONNECTOR_MODULES[class_name] if ours else upstream
+    return {} if module is None else {"kv_connector_module_path": module}
 
 
 def failure_policy(connector: AnyConnector, role: Role) -> str:
@@ -138,9 +157,13 @@ def _lmcache_mp(leaf: LmcacheMp, context: Context) -> Config:
     extra["lmcache.mp.heartbeat_interval"] = section.heartbeat_seconds
     # Never left to `auto`: a pair that resolves differently hangs until mq_timeout and then blames the network.
     extra["lmcache.mp.mp_transfer_mode"] = effective.transfer_mode_of(context.recipe, leaf)[1]
+    if leaf.max_tokens_per_load is not None:
+        extra["pdserve.max_tokens_per_load"] = leaf.max_tokens_per_load
+    if leaf.min_load_tokens is not None:
+        extra["pdserve.min_load_tokens"] = leaf.min_load_tokens
     return {
         "kv_connector": "LMCacheMPConnector",
-        "kv_connector_module_path": LMCACHE_MODULE,
+        **_module("LMCacheMPConnector", context, upstream=LMCACHE_MODULE),
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
@@ -166,7 +189,10 @@ def _leaf(leaf: Mooncake | Nixl | LmcacheMp | Raw, context: Context) -> Config:
             where="aggregated.connector",
             todo="use lmcache-mp alone, or mode: disaggregated",
         )
-    return _REGISTRY[type(leaf)].build(leaf, context)
+    config = _REGISTRY[type(leaf)].build(leaf, context)
+    if not isinstance(leaf, Raw) and leaf.load_weight is not None:
+        config["kv_connector_extra_config"]["load_weight"] = leaf.load_weight
+    return config
 
 
 def _raw_names(config: Mapping[str, Any]) -> Iterator[str]:

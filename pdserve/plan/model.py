@@ -68,6 +68,15 @@ class Env(Frozen):
     secrets: dict[str, str] = {}
 
 
+class Ranks(Frozen):
+    """What runs inside an engine's process tree."""
+
+    cores: int
+    """EngineCores: its DP ranks on the node."""
+    workers: int
+    """TP x PP x DP workers on the node. A single one may live inside its EngineCore."""
+
+
 class Process(Frozen):
     """One operating-system process tree: started, watched and stopped by its node's agent."""
 
@@ -98,6 +107,9 @@ class Process(Frozen):
     lmcache: str | None = None
     """Name of the LMCache server that this engine attaches to (the first one when `per: tp-rank`)."""
     patches: tuple[str, ...] = ()
+    """Names, in the order in which they are applied."""
+    ranks: Ranks | None = None
+    """None: not an engine."""
 
 
 class LmcacheServer(Frozen):

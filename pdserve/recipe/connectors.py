@@ -11,7 +11,17 @@ from pdserve.recipe.base import Count, Strict
 TransferMode = Literal["auto", "lmcache_driven", "engine_driven"]
 
 
-class Mooncake(Strict):
+class Leafwise(Strict):
+    """What every connector may say as a child of a multi."""
+
+    load_weight: float | None = Field(
+        default=None,
+        gt=0,
+        description="Child of a multi: its tokens count so many times when the child that loads is chosen (1 if null).",
+    )
+
+
+class Mooncake(Leafwise):
     """Prefill pushes KV to decode through the Mooncake transfer engine."""
 
     kind: Literal["mooncake"] = Field(default="mooncake", description="Mooncake transfer engine, prefill pushes.")
@@ -25,7 +35,7 @@ class Mooncake(Strict):
     device_name: str = Field(default="", description="RDMA devices, comma separated; empty lets Mooncake choose.")
 
 
-class Nixl(Strict):
+class Nixl(Leafwise):
     """Decode pulls KV from prefill through NIXL."""
 
     kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")
@@ -36,7 +46,7 @@ class Nixl(Strict):
     lease_seconds: Count = Field(default=30, description="How long prefill keeps blocks without a heartbeat.")
 
 
-class LmcacheMp(Strict):
+class LmcacheMp(Leafwise):
     """Stores KV in, and reloads it from, the LMCache MP server of the same node (section `lmcache`)."""
 
     kind: Literal["lmcache-mp"] = Field(default="lmcache-mp", description="The LMCache server of the node.")
@@ -44,6 +54,14 @@ class LmcacheMp(Strict):
         default=None,
         description="The engine's side of the transfer mode; null: the mode that the server side implies. "
         "A pair that does not match makes the engine hang for the message timeout, so it is refused.",
+    )
+    max_tokens_per_load: Count | None = Field(
+        default=None,
+        description="Load at most so many tokens of a prompt from LMCache and compute the rest (whole chunks); "
+        "null: no cap. CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD in the role's env overrides it, 0 turns it off.",
+    )
+    min_load_tokens: Count | None = Field(
+        default=None, description="A reload that would bring fewer tokens than this is computed instead; null: never."
     )
 
 

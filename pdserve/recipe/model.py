@@ -82,6 +82,11 @@ class Role(Strict):
         description="What the engine does when external KV cannot be loaded; null: recompute where LMCache is "
         "attached, fail on a plain decode (the proxy then reports the failure instead of hiding a recompute).",
     )
+    load_timeout_seconds: Seconds | None = Field(
+        default=None,
+        description="A load of external KV that takes longer is given up and its request computed in fresh blocks; the "
+        "old blocks stay reserved until the transfer has ended. null: a request waits as long as its connector does.",
+    )
     args: FlagMap = Field(default={}, description="vLLM flags of this role, without the dashes.")
     env: EnvMap = Field(default={}, description="Environment of this role's engines.")
     restart: Restart = Field(default=Restart(), description="What happens when one instance of this role dies.")
@@ -197,6 +202,11 @@ class Recipe(Strict):
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
     patches: Literal["auto"] | list[str] = Field(
         default="auto", description="auto: what these versions and connectors need. A list: exactly those."
+    )
+    allow_unknown_upstream: list[str] = Field(
+        default=[],
+        description="Names of patches that may be applied to upstream code that pdserve does not know (a nightly "
+        "build); `status` shows it. Without it a required patch then refuses to start, an optional one is left out.",
     )
 
     def roles(self) -> list[tuple[Literal["prefill", "decode", "aggregated"], Role]]:

@@ -55,7 +55,7 @@ def main() -> None:
     os.environ["PDSERVE_PATCHES"] = "multiconnector-prom-metrics,mooncake-cpu-device"
     load_general_plugins()
 
-    from pdserve.patches import multiconnector_prom_metrics, plugin
+    from pdserve.patches import effects, plugin
 
     plugin.load()
     after = {
@@ -70,7 +70,7 @@ def main() -> None:
             "before": before,
             "after": after,
             "seen": seen,
-            "dropped": multiconnector_prom_metrics.dropped,
+            "dropped": effects.totals()[("multiconnector-prom-metrics", "observations-dropped")],
         },
         sys.stdout,
     )

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.patches.proof import read_records
+
 ROOT = Path(__file__).parents[2]
 STAND_IN = """
 import sys
-from pdserve.patches import mooncake_cpu_device, plugin, registry
+from pdserve.patches import loader, plugin, registry
+from pdserve.patches.verdict import Verdict
 import dataclasses
 applied = []
+loader.judge = lambda patch, versions: Verdict("apply", "known code")
 registry.REGISTRY = tuple(
     dataclasses.replace(patch, apply=lambda name=patch.name: applied.append(name)) for patch in registry.REGISTRY
 )
@@ -58,21 +62,32 @@ def test_a_record_is_left_for_each_process(tmp_path: Path) -> None:
     (path,) = folder.iterdir()
     record = json.loads(path.read_text())
     assert path.name == f"{record['pid']}.json"
-    assert record["patches"] == names
-    assert record["ppid"] == os.getpid()
+    assert record["active"] == names
+    assert record["session"] == os.getsid(0)
     assert set(record["versions"]) >= {"vllm", "lmcache", "mooncake", "nixl"}
 
 
-def test_a_child_of_multiprocessing_is_reported_by_its_name() -> None:
+def test_a_forked_child_leaves_a_record_under_its_own_name(tmp_path: Path) -> None:
     code = """
-import multiprocessing
-from pdserve.patches.record import report
-child = multiprocessing.get_context("fork").Process(target=report, args=(["a"], None), name="EngineCore")
-child.start(); child.join()
+import multiprocessing, pathlib, sys, threading
+from pdserve.patches import effects
+from pdserve.patches.record import Publisher, Standing
+folder = pathlib.Path(sys.argv[1])
+Publisher(Standing(active=["a"]), str(folder)).start()
+effects.count("a", "seen")
+def child():
+    effects.count("a", "seen", 2)
+    pause = threading.Event()
+    while len(list(folder.glob("*.json"))) < 2: pause.wait(0.01)
+child = multiprocessing.get_context("fork").Process(target=child, name="EngineCore")
+child.start(); child.join(20)
 """
-    done = run(code)
-    assert done.stderr.startswith("pdserve patches active: a (pid ")
-    assert done.stderr.endswith(", process EngineCore)\n")
+    done = run(code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    records = {record.process: record for record in read_records(tmp_path)}
+    assert records["EngineCore"].kind == "engine-core"
+    assert records["EngineCore"].effects == {"a": {"seen": 2}}
+    assert len(records) == 2
 
 
 def test_an_unknown_name_ends_the_process_instead_of_being_left_out() -> None:
@@ -96,5 +111,6 @@ load()
     assert done.returncode == 1
     last = done.stderr.rstrip().splitlines()[-1]
     assert last.startswith("pdserve.errors.StartError: patch mooncake-cpu-device does not know this upstream code")
-    assert "torch.accelerator.current_device_index(device) is not one of the known ()" in last
+    assert "torch.accelerator.current_device_index" in last
+    assert "allow_unknown_upstream: [mooncake-cpu-device]" in last
     assert "patches active" not in done.stderr

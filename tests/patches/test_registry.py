@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.patches.patch import in_range
+from pdserve.patches.patch import Deployment, in_range
 from pdserve.patches.registry import REGISTRY, find, select
 from pdserve.plan.model import Versions
 
@@ -16,7 +16,13 @@ PATH = frozenset({"MultiConnector", "MooncakeConnector", "LMCacheMPConnector"})
 
 
 def auto(vllm: str | None, platform: str = "cpu", connectors: frozenset[str] = PATH) -> tuple[str, ...]:
-    return select(requested="auto", versions=Versions(vllm=vllm), platform=platform, connectors=connectors)
+    return select("auto", deployment(vllm, platform, connectors))
+
+
+def deployment(
+    vllm: str | None = None, platform: str = "cpu", connectors: frozenset[str] = PATH, lmcache: str | None = "0.5.6"
+) -> Deployment:
+    return Deployment(versions=Versions(vllm=vllm, lmcache=lmcache), platform=platform, connectors=connectors)
 
 
 @pytest.mark.parametrize("vllm", ["0.26.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1"])
@@ -53,22 +59,20 @@ def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], exp
 
 
 def test_a_list_is_taken_as_it_is_whatever_the_versions_say() -> None:
-    chosen = select(
-        requested=["mooncake-cpu-device"], versions=Versions(vllm="0.99"), platform="cuda", connectors=frozenset()
-    )
+    chosen = select(["mooncake-cpu-device"], deployment("0.99", "cuda", frozenset()))
     assert chosen == ("mooncake-cpu-device",)
-    assert select(requested=[], versions=Versions(), platform="cpu", connectors=PATH) == ()
+    assert select([], deployment()) == ()
 
 
 def test_a_list_keeps_the_order_of_the_registry_and_names_each_once() -> None:
     names = [patch.name for patch in REGISTRY]
-    chosen = select(requested=[*reversed(names), *names], versions=Versions(), platform="cpu", connectors=PATH)
+    chosen = select([*reversed(names), *names], deployment())
     assert chosen == tuple(names)
 
 
 def test_an_unknown_name_is_a_recipe_error_with_a_suggestion() -> None:
     with pytest.raises(RecipeError, match="moncake-cpu-device") as caught:
-        select(requested=["moncake-cpu-device"], versions=Versions(), platform="cpu", connectors=PATH)
+        select(["moncake-cpu-device"], deployment())
     assert caught.value.todo == "did you mean 'mooncake-cpu-device'?"
     assert caught.value.exit_code == 2
 

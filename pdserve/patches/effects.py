@@ -1,0 +1,55 @@
+"""What the patches of this process have done so far: counted here, published with the process's record.
+
+Cheap enough for a scheduler's step: a lock and a dictionary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_lock = threading.Lock()
+_totals: dict[tuple[str, str], float] = {}
+_on_change: Callable[[], None] | None = None
+
+
+def count(patch: str, effect: str, n: float = 1) -> None:
+    """Adds to a counter of the patch; the effect must be one that its Patch declares."""
+    if n == 0:
+        return
+    with _lock:
+        _totals[patch, effect] = _totals.get((patch, effect), 0) + n
+    _changed()
+
+
+def gauge(patch: str, effect: str, value: float) -> None:
+    """Sets a value that goes up and down, such as the blocks in quarantine."""
+    with _lock:
+        if _totals.get((patch, effect), 0) == value:
+            return
+        _totals[patch, effect] = value
+    _changed()
+
+
+def totals() -> dict[tuple[str, str], float]:
+    """(patch, effect) -> value, in this process."""
+    with _lock:
+        return dict(_totals)
+
+
+def notify(changed: Callable[[], None] | None) -> None:
+    """`changed` is called after every change, in the thread that made it; it must be quick."""
+    global _on_change
+    _on_change = changed
+
+
+def forget() -> None:
+    """Back to nothing: a forked child counts for itself, and its lock may have been held by another thread."""
+    global _lock
+    _lock = threading.Lock()
+    _totals.clear()
+
+
+def _changed() -> None:
+    if _on_change is not None:
+        _on_change()

@@ -1,0 +1,56 @@
+"""Applies patches to this process: judged first, all or nothing, then reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pdserve.distributions import installed
+from pdserve.errors import StartError
+from pdserve.patches import metrics
+from pdserve.patches.patch import Patch
+from pdserve.patches.record import Publisher, Standing, process_kind, process_name
+from pdserve.patches.registry import find
+from pdserve.patches.verdict import Verdict, judge
+
+
+def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: str | None) -> Standing:
+    """Applies the patches of these names, in this order, and publishes what came of each.
+
+    Raises StartError before anything is applied when a required patch meets code that it does not know, unless
+    `allow_unknown` names it; an optional one is left out then, with a warning.
+    """
+    patches = [find(name.strip()) for name in names if name.strip()]
+    allowed = {name.strip() for name in allow_unknown if name.strip()}
+    versions = installed()
+    verdicts = [(patch, judge(patch, versions)) for patch in patches]
+    for patch, verdict in verdicts:
+        if verdict.outcome == "unknown" and patch.required and patch.name not in allowed:
+            raise _refusal(patch, verdict)
+    standing = Standing()
+    for patch, verdict in verdicts:
+        _take(patch, verdict, allowed, standing)
+    Publisher(standing, folder).start()
+    if folder and process_kind(process_name()) == "api-server":
+        metrics.register(folder)
+    return standing
+
+
+def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing) -> None:
+    if verdict.outcome == "not-needed":
+        standing.not_needed[patch.name] = verdict.why
+        return
+    if verdict.outcome == "unknown" and patch.name not in allowed:
+        standing.skipped[patch.name] = verdict.why
+        return
+    patch.apply()
+    standing.active.append(patch.name)
+    if verdict.outcome == "unknown":
+        standing.allowed_unknown.append(patch.name)
+
+
+def _refusal(patch: Patch, verdict: Verdict) -> StartError:
+    # One line: all that a log shows of an exception is its message.
+    return StartError(
+        f"patch {patch.name} does not know this upstream code: {verdict.why}; use a version that pdserve supports, or "
+        f"say allow_unknown_upstream: [{patch.name}] in the recipe to apply it all the same"
+    )

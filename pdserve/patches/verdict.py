@@ -1,0 +1,78 @@
+"""Whether a patch may be applied to the code that this process has: versions suggest, fingerprints decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints, of_loaded
+from pdserve.patches.patch import Patch, Target, in_range, may_be
+
+Outcome = Literal["apply", "not-needed", "unknown"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be done with a patch here, and why, in one line."""
+
+    outcome: Outcome
+    why: str
+
+
+def judge(
+    patch: Patch,
+    versions: Mapping[str, str | None],
+    *,
+    look: Callable[[str], Fingerprint | None] = of_loaded,
+    table: Mapping[str, tuple[Known, ...]] | None = None,
+) -> Verdict:
+    """Compares each target of `patch` with what is known of it.
+
+    `versions`: installed versions by distribution. Code that only versions outside the patch's range have is
+    upstream's own correction: not needed. Code that no known version has: unknown, whatever the version says.
+    """
+    known = known_fingerprints() if table is None else table
+    asked = False
+    for target in patch.targets:
+        version = versions.get(target.distribution)
+        if target.only and not may_be(version, target.only):
+            continue
+        found = look(target.name)
+        if found is None and target.only:
+            continue
+        if found is None:
+            return Verdict("unknown", f"{target.name} does not exist in {target.distribution} {version or '?'}")
+        matches = [one for one in known.get(target.name, ()) if _same(one, found, target)]
+        if not matches:
+            return Verdict("unknown", _unlike(target, found, version))
+        if _affected(patch, target, matches, version):
+            asked = True
+    if not asked and any(_range(patch, target) for target in patch.targets):
+        return Verdict("not-needed", "upstream has corrected this code")
+    return Verdict("apply", "known code")
+
+
+def _same(one: Known, found: Fingerprint, target: Target) -> bool:
+    return one.signature == found.signature and (not target.body or one.code == found.code)
+
+
+def _range(patch: Patch, target: Target) -> str:
+    return {"vllm": patch.vllm, "lmcache": patch.lmcache}.get(target.distribution, "")
+
+
+def _affected(patch: Patch, target: Target, matches: list[Known], version: str | None) -> bool:
+    specifier = _range(patch, target)
+    if not specifier:
+        return True
+    released = {one for match in matches for one in match.versions}
+    if version in released:
+        return in_range(str(version), specifier)
+    return any(in_range(one, specifier) for one in released)
+
+
+def _unlike(target: Target, found: Fingerprint, version: str | None) -> str:
+    what = f"{target.name}{found.signature}"
+    if target.body:
+        what += f" [{found.code}]"
+    return f"{what} of {target.distribution} {version or '(unknown version)'} is none of the known ones"

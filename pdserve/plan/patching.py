@@ -1,0 +1,68 @@
+"""Which patches a role's engines get, and what follows from it for their connectors."""
+
+from __future__ import annotations
+
+from pdserve.errors import RecipeError
+from pdserve.patches import registry
+from pdserve.patches.patch import Deployment, Patch
+from pdserve.plan import kv_transfer
+from pdserve.recipe import effective
+from pdserve.recipe.connectors import LmcacheMp, Raw
+from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.model import Recipe, Role
+from pdserve.versions import Versions
+
+LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
+"""The environment switch of the patch that capped loads first; 0 is off."""
+
+
+def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
+    """What decides which patches this role needs."""
+    return Deployment(
+        versions=versions,
+        platform=recipe.platform,
+        connectors=kv_transfer.class_names(connector),
+        settings=settings_of(recipe, role, connector),
+    )
+
+
+def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> frozenset[str]:
+    """The settings of this role that only a patch provides."""
+    found = set()
+    if role.load_timeout_seconds is not None:
+        found.add("load_timeout_seconds")
+    lmcache = [leaf for leaf in effective.leaves(connector) if isinstance(leaf, LmcacheMp)]
+    switch = str(effective.env_of(recipe, role).get(LOAD_CAP_SWITCH, "0")).strip()
+    if any(leaf.max_tokens_per_load for leaf in lmcache) or (lmcache and switch not in ("", "0")):
+        found.add("max_tokens_per_load")
+    if any(leaf.min_load_tokens for leaf in lmcache):
+        found.add("min_load_tokens")
+    return frozenset(found)
+
+
+def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:
+    """The patches of a role's engines, names in the order of the registry.
+
+    Raises RecipeError when the recipe's list leaves out one that it cannot do without: a required one, or the one
+    that provides a setting of the recipe.
+    """
+    deployment = deployment_of(recipe, role, connector, versions)
+    selected = registry.select(recipe.patches, deployment)
+    for patch in registry.REGISTRY:
+        if patch.name not in selected and (patch.required or patch.settings) and patch.needed(deployment):
+            raise _left_out(patch, deployment)
+    if isinstance(connector, Raw):
+        # Which class vLLM loads is the recipe's own business there.
+        return tuple(name for name in selected if registry.find(name).vehicle != "subclass")
+    return selected
+
+
+def _left_out(patch: Patch, deployment: Deployment) -> RecipeError:
+    asked = sorted(patch.settings & deployment.settings)
+    needs = f"the setting {asked[0]}" if asked else f"vllm {deployment.versions.vllm or '(of unknown version)'}"
+    return RecipeError(
+        f"{needs} needs the patch {patch.name}, not in `patches`",
+        where="patches",
+        cause=f"{patch.summary} ({patch.issue})",
+        todo=f"add {patch.name} to the list, or write patches: auto",
+    )

@@ -1,0 +1,38 @@
+"""What cannot be fetched is not tested, and said loudly: as a skip with its reason, and once more at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.upstream.sources import SourcesError
+
+_missing: set[str] = set()
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    try:
+        yield
+    except SourcesError as error:
+        _missing.add(str(error))
+        pytest.skip(f"NOT TESTED: {error}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    with _told():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with _told():
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason in sorted(_missing):
+        terminalreporter.write_line(f"NOT TESTED AGAINST OTHER UPSTREAM VERSIONS: {reason}", red=True, bold=True)

@@ -1,0 +1,63 @@
+"""Writes pdserve/patches/fingerprints.json from the sources of the supported versions.
+
+`python -m tests.upstream.fingerprints` after reading what is new: a fingerprint in the table says that a person (or a
+test on that version) has looked at the code. `tests/upstream/canary.py` only prints what changed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+from pdserve.patches.fingerprint import Fingerprint, of_loaded, of_tree
+from pdserve.patches.patch import Target, may_be
+from pdserve.patches.registry import REGISTRY
+from tests.upstream.run import VLLM_VERSIONS
+from tests.upstream.sources import source_tree
+
+TABLE = Path(__file__).parents[2] / "pdserve" / "patches" / "fingerprints.json"
+LMCACHE_VERSIONS = ("0.4.5", "0.4.6", "0.4.7", "0.5.4", "0.5.5", "0.5.6")
+_RELEASES = {"vllm": VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
+
+Table = dict[str, list[dict[str, object]]]
+
+
+def targets() -> list[Target]:
+    """All targets of all patches, each name once."""
+    found = {target.name: target for patch in REGISTRY for target in patch.targets}
+    return [found[name] for name in sorted(found)]
+
+
+def generate() -> Table:
+    """The table, from the released sources; what is neither vllm's nor lmcache's comes from the installed package."""
+    return {target.name: _entries(target) for target in targets()}
+
+
+def _entries(target: Target) -> list[dict[str, object]]:
+    releases = _RELEASES.get(target.distribution)
+    if releases is None:
+        version = importlib.metadata.version(target.distribution).partition("+")[0]
+        found = {version: of_loaded(target.name)}
+    else:
+        found = {
+            version: of_tree(target.name, source_tree(target.distribution, version))
+            for version in releases
+            if may_be(version, target.only)
+        }
+    by_code: dict[Fingerprint, list[str]] = {}
+    for version, fingerprint in found.items():
+        if fingerprint is not None:
+            by_code.setdefault(fingerprint, []).append(version)
+    return [
+        {"signature": fingerprint.signature, "code": fingerprint.code, "versions": versions}
+        for fingerprint, versions in by_code.items()
+    ]
+
+
+def main() -> None:
+    TABLE.write_text(json.dumps(generate(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

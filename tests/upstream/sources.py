@@ -1,0 +1,121 @@
+"""Python sources of upstream releases, fetched once from the package index into .cache/upstream.
+
+Only source distributions, by name and hash (pins.toml), and only their Python files: nothing is built or installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path, PurePosixPath
+from urllib.parse import urldefrag, urljoin
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache" / "upstream"
+PINS = Path(__file__).with_name("pins.toml")
+_PACKAGES = {"vllm": "vllm", "lmcache": "lmcache"}
+_PUBLIC_INDEX = "https://pypi.org/simple"
+
+
+class SourcesError(RuntimeError):
+    """The package index is out of reach. The tests that need it say so loudly."""
+
+
+@cache
+def pins() -> dict[str, str]:
+    """File name -> sha256."""
+    files: dict[str, str] = tomllib.loads(PINS.read_text())["files"]
+    return files
+
+
+def source_tree(distribution: str, version: str) -> Path:
+    """A folder that has the package of that release, to be put on the path. Raises SourcesError."""
+    name = f"{distribution}-{version}"
+    tree = CACHE / name
+    if not (tree / "complete").exists():
+        archive = fetch(f"{name}.tar.gz")
+        partial = CACHE / f".{name}.{os.getpid()}"
+        _unpack(archive, _PACKAGES[distribution], partial)
+        (partial / "complete").write_text(archive.name + "\n")
+        shutil.rmtree(tree, ignore_errors=True)
+        partial.rename(tree)
+        archive.unlink()
+    return tree
+
+
+def fetch(file: str) -> Path:
+    """Downloads a pinned file. Raises SourcesError; ValueError when its content is not what was pinned."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    project = file.rsplit("-", 1)[0]
+    page = f"{index_url().rstrip('/')}/{project}/"
+    target = CACHE / file
+    digest = hashlib.sha256()
+    try:
+        with httpx.Client(timeout=60, follow_redirects=True) as client:
+            url = _link(client.get(page).raise_for_status().text, page, file)
+            with client.stream("GET", url) as response, target.open("wb") as out:
+                response.raise_for_status()
+                for block in response.iter_bytes():
+                    digest.update(block)
+                    out.write(block)
+    except httpx.HTTPError as error:
+        raise SourcesError(f"{file} cannot be had from {page}: {error}") from error
+    if digest.hexdigest() != pins().get(file):
+        target.unlink()
+        raise ValueError(f"{file} has the hash {digest.hexdigest()}, pinned is {pins().get(file)}")
+    return target
+
+
+def index_url() -> str:
+    """The index that pip would ask."""
+    if found := os.environ.get("PIP_INDEX_URL"):
+        return found
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or _PUBLIC_INDEX
+
+
+def _link(html: str, page: str, file: str) -> str:
+    parser = _Anchors()
+    parser.feed(html)
+    for href in parser.hrefs:
+        url = urldefrag(urljoin(page, href)).url
+        if PurePosixPath(url).name == file:
+            return url
+    raise SourcesError(f"{page} does not list {file}")
+
+
+class _Anchors(HTMLParser):
+    """The links of an index page (PEP 503)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.hrefs.extend(value for name, value in attrs if name == "href" and value)
+
+
+def _unpack(archive: Path, package: str, into: Path) -> None:
+    """Its Python files below the package's folder, wherever the archive has it."""
+    shutil.rmtree(into, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts = PurePosixPath(member.name).parts[1:]
+            if member.isfile() and member.name.endswith(".py") and parts[:1] == (package,):
+                target = into.joinpath(*parts)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = tar.extractfile(member)
+                assert content is not None
+                target.write_bytes(content.read())
