@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
+from pdserve.patched import forget
 from pdserve.plan.model import Plan, Process
 from pdserve.protocol import (
     Died,
@@ -95,6 +96,7 @@ class Fleet:
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
+        forget(self.run, name)
         self.links[process.node].send(Start(process=process, secrets=values))
 
     async def stop(self, name: str, grace: float | None = None) -> None:

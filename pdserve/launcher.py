@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from pdserve.failure import not_attached, start_error
 from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
 from pdserve.lmcache_server import wait_attached
+from pdserve.patched import records, unpatched
 from pdserve.plan.model import Plan, Process
 from pdserve.preflight import ENGINE_KEY
 from pdserve.protocol import Event, Gone, Health, Shutdown
@@ -126,6 +127,7 @@ class Launcher:
                     if any(process.name == name for process in processes):
                         self._fleet.start(name)
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
+            self._prove_patched(process.name for process in processes)
             await self._race(self._prove_attached())
             self._fleet.release_all()
             canary = await self._race(self._canary())
@@ -195,6 +197,14 @@ class Launcher:
             ):
                 continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
             return start_error(trouble, self._fleet.plan, self._run_dir)
+
+    def _prove_patched(self, names: Iterable[str]) -> None:
+        if (error := unpatched(self._fleet.plan, self._run_dir, names)) is not None:
+            raise error
+        found = {name: records(self._run_dir, name) for name in self._fleet.plan.names()}
+        active = {name: sorted({patch for one in reported for patch in one.active}) for name, reported in found.items()}
+        if patched := {name: patches for name, patches in active.items() if patches}:
+            self._fleet.record("patched", processes=patched)
 
     async def _prove_attached(self) -> None:
         servers = self._fleet.plan.lmcache

@@ -17,6 +17,7 @@ from pdserve.errors import PdserveError, ServeError
 from pdserve.failure import serve_error
 from pdserve.fleet import Fleet, Trouble
 from pdserve.lmcache_server import wait_attached
+from pdserve.patched import unpatched
 from pdserve.plan.model import HttpProbe, LmcacheServer
 from pdserve.protocol import Died, Gone, Health, Late
 
@@ -147,7 +148,7 @@ class Recovery:
         if not await self._fleet.outcome(name):
             await self._stop_failed(name)
             return False
-        if is_engine and not (await self._attached(servers) and await self._answers(name)):
+        if is_engine and not (self._patched(name) and await self._attached(servers) and await self._answers(name)):
             await self._stop_failed(name)
             return False
         self._fleet.release(name, UNPROVEN)
@@ -156,9 +157,15 @@ class Recovery:
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]
         if state.phase != "dead":
-            state.phase, state.note = "dead", "not attached to LMCache, or no answer to its canary"
+            state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
         self._fleet.route(name, "dead")
         await self._fleet.stop(name)
+
+    def _patched(self, name: str) -> bool:
+        error = unpatched(self._fleet.plan, self._fleet.run, [name])
+        if error is not None:
+            self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
+        return error is None
 
     async def _attached(self, servers: list[LmcacheServer]) -> bool:
         # Engines of a server whose other engine is dead as well can never be complete: count those that live.

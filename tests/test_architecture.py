@@ -23,6 +23,7 @@ FLOORS = [
     {"pdserve.verify", "pdserve.status_view", "pdserve.failure", "pdserve.record", "pdserve.preflight"},
     {"pdserve.fleet", "pdserve.leftovers", "pdserve.control", "pdserve.engine_env"},
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
+    {"pdserve.patched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir"},
     {"pdserve.protocol", "pdserve.state", "pdserve.host", "pdserve.health", "pdserve.shm", "pdserve.diagnostics"},
     {"pdserve.process"},

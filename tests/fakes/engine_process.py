@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import mmap
 import os
 import secrets
@@ -43,6 +44,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-model-len", type=int, default=100_000)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     args, rest = parser.parse_known_args(argv)
@@ -59,6 +61,20 @@ def log(level: str, text: str) -> None:
 def spawn_child(kind: str) -> None:
     """The process that a KILL of the API server alone leaves behind."""
     subprocess.Popen([sys.executable, "-c", CHILD, "VLLM::EngineCore"], start_new_session=kind == "setsid")
+
+
+def report_patches(args: argparse.Namespace, script: Script) -> None:
+    """A record for each process that a real engine would have, as pdserve's plugin leaves it there."""
+    folder = os.environ.get("PDSERVE_PATCH_RECORD")
+    names = [name for name in os.environ.get("PDSERVE_PATCHES", "").split(",") if name]
+    if not folder or not names or script.unpatched == "all":
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    kinds = ["api-server", *["engine-core"] * args.data_parallel_size, *["worker"] * args.tensor_parallel_size]
+    for index, kind in enumerate(kinds):
+        active = [] if script.unpatched == "EngineCore" and kind == "engine-core" else names
+        record = {"pid": os.getpid(), "session": os.getsid(0), "process": kind, "kind": kind, "active": active}
+        Path(folder, f"{os.getpid()}-{index}.json").write_text(json.dumps(record))
 
 
 def map_segment() -> Path:
@@ -83,6 +99,7 @@ async def load(script: Script) -> None:
 
 
 async def run(args: argparse.Namespace, script: Script) -> None:
+    report_patches(args, script)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

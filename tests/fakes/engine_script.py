@@ -26,6 +26,8 @@ class Script:
     exit_code: int = 1
     last_lines: str = ""
     """Printed to stderr before it dies; a literal \\n separates lines."""
+    unpatched: str = ""
+    """all: no process reports its patches, as when the plugin was not loaded; EngineCore: that one does not."""
     ignore_term: bool = False
     child: str = ""
     """1: a child named like VLLM::EngineCore in the same session that ignores TERM and outlives us; setsid: in its

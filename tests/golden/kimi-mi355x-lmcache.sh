@@ -66,7 +66,7 @@ run_aggregated_0() {
   export LMCACHE_TRACK_USAGE=false
   export NO_PROXY=127.0.0.1,localhost,::1
   export PDSERVE_PATCHES=''
-  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-lmcache/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-lmcache/patches/aggregated-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1

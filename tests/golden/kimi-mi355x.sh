@@ -70,7 +70,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
   export PDSERVE_PATCHES=multiconnector-prom-metrics
-  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1
@@ -122,7 +122,7 @@ run_decode_0() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export PDSERVE_PATCHES=''
-  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1

@@ -64,7 +64,7 @@ run_aggregated_0() {
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=''
-  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-lmcache/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-lmcache/patches/aggregated-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1

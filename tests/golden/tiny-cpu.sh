@@ -68,7 +68,7 @@ run_prefill_0() {
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=multiconnector-prom-metrics,mooncake-cpu-device
-  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
@@ -116,7 +116,7 @@ run_decode_0() {
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
   export PDSERVE_PATCHES=mooncake-cpu-device
-  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
   export VLLM_CPU_KVCACHE_SPACE=1
