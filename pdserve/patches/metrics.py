@@ -21,10 +21,10 @@ def register(folder: str) -> None:
     """Registers the collector once in this process."""
     from prometheus_client import REGISTRY
 
-    REGISTRY.register(_Effects(Path(folder), os.getsid(0)))
+    REGISTRY.register(EffectsCollector(Path(folder), os.getsid(0)))
 
 
-class _Effects:
+class EffectsCollector:
     """A collector of prometheus_client: asked for its metrics at every scrape."""
 
     def __init__(self, folder: Path, session: int) -> None:

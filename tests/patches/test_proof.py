@@ -1,0 +1,88 @@
+"""Proof of life: what the records of an engine's processes prove, and what they say to Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from pdserve.patches.metrics import EffectsCollector
+from pdserve.patches.proof import PatchRecord, read_records, shortcomings
+
+REQUIRED = "multiconnector-prom-metrics"
+WHOLE = ("api-server", "engine-core", "worker")
+
+
+def record(kind: str, active: tuple[str, ...] = (REQUIRED,), **more: Any) -> PatchRecord:
+    return PatchRecord(pid=7, session=os.getsid(0), process=kind, kind=kind, active=active, **more)
+
+
+def found(*records: PatchRecord, workers: int = 1, cores: int = 1) -> list[str]:
+    return shortcomings(records, [REQUIRED], workers=workers, cores=cores)
+
+
+def test_an_engine_is_proven_when_each_of_its_processes_has_reported() -> None:
+    assert found(*map(record, WHOLE)) == []
+
+
+def test_a_single_worker_may_live_in_its_engine_core() -> None:
+    assert found(record("api-server"), record("engine-core")) == []
+
+
+@pytest.mark.parametrize("kind", ["api-server", "engine-core"])
+def test_a_process_that_said_nothing_is_missed(kind: str) -> None:
+    (said,) = found(*(record(one) for one in WHOLE if one != kind))
+    assert said == f"1 {kind} process(es) must report their patches, 0 did"
+
+
+def test_every_worker_of_several_and_every_dp_rank_must_report() -> None:
+    assert found(*map(record, WHOLE), workers=2, cores=2) == [
+        "2 engine-core process(es) must report their patches, 1 did",
+        "2 worker process(es) must report their patches, 1 did",
+    ]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_process_without_a_required_patch_is_named(kind: str) -> None:
+    records = [record(one, () if one == kind else (REQUIRED,)) for one in WHOLE]
+    assert found(*records) == [f"{kind} (pid 7) runs without {REQUIRED}"]
+
+
+def test_a_patch_that_the_code_does_not_need_is_not_missed() -> None:
+    assert found(*(record(one, (), not_needed={REQUIRED: "upstream has it"}) for one in WHOLE)) == []
+
+
+def test_processes_that_are_not_part_of_serving_are_not_asked() -> None:
+    assert found(*map(record, WHOLE), record("other", ())) == []
+
+
+def test_an_engine_without_patches_has_nothing_to_prove() -> None:
+    assert shortcomings([], [], workers=8, cores=2) == []
+
+
+def test_half_a_record_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text("{")
+    (tmp_path / "2.json").write_text('{"pid": 2}')
+    (tmp_path / "3.json").write_text(record("worker").model_dump_json())
+    assert [one.kind for one in read_records(tmp_path)] == ["worker"]
+    assert read_records(tmp_path / "gone") == []
+
+
+def test_the_api_server_shows_the_effects_of_all_processes_of_its_engine(tmp_path: Path) -> None:
+    effects = {REQUIRED: {"observations-dropped": 2}}
+    for number, (kind, session) in enumerate([("api-server", 5), ("engine-core", 5), ("worker", 6)]):
+        one = record(kind, effects=effects).model_copy(update={"session": session})
+        (tmp_path / f"{number}.json").write_text(one.model_dump_json())
+    registry = CollectorRegistry()
+    registry.register(EffectsCollector(tmp_path, session=5))
+    text = generate_latest(registry).decode()
+    assert f'pdserve_patch_effects_total{{effect="observations-dropped",patch="{REQUIRED}"}} 4.0' in text
+    assert f'pdserve_patch_active_processes{{patch="{REQUIRED}"}} 2.0' in text
+
+
+def test_a_record_is_plain_json(tmp_path: Path) -> None:
+    assert json.loads(record("worker").model_dump_json())["active"] == [REQUIRED]
