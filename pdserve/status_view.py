@@ -9,6 +9,8 @@ from typing import Any
 
 from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot, view_client
 from pdserve.leftovers import living
+from pdserve.patched import records
+from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState
@@ -29,6 +31,8 @@ class StatusView:
     """Recorded processes that live although the launcher is gone."""
     engines: dict[str, EngineSnapshot] = field(default_factory=dict)
     caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
+    patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
+    """Engine -> what its processes report of their patches."""
 
     @property
     def healthy(self) -> bool:
@@ -57,6 +61,11 @@ class StatusView:
                     "pid": process.id.pid if process.id else None,
                     "ports": self.plan.process(name).ports,
                     "patches": list(self.plan.process(name).patches),
+                    "patch_processes": [
+                        one.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
+                        for one in self.patches.get(name, [])
+                    ],
+                    "patch_effects": merged_effects(self.patches.get(name, [])),
                     "uptime_seconds": self.uptime(name),
                     "engine": asdict(self.engines[name]) if name in self.engines else None,
                     "lmcache": asdict(self.caches[name]) if name in self.caches else None,
@@ -86,7 +95,8 @@ def look(run: RunDir) -> StatusView:
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
     engines, caches = asyncio.run(_ask(state, plan))
-    return StatusView(state, plan, phase, str(run.path), [], engines, caches)
+    patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
+    return StatusView(state, plan, phase, str(run.path), [], engines, caches, patches)
 
 
 async def _ask(state: DeploymentState, plan: Plan) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:

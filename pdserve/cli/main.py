@@ -150,6 +150,14 @@ def verify(name: NameArgument = None, json_: JsonOption = False) -> None:
     run(name, as_json=json_)
 
 
+@app.command()
+def patches(name: NameArgument = None, json_: JsonOption = False) -> None:
+    """Every patch of vLLM and LMCache: why, for which versions, whether it applies here, where it is active."""
+    from pdserve.cli.patches import run
+
+    run(name, as_json=json_)
+
+
 @app.command("list")
 def list_(json_: JsonOption = False) -> None:
     """Deployments of this user on this machine."""

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot
 from pdserve.errors import ServeError
+from pdserve.patches.proof import merged_effects
 from pdserve.plan.exposure import RANDOM_PORT
 from pdserve.plan.model import Exposure
 from pdserve.rundir import find, home
@@ -58,10 +60,27 @@ def _head(view: StatusView) -> list[str]:
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
     if state.endpoint and view.phase in ("ready", "degraded"):
         lines.append(f"endpoint: {state.endpoint}/v1  model: {view.plan.served_name}")
-    if patches := sorted({patch for process in view.plan.processes for patch in process.patches}):
-        lines.append(f"patches: {', '.join(patches)}")
+    lines.extend(_patches(view))
     lines.append(f"record: {view.run_dir}")
     return lines + [f"left behind: {one}" for one in view.left]
+
+
+def _patches(view: StatusView) -> Iterator[str]:
+    """The patches of the plan, then what is out of the ordinary about them, then what they have done."""
+    planned = sorted({patch for process in view.plan.processes for patch in process.patches})
+    if planned:
+        yield f"patches: {', '.join(planned)}"
+    for name, reported in view.patches.items():
+        for patch in sorted({patch for one in reported for patch in one.allowed_unknown}):
+            yield f"patch applied to unknown upstream code, as the recipe allows: {patch} in {name}"
+        for patch, why in sorted({item for one in reported for item in one.skipped.items()}):
+            yield f"patch left out: {patch} in {name}: {why}"
+        counted = [
+            f"{patch}: {', '.join(f'{effect} {value:g}' for effect, value in sorted(effects.items()))}"
+            for patch, effects in sorted(merged_effects(reported).items())
+        ]
+        if counted:
+            yield f"patch effects of {name}: {'; '.join(counted)}"
 
 
 def _row(view: StatusView, name: str) -> tuple[str, ...]:

@@ -213,3 +213,32 @@ def test_ctrl_c_with_an_engine_that_ignores_term_and_leaves_children(tmp_path: P
         deployment.command.finish()
         assert_nothing_left(deployment)
         assert [event["name"] for event in deployment.events("stopped") if event["forced"]] == ["decode-0"]
+
+
+# Patches are proven, not assumed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("unpatched", "evidence"),
+    [
+        ("all", "1 api-server process(es) must report their patches, 0 did"),
+        ("EngineCore", "engine-core (pid"),
+    ],
+)
+def test_an_engine_that_is_healthy_without_its_patches_does_not_serve(
+    unpatched: str, evidence: str, tmp_path: Path, pdserve_home: Path
+) -> None:
+    with up(recipe(tmp_path, prefill__env={"FAKE_UNPATCHED": unpatched}), pdserve_home) as deployment:
+        output = failed(deployment)
+        assert "prefill-0@" in output
+        assert "not every process of it runs with its patches" in output
+        assert evidence in output
+        assert "multiconnector-prom-metrics" in output or unpatched == "all"
+
+
+def test_what_is_active_where_is_part_of_the_history(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        (event,) = deployment.events("patched")
+        assert "multiconnector-prom-metrics" in event["processes"]["prefill-0"]
+        assert sorted(event["processes"]) == ["decode-0", "prefill-0"]

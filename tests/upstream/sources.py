@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urldefrag, urljoin
 
 import httpx
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "upstream"
@@ -37,12 +38,15 @@ def pins() -> dict[str, str]:
     return files
 
 
-def source_tree(distribution: str, version: str) -> Path:
-    """A folder that has the package of that release, to be put on the path. Raises SourcesError."""
+def source_tree(distribution: str, version: str, *, pinned: bool = True) -> Path:
+    """A folder that has the package of that release, to be put on the path. Raises SourcesError.
+
+    pinned=False is for looking at releases that nobody has looked at yet: never to run them in a test.
+    """
     name = f"{distribution}-{version}"
     tree = CACHE / name
     if not (tree / "complete").exists():
-        archive = fetch(f"{name}.tar.gz")
+        archive = fetch(f"{name}.tar.gz", pinned=pinned)
         partial = CACHE / f".{name}.{os.getpid()}"
         _unpack(archive, _PACKAGES[distribution], partial)
         (partial / "complete").write_text(archive.name + "\n")
@@ -52,8 +56,20 @@ def source_tree(distribution: str, version: str) -> Path:
     return tree
 
 
-def fetch(file: str) -> Path:
-    """Downloads a pinned file. Raises SourcesError; ValueError when its content is not what was pinned."""
+def releases(distribution: str) -> list[Version]:
+    """The versions of which the index has a source distribution, oldest first. Raises SourcesError."""
+    page = f"{index_url().rstrip('/')}/{distribution}/"
+    try:
+        html = httpx.get(page, timeout=60, follow_redirects=True).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise SourcesError(f"{page} does not answer: {error}") from error
+    names = {PurePosixPath(urldefrag(href).url).name for href in _hrefs(html)}
+    found = [name.removesuffix(".tar.gz").partition("-")[2] for name in names if name.endswith(".tar.gz")]
+    return sorted(map(Version, found))
+
+
+def fetch(file: str, *, pinned: bool = True) -> Path:
+    """Downloads a file. Raises SourcesError; ValueError when its content is not what was pinned."""
     CACHE.mkdir(parents=True, exist_ok=True)
     project = file.rsplit("-", 1)[0]
     page = f"{index_url().rstrip('/')}/{project}/"
@@ -69,7 +85,7 @@ def fetch(file: str) -> Path:
                     out.write(block)
     except httpx.HTTPError as error:
         raise SourcesError(f"{file} cannot be had from {page}: {error}") from error
-    if digest.hexdigest() != pins().get(file):
+    if pinned and digest.hexdigest() != pins().get(file):
         target.unlink()
         raise ValueError(f"{file} has the hash {digest.hexdigest()}, pinned is {pins().get(file)}")
     return target
@@ -86,13 +102,17 @@ def index_url() -> str:
 
 
 def _link(html: str, page: str, file: str) -> str:
-    parser = _Anchors()
-    parser.feed(html)
-    for href in parser.hrefs:
+    for href in _hrefs(html):
         url = urldefrag(urljoin(page, href)).url
         if PurePosixPath(url).name == file:
             return url
     raise SourcesError(f"{page} does not list {file}")
+
+
+def _hrefs(html: str) -> list[str]:
+    parser = _Anchors()
+    parser.feed(html)
+    return parser.hrefs
 
 
 class _Anchors(HTMLParser):
