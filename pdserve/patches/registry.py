@@ -30,8 +30,8 @@ def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -
     return tuple(patch.name for patch in REGISTRY if patch.name in requested)
 
 
-def find(name: str) -> Patch:
-    """The patch of that name. Raises RecipeError if there is none."""
+def find(name: str, *, where: str = "patches") -> Patch:
+    """The patch of that name. Raises RecipeError, about the recipe's key `where`, if there is none."""
     for patch in REGISTRY:
         if patch.name == name:
             return patch
@@ -39,6 +39,6 @@ def find(name: str) -> Patch:
     close = get_close_matches(name, names, n=1)
     raise RecipeError(
         f"there is no patch named {name!r}",
-        where="patches",
+        where=where,
         todo=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}; or patches: auto",
     )

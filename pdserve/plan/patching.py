@@ -10,10 +10,8 @@ from pdserve.recipe import effective
 from pdserve.recipe.connectors import LmcacheMp, Raw
 from pdserve.recipe.effective import AnyConnector
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.rules.loading import LOAD_CAP_SWITCH
 from pdserve.versions import Versions
-
-LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
-"""The environment switch of the patch that capped loads first; 0 is off."""
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
@@ -46,6 +44,8 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
     Raises RecipeError when the recipe's list leaves out one that it cannot do without: a required one, or the one
     that provides a setting of the recipe.
     """
+    for name in recipe.allow_unknown_upstream:
+        registry.find(name, where="allow_unknown_upstream")
     deployment = deployment_of(recipe, role, connector, versions)
     selected = registry.select(recipe.patches, deployment)
     for patch in registry.REGISTRY:

@@ -32,6 +32,40 @@ STRUCTURE: list[Case] = [
     (CPU, ("proxy.restart={backoff_seconds: 90}",), "proxy.restart.backoff_max_seconds: 60 is less than", ""),
 ]
 
+LOADING: list[Case] = [
+    (CPU, ("decode.connector.load_weight=2",), "decode.connector.load_weight: only children of a multi", "remove it"),
+    (CPU, ("prefill.connector.of.1.load_weight=0",), "prefill.connector.of.1.load_weight: expected more than 0, got 0", ""),
+    (
+        CPU,
+        ("prefill.connector.of.1.max_tokens_per_load=255",),
+        "of.1.max_tokens_per_load: LMCache loads whole chunks of 256 tokens, so a cap of 255 loads nothing",
+        "use a multiple of 256",
+    ),
+    (
+        CPU,
+        ("prefill.connector.of.1={kind: lmcache-mp, max_tokens_per_load: 512, min_load_tokens: 1024}",),
+        "of.1.min_load_tokens: no load of at most 512 tokens has 1024 of them",
+        "lower it, or raise max_tokens_per_load",
+    ),
+    (
+        CPU,
+        ("prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k}",),
+        "prefill.env.CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k is not a number of tokens",
+        "0 turns it off",
+    ),
+    (
+        CPU,
+        (
+            "prefill.connector={kind: raw, config: {kv_connector: MooncakeConnector}}",
+            "decode.connector={kind: raw, config: {kv_connector: MooncakeConnector}}",
+            "prefill.load_timeout_seconds=5",
+            "lmcache=null",
+        ),
+        "prefill.load_timeout_seconds: a raw connector is handed to vLLM as it is",
+        "kv_connector_extra_config",
+    ),
+]
+
 CONNECTORS: list[Case] = [
     (CPU, ("prefill.connector={kind: lmcache-mp}",), "prefill.connector: nothing here moves KV", "use kind: multi"),
     (CPU, ("decode.connector={kind: nixl}",), "decode.connector: decode uses nixl, prefill uses mooncake", "same"),
@@ -231,7 +265,7 @@ PORTS: list[Case] = [
 
 @pytest.mark.parametrize(
     ("text", "set_", "expected", "todo"),
-    [*STRUCTURE, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *PORTS],
+    [*STRUCTURE, *LOADING, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *PORTS],
 )
 def test_an_impossible_combination_is_refused(
     tmp_path: Path, text: str, set_: tuple[str, ...], expected: str, todo: str

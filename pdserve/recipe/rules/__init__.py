@@ -10,7 +10,7 @@ from itertools import chain
 
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
-from pdserve.recipe.rules import connectors, engines, lmcache, ports, structure
+from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, structure
 
 _RULES = (
     structure.sections,
@@ -21,6 +21,10 @@ _RULES = (
     connectors.transfer,
     connectors.pair,
     connectors.duplicates,
+    loading.weights,
+    loading.caps,
+    loading.switches,
+    loading.timeouts,
     lmcache.attachment,
     lmcache.sizes,
     lmcache.modes,
@@ -31,7 +35,7 @@ _RULES = (
     engines.environment,
     ports.clashes,
 )
-_WARNINGS = (structure.exposure, connectors.unverified, lmcache.leases, engines.unknown_flags)
+_WARNINGS = (structure.exposure, connectors.unverified, lmcache.leases, loading.uneven_caps, engines.unknown_flags)
 
 
 def problems(recipe: Recipe) -> list[Problem]:

@@ -1,0 +1,117 @@
+"""Which patches a plan gives to the engines of each role, and what follows for their connectors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.patches.registry import REGISTRY
+from pdserve.plan.model import Plan
+from pdserve.plan.patching import settings_of
+from pdserve.recipe import effective
+from tests.plan.kit import LMCACHE, MOONCAKE, plan, recipe, with_lmcache
+
+CRASH = "multiconnector-prom-metrics"
+
+
+def config_of(planned: Plan, process: str = "prefill-0") -> dict[str, Any]:
+    argv = planned.process(process).argv
+    config: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    return config
+
+
+def lmcache_child(planned: Plan) -> dict[str, Any]:
+    children = config_of(planned)["kv_connector_extra_config"]["connectors"]
+    (child,) = [one for one in children if one["kv_connector"] == "LMCacheMPConnector"]
+    found: dict[str, Any] = child
+    return found
+
+
+def on_child(**settings: Any) -> dict[str, Any]:
+    return {"prefill": {"connector": {"kind": "multi", "of": [MOONCAKE, {**LMCACHE, **settings}]}}}
+
+
+def test_each_role_gets_what_its_own_connectors_need() -> None:
+    planned = plan(recipe(with_lmcache()))
+    assert CRASH in planned.process("prefill-0").patches
+    assert CRASH not in planned.process("decode-0").patches
+
+
+def test_the_engine_is_told_and_leaves_its_records_in_a_folder_of_its_own() -> None:
+    prefill = plan(recipe(with_lmcache())).process("prefill-0")
+    assert prefill.env.set["PDSERVE_PATCHES"].split(",") == list(prefill.patches)
+    assert prefill.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/prefill-0"
+
+
+def test_a_list_that_leaves_out_a_required_patch_is_refused() -> None:
+    with pytest.raises(RecipeError, match=f"needs the patch {CRASH}, not in `patches`"):
+        plan(recipe(with_lmcache(), {"patches": ["mooncake-cpu-device"]}))
+
+
+def test_unknown_upstream_code_is_allowed_by_name_and_only_for_patches_in_use() -> None:
+    allowed = {"allow_unknown_upstream": [CRASH]}
+    planned = plan(recipe(with_lmcache(), allowed))
+    assert planned.process("prefill-0").env.set["PDSERVE_PATCHES_ALLOW_UNKNOWN"] == CRASH
+    assert "PDSERVE_PATCHES_ALLOW_UNKNOWN" not in planned.process("decode-0").env.set
+
+
+def test_allowing_a_patch_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="there is no patch named 'multi'") as caught:
+        plan(recipe(with_lmcache(), {"allow_unknown_upstream": ["multi"]}))
+    assert caught.value.where == "allow_unknown_upstream"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, set()),
+        ({"prefill": {"load_timeout_seconds": 5}}, {"load_timeout_seconds"}),
+        (on_child(max_tokens_per_load=512), {"max_tokens_per_load"}),
+        (on_child(min_load_tokens=512), {"min_load_tokens"}),
+        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": "32768"}}}, {"max_tokens_per_load"}),
+        ({"engine": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 512}}}, {"max_tokens_per_load"}),
+        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 0}}}, set()),
+    ],
+)
+def test_settings_that_only_a_patch_provides(changes: dict[str, Any], expected: set[str]) -> None:
+    wanted = recipe(with_lmcache(), changes)
+    role = wanted.prefill
+    assert role is not None
+    assert settings_of(wanted, role, effective.connector_of(wanted, "prefill", role)) == expected
+
+
+def test_settings_reach_the_connector_that_they_are_about() -> None:
+    child = {**on_child(max_tokens_per_load=512, min_load_tokens=256, load_weight=0.5)}
+    planned = plan(recipe(with_lmcache(), child, {"prefill": {"load_timeout_seconds": 7}}))
+    assert config_of(planned)["kv_connector_extra_config"]["load_timeout_seconds"] == 7
+    extra = lmcache_child(planned)["kv_connector_extra_config"]
+    assert (extra["pdserve.max_tokens_per_load"], extra["pdserve.min_load_tokens"]) == (512, 256)
+    assert extra["load_weight"] == 0.5
+
+
+def test_a_setting_whose_patch_is_not_in_the_list_is_refused() -> None:
+    (cap,) = [patch for patch in REGISTRY if "max_tokens_per_load" in patch.settings]
+    others = [patch.name for patch in REGISTRY if patch.name != cap.name]
+    with pytest.raises(RecipeError, match=f"the setting max_tokens_per_load needs the patch {cap.name}"):
+        plan(recipe(with_lmcache(), on_child(max_tokens_per_load=512), {"patches": others}))
+
+
+def test_a_raw_connector_keeps_the_class_that_its_author_chose() -> None:
+    raw = {"kind": "raw", "config": {"kv_connector": "MultiConnector", "kv_role": "kv_producer"}}
+    mooncake = {**raw, "config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}}
+    subclasses = {patch.name for patch in REGISTRY if patch.vehicle == "subclass"}
+    both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [mooncake["config"]]}}
+    planned = plan(recipe({"prefill": {"connector": {**raw, "config": both}}, "decode": {"connector": mooncake}}))
+    assert not subclasses & set(planned.process("prefill-0").patches)
+    assert "kv_connector_module_path" not in config_of(planned)
+
+
+def test_what_runs_inside_an_engine_is_known_for_the_proof_of_its_patches() -> None:
+    planned = plan(recipe(with_lmcache()))
+    ranks = planned.process("prefill-0").ranks
+    assert ranks is not None
+    assert (ranks.cores, ranks.workers) == (1, 1)
+    assert planned.process("proxy").ranks is None
