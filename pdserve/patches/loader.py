@@ -8,7 +8,7 @@ from pdserve.distributions import installed
 from pdserve.errors import StartError
 from pdserve.patches import metrics
 from pdserve.patches.patch import Patch
-from pdserve.patches.record import Publisher, Standing, process_kind, process_name
+from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
 from pdserve.patches.registry import find
 from pdserve.patches.verdict import Verdict, judge
 
@@ -26,7 +26,7 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
     for patch, verdict in verdicts:
         if verdict.outcome == "unknown" and patch.required and patch.name not in allowed:
             raise _refusal(patch, verdict)
-    standing = Standing()
+    standing = begin()
     for patch, verdict in verdicts:
         _take(patch, verdict, allowed, standing)
     Publisher(standing, folder).start()
@@ -42,8 +42,8 @@ def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing)
     if verdict.outcome == "unknown" and patch.name not in allowed:
         standing.skipped[patch.name] = verdict.why
         return
-    patch.apply()
     standing.active.append(patch.name)
+    patch.apply()
     if verdict.outcome == "unknown":
         standing.allowed_unknown.append(patch.name)
 

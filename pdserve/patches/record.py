@@ -34,6 +34,22 @@ class Standing:
     """Patches whose correction the code has itself -> why."""
 
 
+_current = Standing()
+
+
+def begin() -> Standing:
+    """A new standing for this process, which `left_out` looks at from now on."""
+    global _current
+    _current = Standing()
+    return _current
+
+
+def left_out(patch: str) -> bool:
+    """Whether this process was given the patch and did without it: a module of pdserve.connectors then hands vLLM
+    upstream's own class."""
+    return patch in _current.skipped or patch in _current.not_needed
+
+
 class Publisher:
     """Writes the record of this process, and writes it again as effects are counted. Owns one daemon thread."""
 
