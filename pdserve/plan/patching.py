@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pdserve.errors import RecipeError
 from pdserve.patches import registry
 from pdserve.patches.patch import Deployment, Patch
@@ -12,6 +14,9 @@ from pdserve.recipe.effective import AnyConnector
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.loading import LOAD_CAP_SWITCH
 from pdserve.versions import Versions
+
+
+_SERVER = ("lmcache-server",)
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
@@ -47,14 +52,26 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
     for name in recipe.allow_unknown_upstream:
         registry.find(name, where="allow_unknown_upstream")
     deployment = deployment_of(recipe, role, connector, versions)
-    selected = registry.select(recipe.patches, deployment)
+    selected = _of_kind(registry.select(recipe.patches, deployment), server=False)
     for patch in registry.REGISTRY:
-        if patch.name not in selected and (patch.required or patch.settings) and patch.needed(deployment):
+        if patch.runs_in != _SERVER and patch.name not in selected and (patch.required or patch.settings) and patch.needed(deployment):
             raise _left_out(patch, deployment)
     if isinstance(connector, Raw):
         # Which class vLLM loads is the recipe's own business there.
         return tuple(name for name in selected if registry.find(name).vehicle != "subclass")
     return selected
+
+
+def select_server_patches(recipe: Recipe, versions: Versions) -> tuple[str, ...]:
+    """The patches of the LMCache server process. None of them is required: its own releases have what it needs."""
+    deployment = Deployment(
+        versions=versions, platform=recipe.platform, connectors=frozenset({"LMCacheMPConnector"}), settings=frozenset()
+    )
+    return _of_kind(registry.select(recipe.patches, deployment), server=True)
+
+
+def _of_kind(names: Iterable[str], *, server: bool) -> tuple[str, ...]:
+    return tuple(name for name in names if (registry.find(name).runs_in == _SERVER) == server)
 
 
 def _left_out(patch: Patch, deployment: Deployment) -> RecipeError:

@@ -41,8 +41,29 @@ def test_status_shows_what_the_engines_say(tiny: Deployment) -> None:
     )
     assert status["processes"]["lmcache-0"]["lmcache"]["workers"] == 1
     assert status["processes"]["decode-0"]["engine"]["running"] == 0
-    assert status["processes"]["prefill-0"]["patches"] == ["multiconnector-prom-metrics", "mooncake-cpu-device"]
     assert status["processes"]["prefill-0"]["open_ports"], "ports that cannot be pinned are read after the start"
+
+
+def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> None:
+    plan = tiny.run.read_plan()
+    _, output = pdserve("status", "--json")
+    status = read_json(output)
+    for name in ("prefill-0", "decode-0"):
+        wanted = plan.process(name).patches
+        assert "mooncake-cpu-device" in wanted
+        reported = status["processes"][name]["patch_processes"]
+        assert sorted(one["kind"] for one in reported) == ["api-server", "engine-core", "worker"]
+        for one in reported:
+            assert (tuple(one["active"]), one["skipped"], one["allowed_unknown"]) == (wanted, {}, []), one
+
+
+def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment) -> None:
+    probe = tiny.run.read_plan().process("prefill-0").probe
+    assert probe is not None
+    text = httpx.get(f"http://{probe.host}:{probe.port}/metrics").text
+    assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 3.0' in text
+    # The canary's transfer was the first one: without the patch the API server would be gone by now.
+    assert 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}' in text
 
 
 def test_the_share_of_the_orchestration_is_recorded(tiny: Deployment) -> None:

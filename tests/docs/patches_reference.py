@@ -1,0 +1,94 @@
+"""docs/patches.md: every patch, and what became of every behaviour of the pull requests, from the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdserve.patches.behaviours import BEHAVIOURS, Finding
+from pdserve.patches.patch import Patch
+from pdserve.patches.registry import REGISTRY
+
+_HEAD = """\
+# Patches
+
+Corrections of vLLM and LMCache that a deployment needs today. Made from the registry (`pdserve/patches/registry.py`) by
+`python -m tests.docs.regenerate`; a test fails when it drifts. `pdserve patches` shows the same with what applies to
+this environment and what is active where.
+
+- **One file a patch.** It wraps upstream's function, or is a subclass that vLLM loads by `kv_connector_module_path`; it
+  never replaces code.
+- **Versions suggest, fingerprints decide.** Before a patch is applied, the signature of its target, and the hash of its
+  body where the patch depends on it, are compared with those of the releases it was tested on
+  (`pdserve/patches/fingerprints.json`). A nightly build with known code counts as known. Unknown code: a required patch
+  refuses to start, an optional one is left out with a warning. `allow_unknown_upstream: [NAME]` in the recipe is the way
+  out; `status` shows it.
+- **Proof of life.** The API server, EngineCore and every worker say which patches are active, in their log and in a
+  record that `up` reads: an engine in which one process lacks a required patch does not start. What the patches do is
+  counted, shown by `pdserve status`, and on the engine's `/metrics` as `pdserve_patch_effects_total{patch,effect}` and
+  `pdserve_patch_state{patch,effect}` (with several API servers in front of one engine only in `status`).
+- `patches: auto` (the default) applies what the versions, the connectors and the settings of a recipe need. A list
+  applies exactly those. A `VLLM_PLUGINS` of the recipe is kept and appended to.
+- `python -m tests.upstream.canary` prints what a newer vLLM or LMCache release has changed under the patches.
+
+What was wrong in the pull requests that these patches grew from, and how each claim was checked, is in
+[published-patches.md](published-patches.md).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *_overview(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()])
+
+
+def _overview() -> Iterator[str]:
+    yield "| patch | for | needed by | kind |\n|---|---|---|---|"
+    for patch in REGISTRY:
+        yield f"| [{patch.name}](#{patch.name}) | {patch.behaviour} | {_needed_by(patch)} | {_kind(patch)} |"
+    yield ""
+
+
+def _kind(patch: Patch) -> str:
+    return f"{'required' if patch.required else 'optional'}, {patch.vehicle}"
+
+
+def _needed_by(patch: Patch) -> str:
+    parts = [f"vllm {_escaped(patch.vllm)}" if patch.vllm else "every vllm so far"]
+    if patch.lmcache:
+        parts.append(f"lmcache {_escaped(patch.lmcache)}")
+    if patch.connectors:
+        parts.append(" and ".join(sorted(patch.connectors)))
+    if len(patch.platforms) < 3:
+        parts.append(" or ".join(patch.platforms))
+    if patch.settings:
+        parts.append(f"setting {' or '.join(f'`{setting}`' for setting in sorted(patch.settings))}")
+    return ", ".join(parts)
+
+
+def _escaped(specifier: str) -> str:
+    return f"`{specifier}`"
+
+
+def _patch(patch: Patch) -> Iterator[str]:
+    yield f"## {patch.name}\n"
+    yield f"{patch.summary}\n"
+    yield f"- Upstream: {patch.issue}"
+    yield f"- Targets: {', '.join(f'`{target.name}`' for target in patch.targets)}"
+    yield f"- Has an effect in: {', '.join(patch.runs_in)}"
+    for effect, text in patch.effects.items():
+        yield f"- Counts `{effect}`: {text}"
+    for gauge, text in patch.gauges.items():
+        yield f"- Reports `{gauge}`: {text}"
+    yield f"- Can go when: {patch.remove_when}\n"
+
+
+def _behaviours() -> Iterator[str]:
+    yield "## What became of every behaviour\n"
+    yield "Each line names the test that shows the defect where there is one, and its absence.\n"
+    yield "| behaviour | verdict | where | test |\n|---|---|---|---|"
+    for finding in BEHAVIOURS:
+        yield f"| {finding.behaviour}. {finding.what} | {_verdict(finding)} | {finding.where} | `{finding.test}` |"
+    yield ""
+
+
+def _verdict(finding: Finding) -> str:
+    return f"upstream's since {finding.since}" if finding.verdict == "upstream" else finding.verdict
