@@ -1,0 +1,305 @@
+"""The real Scheduler of whatever vLLM is first on the path, without workers, weights or a GPU.
+
+lab = Lab(num_blocks=20)
+lab.add("a", 64, {"mock": {"matched": 48}})
+lab.step()                              # the load is started
+lab.step(finished_recving={"a"})
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+MODEL = Path(__file__).parents[2] / ".cache" / "tiny-model"
+MOCK = "MockConnector"
+MAX_MODEL_LEN = 4096
+EOS = 2
+
+
+STAND_INS = Path(__file__).with_name("stand_ins")
+
+if importlib.util.find_spec("gguf") is None:
+    # vLLM before 0.23 imports gguf, also in the subprocess that looks at the model's class.
+    sys.path.append(str(STAND_INS))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(STAND_INS))))
+
+import torch  # noqa: E402
+from vllm.config import (  # noqa: E402
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
+from vllm.sampling_params import SamplingParams  # noqa: E402
+from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
+from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+
+from tests.upstream.mock_connector import Book, MockConnector  # noqa: E402
+
+KVConnectorFactory.register_connector(MOCK, "tests.upstream.mock_connector", MOCK)
+
+
+def mock(name: str = "mock", **extra: Any) -> dict[str, Any]:
+    """A kv-transfer-config of one mock; also a child's entry under a MultiConnector."""
+    return {"kv_connector": MOCK, "kv_role": "kv_both", "kv_connector_extra_config": {"name": name, **extra}}
+
+
+def multi(*children: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
+    """A kv-transfer-config of a MultiConnector; give `kv_connector_module_path` by updating the answer."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [dict(child) for child in children], **extra},
+    }
+
+
+class Lab:
+    """A Scheduler with its connector, and an engine's steps.
+
+    `connector`: a kv-transfer-config (any connector that has a scheduler role); one mock by default. `sliding_window`:
+    adds a second KV group of that window, in tokens. `async_scheduling`: the AsyncScheduler (steps are not
+    overlapped unless the caller overlaps `schedule` and `update`). `scheduler`: fields of SchedulerConfig.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_num_batched_tokens: int = 64,
+        max_num_seqs: int = 16,
+        connector: Mapping[str, Any] | None = None,
+        load_failure_policy: str = "recompute",
+        sliding_window: int | None = None,
+        async_scheduling: bool = False,
+        prefix_caching: bool = True,
+        scheduler: Mapping[str, Any] | None = None,
+        scheduler_class: type | None = None,
+    ) -> None:
+        init_none_hash(sha256)
+        self.block_size = block_size
+        self.config = _config(
+            block_size=block_size,
+            transfer={"kv_load_failure_policy": load_failure_policy, **(connector or mock())},
+            prefix_caching=prefix_caching,
+            scheduler={
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "async_scheduling": async_scheduling,
+                **(scheduler or {}),
+            },
+        )
+        self.config.cache_config.num_gpu_blocks = num_blocks
+        self.scheduler: Any = (scheduler_class or (AsyncScheduler if async_scheduling else Scheduler))(
+            vllm_config=self.config,
+            kv_cache_config=_kv_cache(num_blocks, block_size, sliding_window),
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=block_size,
+            log_stats=True,
+        )
+        self.outputs: dict[str, list[int]] = {}
+        """Tokens that came out, of each request, finished ones too."""
+        self.finish_reasons: dict[str, str] = {}
+        self._tokens = itertools.count(1000)
+
+    @property
+    def connector(self) -> Any:
+        return self.scheduler.connector
+
+    @property
+    def book(self) -> Book:
+        """Of the only mock."""
+        assert isinstance(self.connector, MockConnector)
+        return self.connector.book
+
+    @property
+    def pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.pool.get_num_free_blocks())
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self.scheduler.has_unfinished_requests())
+
+    def request(
+        self,
+        request_id: str,
+        tokens: int | list[int],
+        kv_transfer_params: dict[str, Any] | None = None,
+        *,
+        max_tokens: int = 4,
+        **sampling: Any,
+    ) -> Any:
+        """A Request that is not added yet. `tokens`: the prompt's, or how many of its own to make up."""
+        prompt = [next(self._tokens) for _ in range(tokens)] if isinstance(tokens, int) else tokens
+        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+        parameters.update_from_generation_config({}, EOS)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=parameters,
+            pooling_params=None,
+            mm_features=None,
+            block_hasher=get_request_block_hasher(self.block_size, sha256),
+        )
+        request.kv_transfer_params = kv_transfer_params
+        return request
+
+    def add(
+        self,
+        request_id: str,
+        tokens: int | list[int],
+        kv_transfer_params: dict[str, Any] | None = None,
+        *,
+        max_tokens: int = 4,
+        **sampling: Any,
+    ) -> Any:
+        """A request, added to the scheduler."""
+        request = self.request(request_id, tokens, kv_transfer_params, max_tokens=max_tokens, **sampling)
+        self.scheduler.add_request(request)
+        return request
+
+    def get(self, request_id: str) -> Any:
+        """The scheduler's request, or None when it is gone."""
+        return self.scheduler.requests.get(request_id)
+
+    def status(self, request_id: str) -> str:
+        """Name of its RequestStatus; GONE."""
+        request = self.get(request_id)
+        return "GONE" if request is None else str(request.status.name)
+
+    def blocks(self, request_id: str, group: int = 0) -> list[int]:
+        """Ids of the blocks that a request holds."""
+        return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[group])
+
+    def abort(self, *request_ids: str) -> None:
+        """As a client that goes away."""
+        self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+
+    def schedule(self) -> Any:
+        """One schedule(). Its output goes to `update`."""
+        output = self.scheduler.schedule()
+        # What the model would sample from: decided now, because an overlapping step moves num_computed_tokens on.
+        output.lab_samples = {
+            name
+            for name in output.num_scheduled_tokens
+            if (request := self.get(name)).num_computed_tokens >= request.num_tokens
+        }
+        return output
+
+    def update(
+        self,
+        output: Any,
+        *,
+        finished_recving: Iterable[str] = (),
+        finished_sending: Iterable[str] = (),
+        invalid_block_ids: Iterable[int] = (),
+        failed_recving: Iterable[str] = (),
+        token: int = 7,
+        **connector_output: Any,
+    ) -> Any:
+        """What the workers answer to a scheduled step. `failed_recving` exists from vLLM 0.30 on."""
+        report = connector_report(
+            finished_recving=set(finished_recving) or None,
+            finished_sending=set(finished_sending) or None,
+            invalid_block_ids=set(invalid_block_ids),
+            failed_recving=set(failed_recving),
+            **connector_output,
+        )
+        names = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[token] if name in output.lab_samples else [] for name in names],
+            kv_connector_output=report,
+        )
+        produced = self.scheduler.update_from_output(output, answer)
+        for outputs in produced.values():
+            for one in outputs.outputs:
+                self.outputs.setdefault(one.request_id, []).extend(one.new_token_ids)
+                if one.finish_reason is not None:
+                    self.finish_reasons[one.request_id] = str(one.finish_reason)
+        return produced
+
+    def step(self, **report: Any) -> Any:
+        """One step of the engine: schedule, and the workers' answer (keywords of `update`). The SchedulerOutput."""
+        output = self.schedule()
+        self.update(output, **report)
+        return output
+
+    def loading(self) -> set[str]:
+        """Ids of the requests that wait for their KV, arrived or not."""
+        waiting = RequestStatus.WAITING_FOR_REMOTE_KVS
+        return {name for name, request in self.scheduler.requests.items() if request.status == waiting}
+
+    def run(self, steps: int = 200) -> int:
+        """Steps until nothing is unfinished, each load arriving a step after it began. How many it took.
+
+        Raises AssertionError when `steps` do not suffice.
+        """
+        for taken in range(steps):
+            if not self.busy:
+                return taken
+            self.step(finished_recving=self.loading() - self.scheduler.finished_recving_kv_req_ids)
+        raise AssertionError(f"still unfinished after {steps} steps: {sorted(self.scheduler.requests)}")
+
+
+def connector_report(**values: Any) -> Any:
+    """A KVConnectorOutput with those of the fields that this version has; a value that it lacks must be empty."""
+    known = {each.name for each in fields(KVConnectorOutput)}
+    lacking = {name for name, value in values.items() if name not in known and value}
+    if lacking:
+        raise ValueError(f"this vLLM's KVConnectorOutput has no {', '.join(sorted(lacking))}")
+    return KVConnectorOutput(**{name: value for name, value in values.items() if name in known})
+
+
+def _config(*, block_size: int, transfer: Mapping[str, Any], prefix_caching: bool, scheduler: Mapping[str, Any]) -> Any:
+    cache = CacheConfig(
+        block_size=block_size, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=prefix_caching
+    )
+    if "kv_cache_layout" in {each.name for each in fields(CacheConfig)}:
+        cache.kv_cache_layout = "LBNHC"  # a platform's worker would choose it
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN, enable_chunked_prefill=True, is_encoder_decoder=False, **scheduler
+        ),
+        cache_config=cache,
+        kv_transfer_config=KVTransferConfig(**transfer),
+        device_config=DeviceConfig("cpu"),
+    )
+
+
+def _kv_cache(num_blocks: int, block_size: int, sliding_window: int | None) -> Any:
+    common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))]
+    if sliding_window is not None:
+        groups.append(KVCacheGroupSpec(["sliding"], SlidingWindowSpec(**common, sliding_window=sliding_window)))
+    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
