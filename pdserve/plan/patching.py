@@ -15,7 +15,6 @@ from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.loading import LOAD_CAP_SWITCH
 from pdserve.versions import Versions
 
-
 _SERVER = ("lmcache-server",)
 
 
@@ -54,7 +53,8 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
     deployment = deployment_of(recipe, role, connector, versions)
     selected = _of_kind(registry.select(recipe.patches, deployment), server=False)
     for patch in registry.REGISTRY:
-        if patch.runs_in != _SERVER and patch.name not in selected and (patch.required or patch.settings) and patch.needed(deployment):
+        indispensable = patch.runs_in != _SERVER and bool(patch.required or patch.settings)
+        if indispensable and patch.name not in selected and patch.needed(deployment):
             raise _left_out(patch, deployment)
     if isinstance(connector, Raw):
         # Which class vLLM loads is the recipe's own business there.
