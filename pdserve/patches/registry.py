@@ -7,12 +7,21 @@ from difflib import get_close_matches
 from typing import Literal
 
 from pdserve.errors import RecipeError
-from pdserve.patches import mooncake_cpu_device, multiconnector_prom_metrics
+from pdserve.patches import (
+    lmcache_block_copy,
+    lmcache_demand_pinned,
+    lmcache_final_capacity,
+    mooncake_cpu_device,
+    multiconnector_prom_metrics,
+)
 from pdserve.patches.patch import Deployment, Patch
 
 REGISTRY: tuple[Patch, ...] = (
     multiconnector_prom_metrics.PATCH,
     mooncake_cpu_device.PATCH,
+    lmcache_demand_pinned.PATCH,
+    lmcache_final_capacity.PATCH,
+    lmcache_block_copy.PATCH,
 )
 """In the order in which they are applied."""
 

@@ -73,7 +73,18 @@ def build_plan(
         model_path=folder,
         nodes=tuple(nodes),
         processes=(
-            *(server_process(recipe, server, ports, run_id=run_id, python=engine_python) for server in servers),
+            *(
+                server_process(
+                    recipe,
+                    server,
+                    ports,
+                    run_dir=run_dir,
+                    run_id=run_id,
+                    python=engine_python,
+                    versions=versions,
+                )
+                for server in servers
+            ),
             *(process for instance in instances for process in engine_processes(inputs, instance)),
             proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+from pdserve.plan.server_patching import SERVER_MAIN
 from pdserve.plan.vllm_argv import flags
 from pdserve.recipe.lmcache import Lmcache
 
@@ -21,9 +22,12 @@ def lmcache_argv(
     workers: int,
     on_cpu: bool,
     python: str,
+    patched: bool = False,
 ) -> tuple[str, ...]:
-    """`workers`: engine workers that will attach; each gets a transfer thread unless the recipe says otherwise."""
-    program = section.command if section.command is not None else [python, "-m", "lmcache.v1.multiprocess.http_server"]
+    """`workers`: engine workers that will attach; each gets a transfer thread unless the recipe says otherwise.
+    `patched`: the server is started through the main that loads patches."""
+    module = SERVER_MAIN if patched else "lmcache.v1.multiprocess.http_server"
+    program = section.command if section.command is not None else [python, "-m", module]
     argv = [*program, "--instance-id", instance_id]
     argv += ["--host", HOST, "--port", str(port), "--http-host", HOST, "--http-port", str(http_port)]
     argv += ["--l1-size-gb", _number(section.l1_size_gb)]

@@ -5,6 +5,7 @@ Never shared across nodes: engines hand it shared memory and IPC handles, which 
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from pdserve.plan.lmcache_argv import HOST, lmcache_argv
 from pdserve.plan.model import LmcacheProbe, LmcacheServer, Node, Process
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Need, Ports
+from pdserve.plan.server_patching import patch_variables, select_server_patches
 from pdserve.plan.vllm_argv import kv_gib_on_cpu
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import LmcacheMp
 from pdserve.recipe.lmcache import Lmcache
 from pdserve.recipe.model import Recipe, Restart
+from pdserve.versions import Versions
 
 START_STAGE = 0
 STOP_STAGE = 3
@@ -81,9 +84,14 @@ def servers_of(servers: Sequence[Server], engine: Instance) -> tuple[Server, ...
     return tuple(server for server in servers if engine in server.engines)
 
 
-def server_process(recipe: Recipe, server: Server, ports: Ports, *, run_id: str, python: str) -> Process:
+def server_process(
+    recipe: Recipe, server: Server, ports: Ports, *, run_dir: str, run_id: str, python: str, versions: Versions
+) -> Process:
     """The process of one server."""
     instance_id, pinned = _instance_id(server, run_id), ports.pinned(server.name)
+    patches = select_server_patches(recipe, server.section, versions)
+    env = environment.lmcache_env(recipe, server.section, server.devices)
+    added = patch_variables(recipe, patches, posixpath.join(run_dir, "patches", server.name))
     return Process(
         name=server.name,
         role="lmcache",
@@ -96,8 +104,9 @@ def server_process(recipe: Recipe, server: Server, ports: Ports, *, run_id: str,
             workers=server.workers,
             on_cpu=recipe.platform == "cpu",
             python=python,
+            patched=bool(patches),
         ),
-        env=environment.lmcache_env(recipe, server.section, server.devices),
+        env=env.model_copy(update={"set": {**env.set, **added}}),
         devices=server.devices,
         ports=pinned,
         log=f"logs/{server.name}@{server.node.name}.log",
@@ -107,6 +116,7 @@ def server_process(recipe: Recipe, server: Server, ports: Ports, *, run_id: str,
         ready_seconds=recipe.timeouts.lmcache_seconds,
         stop_seconds=recipe.timeouts.stop_seconds,
         restart=Restart(policy="on-failure" if server.section.on_death == "restart" else "never"),
+        patches=patches,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pdserve.errors import RecipeError
 from pdserve.patches import registry
 from pdserve.patches.patch import Deployment, Patch
@@ -14,8 +12,6 @@ from pdserve.recipe.effective import AnyConnector
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.loading import LOAD_CAP_SWITCH
 from pdserve.versions import Versions
-
-_SERVER = ("lmcache-server",)
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
@@ -51,30 +47,25 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
     for name in recipe.allow_unknown_upstream:
         registry.find(name, where="allow_unknown_upstream")
     deployment = deployment_of(recipe, role, connector, versions)
-    selected = _of_kind(registry.select(recipe.patches, deployment), server=False)
+    named = registry.select(recipe.patches, deployment)
+    selected = tuple(name for name in named if not runs_in_server(registry.find(name)))
     for patch in registry.REGISTRY:
-        indispensable = patch.runs_in != _SERVER and bool(patch.required or patch.settings)
+        indispensable = not runs_in_server(patch) and bool(patch.required or patch.settings)
         if indispensable and patch.name not in selected and patch.needed(deployment):
-            raise _left_out(patch, deployment)
+            raise left_out(patch, deployment)
     if isinstance(connector, Raw):
         # Which class vLLM loads is the recipe's own business there.
         return tuple(name for name in selected if registry.find(name).vehicle != "subclass")
     return selected
 
 
-def select_server_patches(recipe: Recipe, versions: Versions) -> tuple[str, ...]:
-    """The patches of the LMCache server process. None of them is required: its own releases have what it needs."""
-    deployment = Deployment(
-        versions=versions, platform=recipe.platform, connectors=frozenset({"LMCacheMPConnector"}), settings=frozenset()
-    )
-    return _of_kind(registry.select(recipe.patches, deployment), server=True)
+def runs_in_server(patch: Patch) -> bool:
+    """Whether it is one for LMCache's server alone, of which engines know nothing (server_patching.py)."""
+    return patch.runs_in == ("lmcache-server",)
 
 
-def _of_kind(names: Iterable[str], *, server: bool) -> tuple[str, ...]:
-    return tuple(name for name in names if (registry.find(name).runs_in == _SERVER) == server)
-
-
-def _left_out(patch: Patch, deployment: Deployment) -> RecipeError:
+def left_out(patch: Patch, deployment: Deployment) -> RecipeError:
+    """The error about a list of patches that lacks one which the deployment needs."""
     asked = sorted(patch.settings & deployment.settings)
     needs = f"the setting {asked[0]}" if asked else f"vllm {deployment.versions.vllm or '(of unknown version)'}"
     return RecipeError(

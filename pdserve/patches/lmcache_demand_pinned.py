@@ -1,0 +1,136 @@
+"""LMCache's server must not pin all of a large L1 while engines register with it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pdserve.errors import StartError
+from pdserve.patches import effects
+from pdserve.patches.patch import Patch, Target
+from pdserve.patches.wrap import wrap
+
+SWITCH = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
+"""1 in `lmcache.env` asks for this patch and for lmcache-final-capacity."""
+STEP = "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"
+"""GiB pinned at once when L1 has to grow; 64 unless set. The store that asks for it waits for that long."""
+
+_NAME = "lmcache-demand-pinned"
+_STEP_GIB = 64
+_GIB = 1 << 30
+_growth = threading.Lock()
+"""One thread at a time pins memory: a server has one such allocator."""
+_CLASS_UNTIL_0_5_1 = "lmcache.v1.lazy_memory_allocator.LazyMemoryAllocator"
+_CLASS = "lmcache.v1.memory_allocators.lazy_memory_allocator.LazyMemoryAllocator"
+
+
+def apply() -> None:
+    """Ends the thread that pins in the background, and grows where an allocation finds no room.
+
+    Raises StartError when STEP is not a number of GiB.
+    """
+    step = step_bytes(os.environ.get(STEP))
+    allocator = _allocator_class()
+    wrap(allocator, "_expand_worker", patch=_NAME, around=_nothing_in_the_background)
+    for method in ("allocate", "batched_allocate"):
+        wrap(allocator, method, patch=_NAME, around=lambda original: _growing(original, step))
+
+
+def step_bytes(text: str | None) -> int:
+    """The value of STEP in bytes; None or empty: the default. Raises StartError."""
+    if not (text or "").strip():
+        return _STEP_GIB * _GIB
+    try:
+        step = float(text or "")
+    except ValueError:
+        step = 0
+    if not 0 < step < float("inf"):
+        raise StartError(f"{STEP}={text} is not a positive number of GiB")
+    return int(step * _GIB)
+
+
+def _allocator_class() -> Any:
+    for name in (_CLASS, _CLASS_UNTIL_0_5_1):
+        module, _, attribute = name.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+    raise StartError(f"patch {_NAME} does not know this upstream code: {_CLASS} does not exist")
+
+
+def _nothing_in_the_background(_original: Callable[..., None]) -> Callable[..., None]:
+    """The one function that is not called: pinning in the background is what this patch is against."""
+
+    def expand_worker(_self: Any) -> None:
+        """All that the thread does; it ends at once, and `close` joins it as before."""
+
+    return expand_worker
+
+
+def _growing(original: Callable[..., Any], step: int) -> Callable[..., Any]:
+    def allocate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            seen = self._curr_size
+            found = original(self, *args, **kwargs)
+            if found is not None or seen >= self._final_size or not _grow(self, seen, step):
+                return found
+
+    return allocate
+
+
+def _grow(allocator: Any, seen: int, step: int) -> bool:
+    """Pins and commits `step` more, unless somebody has done so since the size was `seen`. False: nothing more to
+    have (the allocator is being closed)."""
+    with _growth:
+        if allocator._curr_size > seen:
+            return True
+        target = min(allocator._final_size, seen + max(step, allocator.COMMIT_SIZE))
+        committed = seen
+        while allocator._curr_size < target and not allocator._stop_expand.is_set():
+            allocator._pin_memory_chunk(allocator._curr_size, allocator.PIN_CHUNK_SIZE)
+            allocator._curr_size += allocator.PIN_CHUNK_SIZE
+            if allocator._curr_size - committed >= allocator.COMMIT_SIZE or allocator._curr_size >= target:
+                allocator._commit_expansion(allocator._curr_size - committed)
+                committed = allocator._curr_size
+        if (grown := committed - seen) > 0:
+            allocator._log_expansion_progress(grown)
+            effects.count(_NAME, "expansions")
+            effects.gauge(_NAME, "pinned_bytes", committed)
+        return committed > seen
+
+
+PATCH = Patch(
+    name=_NAME,
+    behaviour="J",
+    summary=(
+        "LMCache's allocator pins all of L1 in a background thread from its first second. On ROCm pinning terabytes "
+        "stalls the opening of the engines' IPC handles, so their registration times out. With it L1 grows when an "
+        "allocation finds no room, in steps."
+    ),
+    issue="not reported upstream; LazyMemoryAllocator._expand_worker of lmcache 0.4.1 to 0.5.6",
+    targets=tuple(
+        Target(f"{name}.{method}", body=body, only=only)
+        for name, only in ((_CLASS_UNTIL_0_5_1, "<0.5.2"), (_CLASS, ">=0.5.2"))
+        for method, body in (
+            ("_expand_worker", True),
+            ("_pin_memory_chunk", False),
+            ("_commit_expansion", False),
+            ("_log_expansion_progress", False),
+            ("allocate", True),
+            ("batched_allocate", True),
+        )
+    ),
+    runs_in=("lmcache-server",),
+    platforms=("rocm",),
+    settings=frozenset({SWITCH}),
+    required=False,
+    effects={"expansions": "times that L1 was grown because an allocation found no room"},
+    gauges={"pinned_bytes": "bytes of L1 that are pinned"},
+    remove_when="LMCache pins L1 as it is used, instead of all of it from the start",
+    apply=apply,
+)

@@ -1,0 +1,52 @@
+"""Which patches an LMCache server gets. It has no plugin system, so with one it is started through our own main."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.errors import RecipeError
+from pdserve.patches import lmcache_block_copy, lmcache_demand_pinned, registry
+from pdserve.patches.patch import Deployment
+from pdserve.plan.patching import left_out, runs_in_server
+from pdserve.recipe.lmcache import Lmcache
+from pdserve.recipe.model import Recipe
+from pdserve.versions import Versions
+
+SERVER_MAIN = "pdserve.patches.lmcache_server_main"
+SWITCHES = (lmcache_demand_pinned.SWITCH, lmcache_block_copy.SWITCH)
+"""Variables of lmcache.env that ask for patches: 1 is on."""
+
+
+def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) -> tuple[str, ...]:
+    """Names, in the order of the registry. Raises RecipeError when the recipe's list leaves out one that its own
+    environment asks for, or when lmcache.command would start a server that does not load them."""
+    deployment = Deployment(
+        versions=versions,
+        platform=recipe.platform,
+        connectors=frozenset({"LMCacheMPConnector"}),
+        settings=frozenset(name for name in SWITCHES if str(section.env.get(name, "")).strip() == "1"),
+    )
+    named = registry.select(recipe.patches, deployment)
+    selected = tuple(name for name in named if runs_in_server(registry.find(name)))
+    for patch in registry.REGISTRY:
+        if runs_in_server(patch) and patch.name not in selected and patch.needed(deployment):
+            raise left_out(patch, deployment)
+    if selected and section.command is not None and SERVER_MAIN not in section.command:
+        raise RecipeError(
+            f"the server's patches ({', '.join(selected)}) are loaded by {SERVER_MAIN}, which lmcache.command replaces",
+            where="lmcache.command",
+            todo=f"let the command run `python -m {SERVER_MAIN}`, or leave {' and '.join(SWITCHES)} out of lmcache.env",
+        )
+    return selected
+
+
+def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict[str, str]:
+    """What SERVER_MAIN reads; nothing without patches. `record`: the folder where it says which are active."""
+    if not patches:
+        return {}
+    allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
+    return {
+        "PDSERVE_PATCHES": ",".join(patches),
+        "PDSERVE_PATCH_RECORD": record,
+        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
+    }

@@ -1,0 +1,132 @@
+"""The main that stands in for LMCache's missing plugin system: patches or an end with the reason, then the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdserve.errors import StartError
+from pdserve.patches.lmcache_block_copy import default_width
+from pdserve.patches.lmcache_demand_pinned import step_bytes
+from pdserve.patches.proof import read_records
+
+MAIN = "pdserve.patches.lmcache_server_main"
+ROOT = Path(__file__).parents[2]
+SERVER = """\
+import json, multiprocessing, sys
+if __name__ == "__main__":
+    print(json.dumps([sys.argv[0], sys.argv[1:], sys.modules["__main__"].__spec__.name]))
+"""
+
+
+@pytest.fixture
+def lmcache(tmp_path: Path) -> Path:
+    """A folder with a package that has LMCache's name, a server module that tells its argv, and nothing else."""
+    package = tmp_path / "site" / "lmcache" / "v1" / "multiprocess"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "http_server.py").write_text(SERVER)
+    return tmp_path / "site"
+
+
+def run(site: Path, patches: str, *argv: str, record: str = "") -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+        "PDSERVE_PATCHES": patches,
+        "PDSERVE_PATCH_RECORD": record,
+    }
+    return subprocess.run([sys.executable, "-m", MAIN, *argv], env=env, capture_output=True, text=True, check=False)
+
+
+def test_it_becomes_the_servers_own_main_with_the_same_argv(lmcache: Path) -> None:
+    done = run(lmcache, "", "--port", "5555", "--l1-size-gb", "1")
+    program, argv, module = json.loads(done.stdout)
+    assert program.endswith("lmcache/v1/multiprocess/http_server.py")
+    assert argv == ["--port", "5555", "--l1-size-gb", "1"]
+    assert module == "lmcache.v1.multiprocess.http_server"
+    assert done.returncode == 0
+
+
+def test_a_patch_that_cannot_be_applied_ends_it_with_the_reason_before_the_server_runs(lmcache: Path) -> None:
+    done = run(lmcache, "lmcache-demand-pinned")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.strip().splitlines()[-1].startswith("StartError: patch lmcache-demand-pinned does not know")
+
+
+def test_a_name_that_is_no_patch_ends_it(lmcache: Path) -> None:
+    done = run(lmcache, "lmcache-demand-pined")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no patch named 'lmcache-demand-pined'" in done.stderr
+
+
+def test_the_servers_own_errors_and_exit_code_are_its_own(lmcache: Path) -> None:
+    (lmcache / "lmcache" / "v1" / "multiprocess" / "http_server.py").write_text("import sys\nsys.exit(3)\n")
+    assert run(lmcache, "").returncode == 3
+
+
+@pytest.mark.parametrize(("text", "size"), [(None, 64 << 30), ("", 64 << 30), ("8", 8 << 30), ("0.5", 1 << 29)])
+def test_the_step_is_a_number_of_gib(text: str | None, size: int) -> None:
+    assert step_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "nan", "inf"])
+def test_a_step_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(StartError, match="LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"):
+        step_bytes(text)
+
+
+def test_the_width_of_an_element_comes_from_the_type_that_the_recipe_names() -> None:
+    assert [default_width(name) for name in (None, "", "bfloat16", "float16", "float32")] == [2, 2, 2, 2, 4]
+    with pytest.raises(StartError, match="LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE=fp8 is none of bfloat16"):
+        default_width("fp8")
+
+
+@pytest.mark.real
+def test_the_real_server_runs_with_the_patches_and_says_so(tmp_path: Path) -> None:
+    """On a CPU it pins nothing, so they have nothing to do; that they are active is what is proven here."""
+    env = {
+        **os.environ,
+        "PDSERVE_PATCHES": "lmcache-demand-pinned,lmcache-final-capacity,lmcache-block-copy",
+        "PDSERVE_PATCH_RECORD": str(tmp_path / "patches"),
+        "LMCACHE_TRACK_USAGE": "false",
+    }
+    argv = ["--host", "127.0.0.1", "--port", "25955", "--http-host", "127.0.0.1", "--http-port", "25956"]
+    argv += ["--l1-size-gb", "1", "--no-l1-use-lazy", "--eviction-policy", "LRU", "--instance-id", "patched"]
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "-m", MAIN, *argv], env=env, stdout=log, stderr=log, cwd=ROOT)
+    try:
+        status = answer(server, "http://127.0.0.1:25956/status")
+        (record,) = read_records(tmp_path / "patches")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+    assert (record.kind, record.pid) == ("lmcache-server", server.pid)
+    assert record.active == ("lmcache-demand-pinned", "lmcache-final-capacity")
+    assert record.not_needed == {"lmcache-block-copy": "upstream has corrected this code"}
+    assert status["storage_manager"]["l1_manager"]["memory_total_bytes"] == 1 << 30
+
+
+def answer(server: subprocess.Popen[bytes], url: str) -> dict[str, dict[str, dict[str, int]]]:
+    """What the server says once it answers."""
+    deadline = time.monotonic() + 90
+    with httpx.Client(trust_env=False, timeout=5) as client:
+        while time.monotonic() < deadline:
+            assert server.poll() is None, "the server has ended"
+            try:
+                found: dict[str, dict[str, dict[str, int]]] = client.get(url).raise_for_status().json()
+            except httpx.TransportError:
+                time.sleep(0.2)
+                continue
+            return found
+    raise TimeoutError(url)

@@ -1,0 +1,79 @@
+"""Patches of the LMCache server: asked for by its environment, loaded by our main, unknown to the engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.plan.model import Plan
+from tests.plan.kit import VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
+
+GROW = {"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 1}
+COPY = {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "1"}
+GROWING = ("lmcache-demand-pinned", "lmcache-final-capacity")
+
+
+def planned(env: dict[str, Any], version: str | None = "0.5.6", platform: str = "rocm", **changes: Any) -> Plan:
+    wanted = recipe(on_gpus(platform=platform), with_lmcache(transfer_mode="lmcache_driven", env=env), changes)
+    return plan(wanted, *hosts(8), versions=VERSIONS.model_copy(update={"lmcache": version}))
+
+
+def test_without_a_switch_the_server_is_upstreams_own_and_knows_nothing_of_patches() -> None:
+    server = planned({}).process("lmcache-0")
+    assert server.argv[:3] == ("python", "-m", "lmcache.v1.multiprocess.http_server")
+    assert server.patches == ()
+    assert not [name for name in server.env.set if name.startswith("PDSERVE_")]
+
+
+def test_a_switch_starts_it_through_our_main_with_the_same_flags() -> None:
+    plain, patched = planned({}).process("lmcache-0"), planned(GROW).process("lmcache-0")
+    assert patched.argv[:3] == ("python", "-m", "pdserve.patches.lmcache_server_main")
+    assert patched.argv[3:] == plain.argv[3:]
+    assert patched.patches == GROWING
+    assert patched.env.set["PDSERVE_PATCHES"] == ",".join(GROWING)
+    assert patched.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/lmcache-0"
+
+
+def test_engines_do_not_get_the_servers_patches() -> None:
+    built = planned({**GROW, **COPY})
+    for process in built.processes:
+        if process.role != "lmcache":
+            assert not set(process.patches) & {*GROWING, "lmcache-block-copy"}
+
+
+@pytest.mark.parametrize("env", [{"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 0}, {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "0"}])
+def test_zero_is_off(env: dict[str, Any]) -> None:
+    assert planned(env).process("lmcache-0").patches == ()
+
+
+@pytest.mark.parametrize("platform", ["cuda"])
+def test_only_rocm_has_these_patches(platform: str) -> None:
+    assert planned({**GROW, **COPY}, platform=platform).process("lmcache-0").patches == ()
+
+
+@pytest.mark.parametrize(
+    ("lmcache", "expected"),
+    [("0.4.5", ("lmcache-block-copy",)), ("0.4.6", ("lmcache-block-copy",)), ("0.4.7", ()), ("0.5.6", ())],
+)
+def test_the_block_copy_is_for_the_versions_that_lack_it(lmcache: str, expected: tuple[str, ...]) -> None:
+    assert planned(COPY, lmcache).process("lmcache-0").patches == expected
+
+
+def test_a_list_of_patches_that_leaves_out_what_the_environment_asks_for_is_refused() -> None:
+    with pytest.raises(RecipeError, match="LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR needs the patch lmcache-demand-pinned"):
+        planned(GROW, patches=["multiconnector-prom-metrics"])
+
+
+def test_a_command_of_the_recipes_own_must_load_them_itself() -> None:
+    with pytest.raises(RecipeError, match=r"pdserve\.patches\.lmcache_server_main, which lmcache.command replaces"):
+        planned(GROW, lmcache={**with_lmcache()["lmcache"], "env": GROW, "command": ["numactl", "lmcache", "server"]})
+    own = ["numactl", "python", "-m", "pdserve.patches.lmcache_server_main"]
+    section = {**with_lmcache(transfer_mode="lmcache_driven")["lmcache"], "env": GROW, "command": own}
+    assert planned(GROW, lmcache=section).process("lmcache-0").argv[:4] == tuple(own)
+
+
+def test_unknown_code_is_allowed_for_the_server_by_name() -> None:
+    server = planned(GROW, allow_unknown_upstream=["lmcache-final-capacity"]).process("lmcache-0")
+    assert server.env.set["PDSERVE_PATCHES_ALLOW_UNKNOWN"] == "lmcache-final-capacity"
