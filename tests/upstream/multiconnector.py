@@ -1,0 +1,14 @@
+"""What the probe of MultiConnector found, once for each version."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tests.upstream.run import probe
+
+
+@cache
+def measured(version: str) -> Any:
+    """selection and metrics: see the probes."""
+    return probe(version, "tests.upstream.probes.multiconnector")

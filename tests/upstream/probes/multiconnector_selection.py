@@ -1,0 +1,194 @@
+"""MultiConnector of upstream and ours, with mocks for children, in the real Scheduler: what each does, as JSON."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.upstream.scheduler_lab import Lab, mock, multi  # isort: skip  # stands in for gguf
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.platforms import current_platform
+
+from pdserve.patches import effects
+
+OURS = "pdserve.connectors.multi"
+
+
+def lab(ours: bool, *children: dict[str, Any], extra: dict[str, Any] | None = None, **options: Any) -> Lab:
+    config = multi(*(children or (mock("a"), mock("b"))), **(extra or {}))
+    if ours:
+        config["kv_connector_module_path"] = OURS
+    return Lab(connector=config, **options)
+
+
+def loaded_from(one: Lab) -> dict[str, int]:
+    """Mock -> tokens that it was told to load, as one of the loads that were started."""
+    return {child.name: sum(load.tokens for load in child.book.loads) for child in one.connector._connectors}
+
+
+def leftovers(one: Lab) -> dict[str, int]:
+    """Everything that is kept per request, by what keeps it."""
+    connector = one.connector
+    kept = {
+        "choices": connector._requests_to_connector,
+        "answers": getattr(connector, "_answers", {}),
+        "waits": getattr(connector, "_waiting_since", {}),
+        "loads": connector._counts._loading if hasattr(connector, "_counts") else {},
+    }
+    return {name: len(value) for name, value in kept.items() if value}
+
+
+def weights(ours: bool) -> Any:
+    found = {}
+    for name, first, second, tokens_a, tokens_b in (
+        ("more tokens", None, None, 32, 48),
+        ("equal", None, None, 48, 48),
+        ("weight", 1.0, 2.0, 48, 32),
+        ("weight that does not suffice", 1.0, 1.25, 48, 32),
+        ("zero", 0, 1, 48, 16),
+    ):
+        extra = [{} if weight is None else {"load_weight": weight} for weight in (first, second)]
+        one = lab(ours, mock("a", **extra[0]), mock("b", **extra[1]))
+        one.add("r", 64, {"a": {"matched": tokens_a}, "b": {"matched": tokens_b}})
+        one.step()
+        found[name] = loaded_from(one)
+        one.run()
+    return found
+
+
+def pending(ours: bool) -> Any:
+    """Steps until each request is scheduled or loading (None: not within 20), and who loads it then."""
+    never = 10**6
+    found = {}
+    for name, weight, patience, a, b in (
+        ("other has tokens", 1.0, 1.0, {"defers": never}, {"matched": 48}),
+        ("nobody has tokens", 1.0, 1.0, {"defers": never}, {}),
+        ("heavier answers soon", 2.0, 60.0, {"defers": 3, "matched": 32}, {"matched": 48}),
+        ("heavier never answers", 2.0, 0.0, {"defers": never}, {"matched": 48}),
+    ):
+        one = lab(ours, mock("a", load_weight=weight), mock("b"), extra={"lookup_patience_seconds": patience})
+        one.add("r", 64, {"a": a, "b": b})
+        steps = next((step for step in range(1, 21) if one.step() and one.status("r") != "WAITING"), None)
+        found[name] = {"steps": steps, "loaded": loaded_from(one)}
+        one.abort("r")
+        one.step()
+        found[name]["left"] = leftovers(one)
+    return found
+
+
+def stale(ours: bool) -> Any:
+    """A request that starves for blocks while its first answer becomes void."""
+    one = lab(ours, num_blocks=8)
+    one.add("big", 64, max_tokens=8)
+    one.step()
+    request = one.add("r", 96, {"a": {"matched": 96}})
+    one.step()
+    starving = {"status": one.status("r"), "choices": dict(one.connector._requests_to_connector)}
+    request.kv_transfer_params = {}
+    one.step()
+    after = {"status": one.status("r"), "choices": dict(one.connector._requests_to_connector)}
+    one.run()
+    return {"starving": starving, "after": after, "end": leftovers(one), "free": one.free_blocks}
+
+
+def wear(ours: bool) -> Any:
+    """Random requests in too few blocks, with aborts and preemptions: what is left at the end."""
+    dice = random.Random(7)
+    one = lab(ours, num_blocks=24)
+    preempted: set[str] = set()
+    for number in range(60):
+        one.add(f"r{number}", dice.randrange(20, 160), _script(dice), max_tokens=dice.randrange(1, 60))
+        for _ in range(dice.randrange(3)):
+            _step(one)
+        preempted |= {name for name, request in one.scheduler.requests.items() if request.num_preemptions}
+        if dice.random() < 0.3:
+            one.abort(dice.choice(sorted(one.scheduler.requests)))
+    for _ in range(3000):
+        if not one.scheduler.requests:
+            break
+        _step(one)
+        preempted |= {name for name, request in one.scheduler.requests.items() if request.num_preemptions}
+    one.step()
+    return {
+        "unfinished": sorted(one.scheduler.requests),
+        "left": leftovers(one),
+        "missing blocks": one.pool.num_gpu_blocks - 1 - one.free_blocks,
+        "preempted": bool(preempted),
+        "loads": sum(len(child.book.loads) for child in one.connector._connectors) > 0,
+    }
+
+
+def _script(dice: random.Random) -> dict[str, Any]:
+    script = {}
+    for child in ("a", "b"):
+        load_async = dice.choice((True, False))
+        # The last token of a prompt is left to compute when the load is not asynchronous; the shortest prompt has 20.
+        matched = dice.choice((0, 16, 64, 128) if load_async else (0, 16))
+        script[child] = {"matched": matched, "defers": dice.choice((0, 0, 1, 5)), "load_async": load_async}
+    return script
+
+
+def _step(one: Lab) -> None:
+    """Every load that is under way arrives; those of aborted requests, too."""
+    ended = {name for name, request in one.scheduler.requests.items() if request.is_finished()}
+    one.step(finished_recving=(one.loading() | ended) - one.scheduler.finished_recving_kv_req_ids)
+
+
+def async_saves(ours: bool) -> Any:
+    """Both children save the same request: its blocks are free when both have said so (counted on the workers)."""
+    one = lab(ours)
+    one.add("r", 40, {"a": {"delay_free": True}, "b": {"delay_free": True}}, max_tokens=1)
+    one.step()
+    output = one.step()
+    before = one.free_blocks
+    one.step(finished_sending={"r"})
+    return {
+        "extra": output.kv_connector_metadata.extra_async_saves,
+        "held": before < one.free_blocks,
+        "left": leftovers(one),
+        "still": dict(one.connector._extra_async_saves),
+    }
+
+
+def hybrid(ours: bool) -> Any:
+    """Two KV groups, where upstream allows them: the name and the class must be what it looks for."""
+    # Upstream's code run from sources alone does not know its platform; those that it was built for support hybrids.
+    type(current_platform).support_hybrid_kv_cache = classmethod(lambda cls: True)
+    one = lab(ours, sliding_window=32, scheduler={"disable_hybrid_kv_cache_manager": False})
+    one.add("r", 64, {"a": {"matched": 48}})
+    one.step()
+    one.run()
+    supports = getattr(KVConnectorFactory, "supports_hma_config", None)
+    return {
+        "class": type(one.connector).__name__,
+        "all support": one.connector._all_support_hma,
+        "config": None if supports is None else supports(one.config.kv_transfer_config),
+        "groups": len(one.connector._connectors[0].book.loads[0].blocks),
+    }
+
+
+def block_pool(ours: bool) -> Any:
+    """Whether a child that wants the block pool gets it."""
+    bound: list[str] = []
+    mocks = type(lab(False).connector._connectors[0])
+
+    def bind(self: Any, gpu_block_pool: Any) -> None:
+        bound.append(self.name)
+
+    mocks.bind_gpu_block_pool = bind
+    try:
+        lab(ours)
+    finally:
+        del mocks.bind_gpu_block_pool
+    return bound
+
+
+CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, stale, wear, async_saves, hybrid, block_pool)
+
+
+def measure() -> dict[str, Any]:
+    """Case -> upstream's and ours; `effects` are of ours."""
+    found: dict[str, Any] = {case.__name__: {"upstream": case(False), "ours": case(True)} for case in CASES}
+    return {**found, "effects": {name: value for (_, name), value in effects.totals().items()}}
