@@ -5,11 +5,15 @@ What it answers about a request is in the request's own kv_transfer_params, unde
 
     {"mock": {"matched": 96, "load_async": True, "defers": 1, "delay_free": True}}
 
-`matched` counts tokens of the prompt that it holds, from its begin. `defers`: polls answered "not yet" before.
+`matched` counts tokens of the prompt that it holds, from its begin; `cap` limits those of one load. `defers`: polls
+answered "not yet" before.
 """
 
 from __future__ import annotations
 
+from tests.upstream import old_vllm  # noqa: F401
+
+# isort: split
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +50,8 @@ class Book:
     locks: set[str] = field(default_factory=set)
     """Requests for which a lookup has locked entries: from a hit until its load was given or refused, or the end."""
     finished: list[str] = field(default_factory=list)
+    delayed: list[str] = field(default_factory=list)
+    """Requests whose blocks it asked to keep until it reports them in finished_sending."""
     outputs: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """(finished_recving, finished_sending) of every update_connector_output."""
     started: Counter[str] = field(default_factory=Counter)
@@ -77,11 +83,15 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return None, False
         if request.request_id in book.failed:
             return 0, False
-        external = min(script.get("matched", 0), request.num_tokens) - num_computed_tokens
+        load_async = bool(script.get("load_async", True))
+        # A load that the step waits for has to leave a token to compute.
+        held = min(script.get("matched", 0), request.num_tokens - (0 if load_async else 1))
+        external = held - num_computed_tokens
+        external = min(external, script.get("cap") or external)
         if external <= 0:
             return 0, False
         book.locks.add(request.request_id)
-        return external, bool(script.get("load_async", True))
+        return external, load_async
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         book, name = self.book, request.request_id
@@ -100,9 +110,13 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.book.outputs.append((frozenset(received or ()), frozenset(sent or ())))
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self.book.finished.append(request.request_id)
-        self.book.locks.discard(request.request_id)
-        return bool(self.script(request).get("delay_free", False)), None
+        book, name = self.book, request.request_id
+        book.finished.append(name)
+        book.locks.discard(name)
+        delay = bool(self.script(request).get("delay_free", False))
+        if delay:
+            book.delayed.append(name)
+        return delay, None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

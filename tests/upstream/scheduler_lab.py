@@ -8,30 +8,19 @@ lab.step(finished_recving={"a"})
 
 from __future__ import annotations
 
-import importlib.util
+from tests.upstream import old_vllm  # noqa: F401
+
+# isort: split
+import copy
 import itertools
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-MODEL = Path(__file__).parents[2] / ".cache" / "tiny-model"
-MOCK = "MockConnector"
-MAX_MODEL_LEN = 4096
-EOS = 2
-
-
-STAND_INS = Path(__file__).with_name("stand_ins")
-
-if importlib.util.find_spec("gguf") is None:
-    # vLLM before 0.23 imports gguf, also in the subprocess that looks at the model's class.
-    sys.path.append(str(STAND_INS))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(STAND_INS))))
-
-import torch  # noqa: E402
-from vllm.config import (  # noqa: E402
+import torch
+from vllm.config import (
     CacheConfig,
     DeviceConfig,
     KVTransferConfig,
@@ -39,23 +28,29 @@ from vllm.config import (  # noqa: E402
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
-from vllm.sampling_params import SamplingParams  # noqa: E402
-from vllm.utils.hashing import sha256  # noqa: E402
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.kv_cache_interface import (  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request, RequestStatus  # noqa: E402
-from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
-from tests.upstream.mock_connector import Book, MockConnector  # noqa: E402
+from tests.upstream.mock_connector import Book, MockConnector
+
+MODEL = Path(__file__).parents[2] / ".cache" / "tiny-model"
+MOCK = "MockConnector"
+MAX_MODEL_LEN = 4096
+EOS = 2
+
 
 KVConnectorFactory.register_connector(MOCK, "tests.upstream.mock_connector", MOCK)
 
@@ -278,6 +273,11 @@ def connector_report(**values: Any) -> Any:
     return KVConnectorOutput(**{name: value for name, value in values.items() if name in known})
 
 
+@cache
+def _model() -> Any:
+    return ModelConfig(model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN)
+
+
 def _config(*, block_size: int, transfer: Mapping[str, Any], prefix_caching: bool, scheduler: Mapping[str, Any]) -> Any:
     cache = CacheConfig(
         block_size=block_size, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=prefix_caching
@@ -285,9 +285,7 @@ def _config(*, block_size: int, transfer: Mapping[str, Any], prefix_caching: boo
     if "kv_cache_layout" in {each.name for each in fields(CacheConfig)}:
         cache.kv_cache_layout = "LBNHC"  # a platform's worker would choose it
     return VllmConfig(
-        model_config=ModelConfig(
-            model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN
-        ),
+        model_config=copy.deepcopy(_model()),
         scheduler_config=SchedulerConfig(
             max_model_len=MAX_MODEL_LEN, enable_chunked_prefill=True, is_encoder_decoder=False, **scheduler
         ),
