@@ -44,6 +44,11 @@ def begin() -> Standing:
     return _current
 
 
+def is_active(patch: str) -> bool:
+    """Whether the patch has been applied in this process: for a patch that depends on an earlier one."""
+    return patch in _current.active
+
+
 def left_out(patch: str) -> bool:
     """Whether this process was given the patch and did without it: a module of pdserve.connectors then hands vLLM
     upstream's own class."""

@@ -1,0 +1,72 @@
+"""How much of what LMCache has found a request reloads. Pure arithmetic and settings: imports no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pdserve.errors import StartError
+
+CAP_KEY = "pdserve.max_tokens_per_load"
+LEAST_KEY = "pdserve.min_load_tokens"
+CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
+"""Overrides the cap of the configuration; 0 turns it off."""
+
+
+class Taken(NamedTuple):
+    """What a request reloads."""
+
+    end: int
+    """In tokens of the prompt: the reload ends here, at a boundary of LMCache's chunks unless nothing was cut."""
+    tokens: int
+    """How many tokens vLLM gets from the reload; 0: none, all is computed."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Most and least tokens of one reload; 0: no such bound."""
+
+    cap: int = 0
+    least: int = 0
+
+    def take(self, *, computed: int, found: int, offered: int, chunk: int) -> Taken:
+        """Bounds a reload of `offered` > 0 tokens.
+
+        `computed`: tokens that vLLM has itself. `found`: where the hit ends, a multiple of `chunk`. `offered` is
+        found - computed, or one less where vLLM must compute the last token of the prompt. A load ends at a boundary
+        of chunks: LMCache reads whole ones. A load that would end before a whole new chunk, or that has less than
+        `least` tokens, is not done, and ends where both tiers have everything.
+        """
+        end, tokens = found, offered
+        if self.cap and offered > self.cap:
+            end = (computed + self.cap) // chunk * chunk
+            tokens = end - computed
+        if tokens <= 0 or tokens < self.least:
+            return Taken(min(found, computed // chunk * chunk), 0)
+        return Taken(end, tokens)
+
+
+def bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bounds:
+    """The bounds that a connector's extra config and the process's environment set. Raises StartError."""
+    switch = environment.get(CAP_SWITCH, "").strip()
+    cap = _tokens(CAP_SWITCH, switch) if switch else _tokens(CAP_KEY, extra.get(CAP_KEY))
+    least = _tokens(LEAST_KEY, extra.get(LEAST_KEY))
+    if cap and least > cap:
+        raise StartError(f"no reload of at most {cap} tokens has {least} of them: raise {CAP_KEY} or lower {LEAST_KEY}")
+    return Bounds(cap, least)
+
+
+def check_chunk(set_to: Bounds, chunk: int) -> None:
+    """Raises StartError for a cap below one chunk: nothing would ever be loaded."""
+    if 0 < set_to.cap < chunk:
+        raise StartError(f"LMCache loads whole chunks of {chunk} tokens, so a cap of {set_to.cap} loads nothing")
+
+
+def _tokens(name: str, value: Any) -> int:
+    if value is None:
+        return 0
+    text = str(value).strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise StartError(f"{name} is {value!r}, not a number of tokens; 0 turns it off")
+    return int(text)

@@ -1,0 +1,145 @@
+"""LMCacheMPConnector with bounds on a reload: vLLM loads it by kv_connector_module_path.
+
+The class keeps upstream's name, by which vLLM finds its statistics and MultiConnector its children.
+
+A bounded reload takes a prefix of what the lookup found. The lookup has put a read lock on every chunk that it found,
+and LMCache releases locks only for what is retrieved or handed back; they are anonymous counters, so each must be
+released once. vLLM asks in every step while it lacks blocks, and allocates once: so asking only lowers the request's
+tracker, and the locks beyond it go back when blocks are allocated, or when the request ends before that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+from pdserve.connectors.lmcache_bounds import Bounds, bounds, check_chunk
+from pdserve.connectors.lmcache_groups import check_prefixes_load
+from pdserve.connectors.lmcache_tracker import (
+    Cut,
+    awaits_admission,
+    hit_tokens,
+    last_cut,
+    lower,
+    remember,
+    token_ids,
+)
+from pdserve.connectors.selection_lookups import keep_lookups
+from pdserve.patches import effects, lmcache_load_cap, lmcache_min_load
+from pdserve.patches.record import left_out
+
+LOAD_CAP = lmcache_load_cap.PATCH.name
+MIN_LOAD = lmcache_min_load.PATCH.name
+
+
+def upstream_class() -> Any:
+    """lmcache's own class; the one inside vLLM where vLLM does not ask lmcache for it yet (0.21).
+
+    From 0.22.1 on vLLM falls back to its own class when lmcache's cannot be imported, and that one cannot talk to
+    lmcache 0.5: here the import error is shown instead.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1 import lmcache_mp_connector as inside_vllm
+
+    if not hasattr(inside_vllm, "_resolve_lmcache_mp_connector"):
+        return inside_vllm.LMCacheMPConnector
+    from lmcache.integration.vllm import lmcache_mp_connector
+
+    return lmcache_mp_connector.LMCacheMPConnector
+
+
+_Upstream: Any = upstream_class()
+
+
+class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there when types are checked
+    """Reloads at most `pdserve.max_tokens_per_load` and at least `pdserve.min_load_tokens` tokens of a request."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        set_to = bounds(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
+        self._bounds = Bounds(
+            cap=0 if left_out(LOAD_CAP) else set_to.cap, least=0 if left_out(MIN_LOAD) else set_to.least
+        )
+        if self._bounds.cap:
+            check_prefixes_load(kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        for name, bound in ((LOAD_CAP, self._bounds.cap), (MIN_LOAD, self._bounds.least)):
+            effects.count(name, "instances", 1 if bound else 0)
+        self._keeper: Any = None
+        if hasattr(self, "scheduler_adapter"):
+            self._set_up_scheduler(int(vllm_config.cache_config.block_size))
+
+    def _set_up_scheduler(self, block_size: int) -> None:
+        adapter = self.scheduler_adapter
+        self._block_size = block_size
+        # lmcache 0.4.7 onwards; before it the adapter counts blocks.
+        chunk = getattr(adapter, "lmcache_tokens_per_chunk", None)
+        self._tokens_per_chunk = int(chunk or adapter.num_blocks_per_chunk() * block_size)
+        check_chunk(self._bounds, self._tokens_per_chunk)
+        # What a lock's key consists of: request_configs came with lmcache 0.5.5.
+        parameters = inspect.signature(adapter.free_lookup_locks).parameters
+        self._lock_fields = tuple(name for name in ("cache_salt", "request_configs") if name in parameters)
+        self._keeper = keep_lookups(self, LOAD_CAP if self._bounds.cap else MIN_LOAD)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Upstream's answer, bounded. Safe to ask in every step, with a local prefix that grows or shrinks."""
+        offered, load_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        tracker = self.request_trackers.get(request.request_id)
+        if not offered or tracker is None or not awaits_admission(tracker):
+            return offered, load_async
+        found = hit_tokens(tracker, self._block_size)
+        taken = self._bounds.take(
+            computed=num_computed_tokens, found=found, offered=offered, chunk=self._tokens_per_chunk
+        )
+        lower(tracker, taken.end, self._block_size)
+        remember(tracker, Cut(found, skipped=taken.tokens == 0, left=offered - taken.tokens))
+        return taken.tokens, load_async and taken.tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Upstream's, which releases the locks of what it does not load below the lowered end; then those beyond."""
+        tracker = self.request_trackers.get(request.request_id)
+        admitted = tracker is not None and awaits_admission(tracker)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if self._keeper is not None:
+            self._keeper.scheduled(request.request_id, answered=True)
+        if admitted:
+            self._release_beyond(request.request_id, tracker, num_external_tokens)
+
+    def _release_beyond(self, request_id: str, tracker: Any, loaded: int) -> None:
+        cut, end = last_cut(tracker), hit_tokens(tracker, self._block_size)
+        if cut is None or cut.found <= end:
+            return
+        fields = {name: getattr(tracker, name) for name in self._lock_fields if hasattr(tracker, name)}
+        self.scheduler_adapter.free_lookup_locks(
+            token_ids=token_ids(tracker), start=end, end=cut.found, request_id=request_id, **fields
+        )
+        if cut.skipped:
+            effects.count(MIN_LOAD, "loads-skipped")
+            effects.count(MIN_LOAD, "tokens-left-to-recompute", cut.left)
+        elif loaded:
+            effects.count(LOAD_CAP, "loads-capped")
+            effects.count(LOAD_CAP, "tokens-left-to-recompute", cut.left)
+
+    # A request that ends before it has blocks: upstream only ends its session, which leaves its locks to the read TTL.
+
+    def request_finished(self, request: Any, block_ids: Any) -> Any:
+        if self._keeper is None:
+            return super().request_finished(request, block_ids)
+        self._keeper.finished(request.request_id)
+        try:
+            return super().request_finished(request, block_ids)
+        finally:
+            self._keeper.settle()
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        if self._keeper is not None:
+            self._keeper.settle()
+        return super().build_connector_meta(scheduler_output)
+
+    def has_pending_push_work(self) -> bool:
+        """Keeps the engine stepping while locks are to be given back (vllm 0.24 and later ask)."""
+        upstream = getattr(super(), "has_pending_push_work", None)
+        return bool(self._keeper is not None and self._keeper.unsettled) or bool(upstream is not None and upstream())
+
+
+if left_out(LOAD_CAP) and left_out(MIN_LOAD):
+    LMCacheMPConnector = _Upstream  # type: ignore[misc]  # this upstream is unknown: the patches are skipped

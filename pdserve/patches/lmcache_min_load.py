@@ -1,0 +1,40 @@
+"""A reload that is not worth its round trip is computed instead."""
+
+from __future__ import annotations
+
+import importlib
+
+from pdserve.patches.lmcache_load_cap import TARGETS
+from pdserve.patches.patch import Patch
+
+
+def apply() -> None:
+    """Only proves that the subclass can be imported; vLLM loads it by name where the plan says so."""
+    importlib.import_module("pdserve.connectors.lmcache_mp")
+
+
+PATCH = Patch(
+    name="lmcache-min-load",
+    behaviour="F",
+    summary=(
+        "LMCacheMPConnector reloads a single chunk as readily as a whole prompt, and the request leaves the batch for "
+        "it. With min_load_tokens a smaller reload is not done: its tokens are computed, and every read lock of its "
+        "lookup is given back."
+    ),
+    issue="https://github.com/ROCm/ATOM/pull/1026",
+    targets=TARGETS,
+    runs_in=("engine-core",),
+    vehicle="subclass",
+    connectors=frozenset({"LMCacheMPConnector"}),
+    settings=frozenset({"min_load_tokens"}),
+    required=False,
+    effects={
+        "instances": "times that vLLM built the connector with a minimum: scheduler and workers",
+        "loads-skipped": "reloads below the minimum",
+        "tokens-left-to-recompute": "tokens that LMCache had and that were computed instead",
+        "lookups-released": "lookups of requests that ended before they had blocks, whose locks were given back",
+        "lookups-left-to-expire": "lookups without an answer for a minute: their locks end with LMCache's read TTL",
+    },
+    remove_when="LMCacheMPConnector has a minimum of its own",
+    apply=apply,
+)

@@ -1,0 +1,199 @@
+"""What one reload takes from LMCache, with upstream's class and with ours, on the real Scheduler.
+
+`python -m tests.upstream.probes.lmcache_reload WORKLOADS`: JSON of the cases below.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+from tests.upstream.probes.lmcache_native import borrow
+
+borrow()
+
+from pdserve.patches import effects  # noqa: E402
+from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
+from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter  # noqa: E402
+
+CAP, LEAST = "pdserve.max_tokens_per_load", "pdserve.min_load_tokens"
+PROMPT = list(range(1000, 2800))
+STORED = len(PROMPT) // CHUNK * CHUNK
+
+
+def engine(module: str, extra: dict[str, Any], *, stored: int = STORED, num_blocks: int = 400) -> Engine:
+    made = Engine(module, extra, num_blocks=num_blocks)
+    made.ledger.store(PROMPT, 0, stored)
+    return made
+
+
+def summary(made: Engine, done: bool) -> dict[str, Any]:
+    return {
+        "done": done,
+        "loads": [load[1:] for load in made.loads],
+        "computed": made.computed,
+        "stored": made.stored,
+        "locked": made.ledger.locked,
+        "free": made.lab.free_blocks,
+        "trackers": len(made.lab.connector.request_trackers),
+    }
+
+
+def one_reload(module: str, extra: dict[str, Any], stored: int = STORED) -> dict[str, Any]:
+    made = engine(module, extra, stored=stored)
+    made.add("a", PROMPT)
+    return summary(made, made.run())
+
+
+def local_prefix_inside_a_chunk(module: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """vLLM has 48 tokens of the prompt itself; chunks have 64."""
+    made = engine(module, extra)
+    made.add("warm", [*PROMPT[:48], *range(9000, 9010)])
+    assert made.run()
+    before = made.computed
+    made.add("a", PROMPT)
+    return {**summary(made, made.run()), "computed": made.computed - before}
+
+
+def waits_for_blocks(module: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """Another request holds the blocks for many steps, in each of which vLLM asks again."""
+    made = engine(module, extra, num_blocks=130)
+    made.add("other", list(range(5000, 5900)), max_tokens=24)
+    made.step()
+    made.step()
+    LedgerAdapter.polls.clear()
+    made.add("a", PROMPT)
+    done = made.run()
+    return {**summary(made, done), "polls": LedgerAdapter.polls["a"]}
+
+
+def aborted_before_admission(module: str, extra: dict[str, Any], slow: int = 0) -> dict[str, Any]:
+    LedgerAdapter.slow = slow
+    made = engine(module, extra, num_blocks=130)
+    made.add("other", list(range(5000, 5900)), max_tokens=24)
+    made.step()
+    made.step()
+    made.add("a", PROMPT)
+    made.step()
+    locked = made.ledger.locked
+    made.abort("a")
+    LedgerAdapter.slow = 0
+    return {**summary(made, made.run()), "locked before": locked}
+
+
+def naive_cap(module: str) -> str:
+    """Only the answer is lowered, as it was published: the tracker still says that everything is loaded."""
+    upstream: Any = __import__(module, fromlist=["LMCacheMPConnector"]).LMCacheMPConnector
+    original = upstream.get_num_new_matched_tokens
+
+    def capped(self: Any, request: Any, computed: int) -> tuple[int | None, bool]:
+        tokens, load_async = original(self, request, computed)
+        return (None if tokens is None else min(tokens, 512)), load_async
+
+    upstream.get_num_new_matched_tokens = capped
+    try:
+        one_reload(module, {})
+    except (AssertionError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        upstream.get_num_new_matched_tokens = original
+    return "fine"
+
+
+class Workload:
+    """Requests with common prefixes on too few blocks: aborts, preemptions, lookups that take their time, evictions."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        cap = self.dice.choice([64, 128, 256, 512])
+        least = self.dice.choice([0, 0, 64, 128])
+        extra = {CAP: cap, LEAST: min(cap, least)}
+        LedgerAdapter.slow = self.dice.choice([0, 0, 1, 3])
+        self.engine = Engine(OURS, extra, num_blocks=self.dice.randint(48, 90), batch=self.dice.choice([64, 256]))
+        self.stems = [[self.dice.randrange(1000) for _ in range(640)] for _ in range(2)]
+        for stem in self.stems:
+            self.engine.ledger.store(stem, 0, self.dice.randrange(0, 641, CHUNK))
+        self.preempted = 0
+
+    def run(self) -> str:
+        """ "done" or "deadlock"; whatever is wrong is an AssertionError."""
+        for name in (f"r{number}" for number in range(10)):
+            stem = self.dice.choice(self.stems)[: self.dice.randrange(0, 640)]
+            tail = [self.dice.randrange(1000) for _ in range(self.dice.randrange(1, 60))]
+            self.engine.add(name, stem + tail, max_tokens=self.dice.choice([1, 4, 40]))
+            for _ in range(self.dice.choice([0, 1, 4])):
+                self.step()
+            if self.dice.random() < 0.15:
+                self.engine.abort(f"r{self.dice.randrange(10)}")
+        verdict = "done" if self._drain() else "deadlock"
+        for name in list(self.engine.lab.scheduler.requests):
+            self.engine.abort(name)
+        assert self._drain(), "aborted requests stay"
+        for _ in range(5):
+            self.step()
+        assert self.engine.ledger.locked == 0, f"{self.engine.ledger.locked} locks left"
+        assert not self.engine.lab.connector.request_trackers
+        assert self.engine.lab.free_blocks == self.engine.lab.pool.num_gpu_blocks - 1, "blocks are lost"
+        return verdict
+
+    def step(self) -> None:
+        running = {name: request.status.name for name, request in self.engine.lab.scheduler.requests.items()}
+        self.engine.step()
+        self.preempted += sum(
+            before == "RUNNING" and self.engine.lab.status(name) == "PREEMPTED" for name, before in running.items()
+        )
+        if self.dice.random() < 0.1:
+            free = sorted(name for name in self.engine.ledger.chunks if not self.engine.ledger.locks[name])
+            self.engine.ledger.chunks -= set(self.dice.sample(free, len(free) // 4))
+
+    def _drain(self) -> bool:
+        idle = 0
+        while self.engine.lab.scheduler.requests and idle < 60:
+            before = (self.engine.computed, len(self.engine.loads), len(self.engine.lab.scheduler.requests))
+            self.step()
+            after = (self.engine.computed, len(self.engine.loads), len(self.engine.lab.scheduler.requests))
+            idle = idle + 1 if before == after else 0
+        return not self.engine.lab.scheduler.requests
+
+
+def workloads(count: int) -> dict[str, Any]:
+    verdicts: Counter[str] = Counter()
+    loads = preempted = 0
+    wrong: list[str] = []
+    for seed in range(count):
+        workload = Workload(seed)
+        try:
+            verdicts[workload.run()] += 1
+        except AssertionError as error:
+            wrong.append(f"seed {seed}: {error}")
+        loads += len(workload.engine.loads)
+        preempted += workload.preempted
+    LedgerAdapter.slow = 0
+    return {"verdicts": verdicts, "loads": loads, "preempted": preempted, "wrong": wrong}
+
+
+def main() -> None:
+    module = upstream_module()
+    cap, least = {CAP: 512}, {LEAST: 128}
+    found: dict[str, Any] = {"upstream": module, "naive cap": naive_cap(module)}
+    for name, where, capped, at_least in (("theirs", module, {}, {}), ("ours", OURS, cap, least)):
+        found[name] = {
+            "whole": one_reload(where, capped),
+            "inside": local_prefix_inside_a_chunk(where, capped),
+            "small": one_reload(where, at_least, stored=CHUNK),
+            "small enough": one_reload(where, at_least, stored=2 * CHUNK),
+            "waits": waits_for_blocks(where, capped),
+            "aborted": aborted_before_admission(where, capped),
+            "aborted, no answer yet": aborted_before_admission(where, capped, slow=3),
+        }
+    found["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    found["random"] = workloads(int(sys.argv[1]))
+    found["random effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

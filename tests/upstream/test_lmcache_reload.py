@@ -1,0 +1,130 @@
+"""How much of a prompt one reload takes (max_tokens_per_load, min_load_tokens), on the real Scheduler and connector.
+
+A ledger stands in for the LMCache server: it raises when a read lock is given back that nobody holds. Blocks have
+contents: a step that would attend to, or store, what is not computed or loaded is an error too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.upstream.run import INSTALLED_VLLM, VLLM_VERSIONS, probe
+
+pytestmark = pytest.mark.upstream
+
+PAIRS = [
+    *((version, None) for version in VLLM_VERSIONS),
+    ("0.21.0", "0.4.6"),
+    ("0.22.1", "0.4.7"),
+    (INSTALLED_VLLM, "0.5.4"),
+    (INSTALLED_VLLM, "0.5.5"),
+]
+"""(vllm, lmcache; None: the installed one, of which vllm 0.21 uses the adapter's place only)."""
+WORKLOADS = 40
+
+
+@cache
+def found(vllm: str, lmcache: str | None) -> Any:
+    return probe(vllm, "tests.upstream.probes.lmcache_reload", str(WORKLOADS), lmcache=lmcache)
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"vllm{pair[0]}-lmcache{pair[1] or '-installed'}")
+def cases(request: pytest.FixtureRequest) -> Any:
+    return found(*request.param)
+
+
+def test_the_class_below_is_the_one_that_vllm_would_load(cases: Any, request: pytest.FixtureRequest) -> None:
+    inside_vllm = cases["upstream"].startswith("vllm.")
+    assert inside_vllm == ("vllm0.21.0" in request.node.name)
+
+
+def test_a_reload_takes_whole_chunks_up_to_the_cap_and_the_rest_is_computed_and_stored(cases: Any) -> None:
+    theirs, ours = cases["theirs"]["whole"], cases["ours"]["whole"]
+    assert theirs["loads"] == [[0, 1792]], "upstream has no cap"
+    assert ours["loads"] == [[0, 512]]
+    assert ours["computed"] == theirs["computed"] + 1792 - 512
+    assert ours["stored"] == 1792 - 512, "what is computed is stored like any new token"
+    assert ours["locked"] == 0
+
+
+def test_a_cap_of_the_answer_alone_asks_for_chunks_that_have_no_blocks(cases: Any) -> None:
+    """As published: the tracker still has the whole hit, so all of it is retrieved into the blocks of a part."""
+    assert cases["naive cap"] != "fine"
+
+
+def test_a_local_prefix_that_ends_inside_a_chunk_is_neither_loaded_again_nor_counted_as_loaded(cases: Any) -> None:
+    assert cases["theirs"]["inside"]["loads"] == [[48, 1792]]
+    assert cases["ours"]["inside"]["loads"] == [[48, 512]], "at most 512, and up to a boundary of chunks"
+    assert cases["ours"]["inside"]["locked"] == 0
+
+
+def test_asking_in_every_step_while_blocks_are_lacking_releases_each_lock_once(cases: Any) -> None:
+    ours = cases["ours"]["waits"]
+    assert ours["polls"] > 10
+    assert ours["done"]
+    assert ours["loads"] == [[0, 512]]
+    assert ours["locked"] == 0
+    # 896 tokens are the other request's. lmcache <= 0.5.5 counts the hit as stored once more at each poll, after which
+    # the request never stores what it computes.
+    assert ours["stored"] == 896 + 1792 - 512
+
+
+def test_a_reload_below_the_minimum_is_computed_with_no_lock_left(cases: Any) -> None:
+    theirs, ours = cases["theirs"]["small"], cases["ours"]["small"]
+    assert theirs["loads"] == [[0, 64]]
+    assert ours["loads"] == []
+    assert ours["computed"] == theirs["computed"] + 64
+    assert ours["locked"] == 0
+    assert cases["ours"]["small enough"]["loads"] == [[0, 128]], "the minimum itself is loaded"
+
+
+@pytest.mark.parametrize("when", ["aborted", "aborted, no answer yet"])
+def test_a_request_that_ends_before_it_has_blocks_leaves_nothing(cases: Any, when: str) -> None:
+    assert cases["theirs"][when]["locked"] == 28, "every chunk of the hit stays locked until the read TTL"
+    ours = cases["ours"][when]
+    assert (ours["locked before"], ours["locked"], ours["trackers"]) == (28, 0, 0)
+    assert ours["free"] == 129, "no block is lost: 130 without the null block"
+
+
+def test_the_effects_are_counted(cases: Any) -> None:
+    effects = cases["effects"]
+    assert effects["lmcache-load-cap loads-capped"] == 3
+    assert effects["lmcache-load-cap tokens-left-to-recompute"] == 3 * (1792 - 512)
+    assert effects["lmcache-load-cap lookups-released"] == 2
+    assert effects["lmcache-min-load loads-skipped"] == 1
+    assert effects["lmcache-min-load tokens-left-to-recompute"] == 64
+    assert effects["lmcache-load-cap instances"] == 5
+    assert effects["lmcache-min-load instances"] == 2
+
+
+def test_random_workloads_on_too_few_blocks_leave_no_lock_and_never_read_or_store_what_is_not_there(
+    cases: Any, request: pytest.FixtureRequest
+) -> None:
+    random = cases["random"]
+    assert random["wrong"] == []
+    assert random["loads"] > WORKLOADS
+    assert random["preempted"] > 0
+    assert cases["random effects"]["lmcache-load-cap loads-capped"] > 20
+    assert cases["random effects"]["lmcache-min-load loads-skipped"] > 5
+    vllm = Version(request.node.callspec.params["cases"][0])
+    if vllm >= Version("0.23"):
+        assert random["verdicts"] == {"done": WORKLOADS}, "no deadlock: vllm#44560"
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.22.1"])
+def test_before_vllm_0_23_a_capped_load_can_deadlock_so_the_cap_is_refused_without_the_admission_gate(
+    version: str,
+) -> None:
+    outcome = probe(version, "tests.upstream.probes.lmcache_cap_needs_gate")
+    assert outcome["without"]["deadlocks"] > 0
+    assert "admission-gate" in outcome["without"]["answer"]
+    assert outcome["with"] == {"answer": "applied", "deadlocks": 0}
+
+
+def test_the_installed_vllm_needs_no_admission_gate_for_the_cap() -> None:
+    outcome = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_cap_needs_gate")
+    assert outcome["without"] == {"answer": "applied", "deadlocks": 0}
