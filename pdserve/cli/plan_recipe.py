@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pdserve.engine_env import read_versions
 from pdserve.errors import PdserveError
@@ -46,8 +48,20 @@ def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str
             versions=versions,
             python=sys.executable,
             recipe_dir=str(loaded.path.parent.absolute()),
+            model_config=_model_config(loaded),
         )
     return Planned(plan, loaded, versions)
+
+
+def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
+    """The config.json of a local model. A folder without one is the preflight's to refuse: it looks on the node."""
+    if loaded.recipe.model.path is None:
+        return None
+    try:
+        found = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 @contextmanager

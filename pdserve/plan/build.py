@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from pdserve.plan import exposure, kv_transfer, placement, proxy, versions
+from pdserve.plan import exposure, hybrid, kv_transfer, placement, proxy, versions
 from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
 from pdserve.plan.model import Node, Plan, Versions
@@ -37,13 +38,15 @@ def build_plan(
     versions: Versions,
     python: str = "python",
     recipe_dir: str = ".",
+    model_config: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The whole deployment as data. `recipe_dir` is what model.path is relative to; `python` runs the proxy, and
-    LMCache and the engines unless engine.python names another interpreter.
+    LMCache and the engines unless engine.python names another interpreter. `model_config`: the content of the model's
+    config.json; None where it is not at hand.
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
-    warnings = list(_check_versions(recipe, versions))
+    warnings = [*_check_versions(recipe, versions), *hybrid.check(recipe, model_config, versions)]
     instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
     connectors: dict[RoleName, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
     protocol = kv_transfer.proxy_protocol(recipe)

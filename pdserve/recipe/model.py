@@ -18,6 +18,12 @@ class Model(Strict):
     id: str | None = Field(default=None, description="A model id that the engine resolves (hub or cache).")
     revision: str | None = Field(default=None, description="Revision of `id`; pin it to make a run repeatable.")
     served_name: str = Field(description="The one name that clients use; engines, proxy and canary agree on it.")
+    kv_group_blocks: list[Count] | None = Field(
+        default=None,
+        min_length=1,
+        description="Tokens of a block of each KV cache group, for a model that has several ('kv cache group sizes' in "
+        "vLLM's log): lmcache.chunk_size is checked against them before anything starts. null: not known.",
+    )
 
 
 class Parallel(Strict):

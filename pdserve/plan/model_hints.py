@@ -1,0 +1,115 @@
+"""What a model's config.json tells of its KV: one kind of layers or several, and whether some keep recurrent state.
+
+The keys are those that vLLM looks at (config/model.py: layer_types, layers_block_type, attn_type_list; the text config
+below a multimodal one) and those by which its hybrid models say which layers are recurrent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+_FULL = frozenset(
+    {"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"}
+)
+_WINDOW = frozenset({"sliding_attention", "chunked_attention", "local_attention"})
+_COMPRESSED = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
+_RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
+_MIXED: Mapping[str, tuple[str, ...]] = {"hybrid": ("full", "recurrent"), "hybrid_sliding": ("window", "recurrent")}
+_NOTHING = frozenset({"mlp", "moe", "dense", "sparse"})
+"""Layers that keep no KV."""
+_INTERLEAVED = frozenset(
+    {"gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere2", "gpt_oss"}
+)
+"""Models that mix windows and full attention although their config.json may name the window alone."""
+_STATE_KEYS = ("mamba_d_state", "mamba_num_heads", "mamba_d_ssm", "mamba_d_conv", "ssm_cfg", "state_size")
+_BESIDE_ATTENTION = ("linear_attn_config", "full_attention_interval", "attn_layer_period", "attn_layer_indices")
+
+
+@dataclass(frozen=True)
+class KvHints:
+    """As far as the config tells."""
+
+    kinds: frozenset[str]
+    """Kinds of layers that keep KV: full, window, compressed, recurrent, unknown."""
+    key: str
+    """The key that says so, for messages; empty: no key speaks of kinds."""
+
+    @property
+    def several(self) -> bool:
+        """vLLM makes a KV cache group of each kind at least, unless its hybrid KV cache manager is off."""
+        return len(self.kinds - {"unknown"}) > 1 or "compressed" in self.kinds
+
+    @property
+    def recurrent(self) -> bool:
+        return "recurrent" in self.kinds
+
+
+def hints_of(config: Mapping[str, Any]) -> KvHints:
+    """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
+    found = next((hint for text in _texts(config) for hint in _hints(text)), None)
+    return found or KvHints(frozenset({"full"}), "")
+
+
+def _texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for key in _TEXT_CONFIGS:
+        if isinstance(config.get(key), Mapping):
+            yield from _texts(config[key])
+    yield config
+
+
+def _hints(text: Mapping[str, Any]) -> Iterator[KvHints]:
+    """Most specific first."""
+    if text.get("compress_ratios"):
+        yield KvHints(frozenset({"compressed"}), "compress_ratios")
+    for key in ("layer_types", "layers_block_type"):
+        if _is_list(text.get(key)):
+            yield KvHints(frozenset(_kinds(text[key], text)), key)
+    if _is_list(kinds := text.get("attn_type_list")):
+        yield KvHints(frozenset("full" if kind == 1 else "recurrent" for kind in kinds), "attn_type_list")
+    if isinstance(pattern := text.get("hybrid_override_pattern"), str):
+        letters = {"M": "recurrent", "*": "full"}
+        yield KvHints(frozenset(letters[letter] for letter in pattern if letter in letters), "hybrid_override_pattern")
+    for key in _BESIDE_ATTENTION:
+        if text.get(key):
+            yield KvHints(frozenset({"full", "recurrent"}), key)
+    for key in _STATE_KEYS:
+        if text.get(key):
+            yield KvHints(frozenset({"recurrent", *(("full",) if text.get("num_attention_heads") else ())}), key)
+    yield from _windows(text)
+
+
+def _windows(text: Mapping[str, Any]) -> Iterator[KvHints]:
+    model = str(text.get("model_type", ""))
+    # vLLM drops the attention_chunk_size of MiMo: it means something else there.
+    if text.get("attention_chunk_size") and not model.startswith("mimo"):
+        # Llama 4: layers without rotary embedding attend to everything.
+        mixed = model.startswith("llama4") or bool(text.get("no_rope_layers"))
+        yield KvHints(frozenset({"window", *(("full",) if mixed else ())}), "attention_chunk_size")
+    if text.get("sliding_window") and text.get("use_sliding_window") is not False:
+        pattern = text.get("sliding_window_pattern", text.get("_sliding_window_pattern"))
+        mixed = pattern not in (None, 1) or model in _INTERLEAVED
+        yield KvHints(frozenset({"window", *(("full",) if mixed else ())}), "sliding_window")
+
+
+def _kinds(layers: Sequence[Any], text: Mapping[str, Any]) -> Iterator[str]:
+    """A window that is turned off is full attention."""
+    windows = bool(text.get("sliding_window") or text.get("attention_chunk_size"))
+    windows = windows and text.get("use_sliding_window") is not False
+    for layer in layers:
+        if layer in _NOTHING:
+            continue
+        if layer in _MIXED:
+            yield from _MIXED[layer]
+        elif layer in _FULL or (layer in _WINDOW and not windows):
+            yield "full"
+        elif layer in _WINDOW:
+            yield "window"
+        else:
+            yield "compressed" if layer in _COMPRESSED else "recurrent" if layer in _RECURRENT else "unknown"
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str) and bool(value)

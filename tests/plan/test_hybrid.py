@@ -1,0 +1,189 @@
+"""Recipes for models whose KV has several groups: what is refused before anything starts, and what is only said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.hybrid import check
+from pdserve.recipe.model import Recipe
+from pdserve.versions import Versions
+from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
+
+PLAIN = {"model_type": "llama", "num_attention_heads": 4}
+WINDOWS = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
+STATE = {"layer_types": ["linear_attention", "full_attention"]}
+DRIVEN = with_lmcache(transfer_mode="lmcache_driven")
+ON_GPU = (on_gpus(), DRIVEN)
+ONE_GROUP = {"engine": {"args": {"disable-hybrid-kv-cache-manager": True}}}
+BLOCKS = {"engine": {"args": {"block-size": 1056}}, "lmcache": {"chunk_size": 1056}}
+
+
+def said(config: dict[str, Any] | None, *changes: dict[str, Any], **versions: str | None) -> list[str]:
+    return list(check(recipe(*changes), config, installed(**versions)))
+
+
+def installed(**versions: str | None) -> Versions:
+    return VERSIONS.model_copy(update=versions)
+
+
+def refused(kind: type[Exception], config: dict[str, Any], *changes: dict[str, Any], **versions: str | None) -> Any:
+    with pytest.raises(kind) as caught:
+        said(config, *changes, **versions)
+    error: Any = caught.value
+    assert error.todo
+    return error
+
+
+@pytest.mark.parametrize("changes", [(with_lmcache(),), ON_GPU, (aggregated(),)])
+@pytest.mark.parametrize("versions", [{}, {"vllm": "0.21.0", "lmcache": "0.4.5"}, {"vllm": None, "lmcache": None}])
+def test_a_model_with_one_kind_of_layers_is_never_refused_and_nothing_is_said(
+    changes: tuple[dict[str, Any], ...], versions: dict[str, str | None]
+) -> None:
+    assert said(PLAIN, *changes, **versions) == []
+
+
+@pytest.mark.parametrize("versions", [{}, {"vllm": "0.33.0"}, {"vllm": "0.23.0", "lmcache": "0.4.7"}])
+@pytest.mark.parametrize("config", [WINDOWS, {"compress_ratios": [1, 4]}])
+def test_pairs_that_handle_groups_take_windows(config: dict[str, Any], versions: dict[str, str]) -> None:
+    assert said(config, *ON_GPU, **versions) == []
+
+
+def test_recurrent_state_is_taken_with_a_word_about_its_block() -> None:
+    (warning,) = said(STATE, *ON_GPU)
+    assert "Setting attention block size" in warning
+    assert "engine.args.block-size" in warning
+    assert said(STATE, *ON_GPU, BLOCKS) == []
+
+
+@pytest.mark.parametrize("config", [WINDOWS, STATE])
+def test_engine_driven_transfer_takes_one_group_only(config: dict[str, Any]) -> None:
+    """On a CPU that is what `auto` means."""
+    error = refused(RecipeError, config, with_lmcache(transfer_mode="auto"))
+    assert error.where == "lmcache.transfer_mode"
+    assert "lmcache_driven, with lmcache-mp as the first child" in error.todo
+    assert ("disable-hybrid-kv-cache-manager" in error.todo) == (config is WINDOWS)
+
+
+def test_the_connectors_own_mode_is_named_when_it_is_the_reason() -> None:
+    child = {"kind": "multi", "of": [MOONCAKE, {**LMCACHE, "transfer_mode": "engine_driven"}]}
+    changes = (with_lmcache(transfer_mode="auto"), {"prefill": {"connector": child}})
+    assert refused(RecipeError, WINDOWS, on_gpus(), *changes).where == "prefill.connector"
+
+
+def test_on_a_device_auto_means_lmcache_driven() -> None:
+    assert said(WINDOWS, on_gpus(), with_lmcache(transfer_mode="auto")) == []
+
+
+def test_windows_may_be_kept_as_full_attention_on_purpose_anywhere() -> None:
+    assert said(WINDOWS, with_lmcache(transfer_mode="auto"), ONE_GROUP) == []
+    assert said(WINDOWS, *ON_GPU, ONE_GROUP, vllm="0.21.0", lmcache="0.4.5") == []
+
+
+def test_recurrent_state_cannot_do_without_the_manager() -> None:
+    error = refused(RecipeError, STATE, *ON_GPU, ONE_GROUP)
+    assert error.where == "engine.args.disable-hybrid-kv-cache-manager"
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"vllm": "0.21.0", "lmcache": "0.4.6"}, "vllm 0.21.0 turns its hybrid KV cache manager off"),
+        ({"vllm": "0.22.0"}, "vllm 0.22.0 turns its hybrid KV cache manager off"),
+        ({"vllm": "0.32.0", "lmcache": "0.4.6"}, "lmcache 0.4.6 knows one KV group only"),
+    ],
+)
+def test_pairs_that_quietly_give_up_groups_are_refused(versions: dict[str, str], says: str) -> None:
+    error = refused(PreflightError, WINDOWS, *ON_GPU, **versions)
+    assert says in error.what
+    assert error.where == "prefill.connector"
+    assert "prefill.args.disable-hybrid-kv-cache-manager: true" in error.todo
+
+
+@pytest.mark.parametrize("vllm", ["0.21.0", "0.22.1", "0.23.0rc1"])
+@pytest.mark.parametrize("changes", [(on_gpus(),), ON_GPU])
+def test_recurrent_state_with_any_connector_needs_the_scheduler_of_0_23(
+    vllm: str, changes: tuple[dict[str, Any], ...]
+) -> None:
+    assert "vllm#42554" in refused(PreflightError, STATE, *changes, vllm=vllm).what
+
+
+@pytest.mark.parametrize("version", [None, "a-branch"])
+def test_versions_that_cannot_be_told_exclude_nothing(version: str | None) -> None:
+    assert said(WINDOWS, *ON_GPU, vllm=version, lmcache=version) == []
+
+
+def test_a_model_by_id_is_unknown_which_is_said_and_no_more() -> None:
+    by_id = {"model": {"path": None, "id": "org/model"}}
+    (warning,) = said(None, *ON_GPU, by_id)
+    assert "its config.json is not here" in warning
+    assert said(None, on_gpus(), by_id) == [], "without LMCache there is nothing to store"
+    assert said(None, *ON_GPU) == [], "a folder: the preflight looks into it"
+
+
+def test_layers_of_unknown_kinds_are_said() -> None:
+    (warning,) = said({"layer_types": ["quantum_attention"]}, *ON_GPU)
+    assert "layer_types names layers of unknown kinds" in warning
+
+
+def test_the_block_of_recurrent_state_must_divide_the_chunk_and_fit_a_step() -> None:
+    uneven = {"engine": {"args": {"block-size": 1056}}, "lmcache": {"chunk_size": 1024}}
+    error = refused(RecipeError, STATE, *ON_GPU, uneven)
+    assert (error.where, error.todo) == ("lmcache.chunk_size", "use 1056")
+    small_step = {"engine": {"args": {"block-size": 1056, "max-num-batched-tokens": 1024}}}
+    # Attention blocks alone would fill up over several steps: only state has to fit into one.
+    assert said(PLAIN, *ON_GPU, BLOCKS, small_step) == []
+    assert refused(RecipeError, STATE, *ON_GPU, BLOCKS, small_step).where == "engine.args.max-num-batched-tokens"
+
+
+def test_the_blocks_of_the_groups_can_be_stated() -> None:
+    five = {"model": {"kv_group_blocks": [256, 64, 64, 4, 8]}}
+    assert said({"compress_ratios": [1, 4]}, *ON_GPU, five) == []
+    error = refused(RecipeError, {"compress_ratios": [1, 4]}, *ON_GPU, five, {"lmcache": {"chunk_size": 320}})
+    assert "whole blocks of 256, 64, 8, 4 tokens" in error.what
+    assert error.todo == "use 256"
+    assert refused(RecipeError, PLAIN, *ON_GPU, {"model": {"kv_group_blocks": [96]}}).todo == "use 192"
+
+
+def test_chunks_that_no_prompt_fills_are_refused() -> None:
+    error = refused(RecipeError, PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": 256}}})
+    assert error.where == "lmcache.chunk_size"
+    assert said(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": 257}}}) == []
+    assert said(PLAIN, *ON_GPU, {"decode": {"args": {"max-model-len": 64}}}) == [], "decode stores nothing"
+    assert said(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": "128k"}}}) == []
+
+
+def test_an_offloading_connector_that_cuts_uneven_groups_by_tokens_is_refused() -> None:
+    offloading = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"block_size": 256},
+    }
+    children = {"connectors": [{"kv_connector": "MooncakeConnector"}]}
+    multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": children}
+    groups = {"model": {"kv_group_blocks": [256, 64]}}
+    raw = {role: {"connector": {"kind": "raw", "config": offloading}} for role in ("prefill", "decode")}
+    assert "use blocks_per_chunk" in refused_without_todo(raw, groups)
+    other = {role: {"connector": {"kind": "raw", "config": multi}} for role in ("prefill", "decode")}
+    assert said(PLAIN, on_gpus(), other, groups) == []
+
+
+def refused_without_todo(*changes: dict[str, Any]) -> str:
+    with pytest.raises(RecipeError) as caught:
+        said(PLAIN, on_gpus(), *changes)
+    return caught.value.what
+
+
+def test_the_plan_asks_and_carries_the_warnings() -> None:
+    wanted = recipe(*ON_GPU)
+    assert "Setting attention block size" in " ".join(planned(wanted, STATE))
+    with pytest.raises(RecipeError, match="engine_driven transfer takes one KV group"):
+        planned(recipe(with_lmcache(), {"prefill": {"connector": MULTI}}), STATE)
+
+
+def planned(wanted: Recipe, config: dict[str, Any]) -> tuple[str, ...]:
+    nodes = nodes_for(wanted.model_copy(update={"devices_per_node": 2 if wanted.platform != "cpu" else 0}))
+    return build_plan(wanted, nodes, run_dir="/run/x", run_id="r", versions=VERSIONS, model_config=config).warnings

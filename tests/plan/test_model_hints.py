@@ -1,0 +1,51 @@
+"""What config.json files of real model families tell about their KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.plan.model_hints import hints_of
+from tests.plan.model_configs import FAMILIES, Family
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+def test_families_that_vllm_serves(family: Family) -> None:
+    assert hints_of(family.config).kinds == family.kinds
+
+
+def test_the_text_part_of_a_multimodal_model_counts() -> None:
+    vision = {"vision_config": {"layer_types": ["full_attention", "sliding_attention"]}}
+    hints = hints_of({"text_config": {"layer_types": ["linear_attention", "full_attention"]}, **vision})
+    assert hints.kinds == {"full", "recurrent"}
+    assert hints.key == "layer_types"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]},
+        {"sliding_window": 0},
+        {"layer_types": ["attention", "attention"], "mamba_d_state": 128},
+        {"layer_types": []},
+        {"attention_chunk_size": 128, "model_type": "mimo_v2_flash"},
+        {"mtp_layer_types": ["sliding_attention"]},
+    ],
+)
+def test_what_is_turned_off_or_means_something_else_is_no_second_kind(config: dict[str, Any]) -> None:
+    hints = hints_of(config)
+    assert hints.kinds == {"full"}
+    assert not hints.several
+    assert not hints.recurrent
+
+
+def test_a_window_in_every_layer_is_one_kind() -> None:
+    assert not hints_of({"model_type": "mistral", "sliding_window": 4096}).several
+
+
+def test_names_that_nobody_knows_are_unknown_and_no_reason_to_refuse() -> None:
+    hints = hints_of({"layer_types": ["full_attention", "quantum_attention"]})
+    assert hints.kinds == {"full", "unknown"}
+    assert not hints.several
