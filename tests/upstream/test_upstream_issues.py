@@ -1,0 +1,40 @@
+"""The reproductions of docs/upstream-issues.md do what the page says, on the installed vLLM."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.upstream
+PAGE = Path(__file__).parents[2] / "docs" / "upstream-issues.md"
+CASES = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+TITLES = re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What each of them prints: one after the other in one interpreter, because importing vLLM is what takes time."""
+    done = subprocess.run(
+        [sys.executable, "-c", "\nprint('---')\n".join(code for code, _ in CASES)],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split("---\n")
+
+
+def test_every_issue_has_a_reproduction() -> None:
+    assert len(CASES) == len(TITLES) >= 3
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=TITLES)
+def test_a_reproduction_shows_the_defect(number: int, said: list[str]) -> None:
+    assert said[number] == CASES[number][1]
