@@ -1,0 +1,235 @@
+"""MooncakeConnector's decode worker: every pull ends, by prefill's answer, by a withdrawal, or with its prefill.
+
+Runs in the worker's receiver loop. Each function here is put around the method of MooncakeConnectorWorker that its
+inner function is named after; which pulls are open is kept in mooncake_open_pulls.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+from pdserve.patches import effects
+from pdserve.patches.mooncake_open_pulls import OpenPulls, Peer
+from pdserve.patches.mooncake_peer import gone, monitored
+from pdserve.patches.mooncake_withdrawal import Withdrawal
+
+NAME = "mooncake-pulls"
+SETTLE_SECONDS = 1.0
+"""After a prefill has died. What it sent lies in the buffers of this host, and the transfer engine's own threads (or
+the network adapter) still write it: until then the blocks must not become another request's."""
+
+_Async = Callable[..., Coroutine[Any, Any, None]]
+
+log = logging.getLogger("pdserve.patches")
+_asking: contextvars.ContextVar[tuple[Any, Peer] | None] = contextvars.ContextVar("asking", default=None)
+"""Worker and peer of the pull that this task makes."""
+
+
+def with_withdrawals(original: Callable[..., None]) -> Callable[..., None]:
+    def start_load_kv(self: Any, metadata: Any) -> None:
+        original(self, metadata)
+        ended = getattr(metadata, "pdserve_withdrawn", None)
+        if ended and not self.is_kv_producer:
+            asyncio.run_coroutine_threadsafe(_withdraw(self, ended), self.receiver_loop)
+
+    return start_load_kv
+
+
+async def _withdraw(worker: Any, requests: Collection[str]) -> None:
+    for peer, transfers in OpenPulls.of(worker).withdraw(requests):
+        effects.count(NAME, "pulls-withdrawn", len(transfers))
+        _spawn(peer, _tell(worker, peer, transfers))
+
+
+def registered(original: _Async) -> _Async:
+    async def _start_load_kv(self: Any, reqs_to_recv: dict[str, dict[str, Any]]) -> None:
+        for metas in reqs_to_recv.values():
+            OpenPulls.of(self).register(metas)
+        # Each engine for itself: an error with one would leave the requests of the others waiting for ever.
+        ended = await asyncio.gather(
+            *(original(self, {engine: metas}) for engine, metas in reqs_to_recv.items()), return_exceptions=True
+        )
+        for (engine, metas), error in zip(reqs_to_recv.items(), ended, strict=True):
+            if error is not None:
+                _not_asked(self, engine, metas, error)
+
+    return _start_load_kv
+
+
+def known_or_failed(original: _Async) -> _Async:
+    async def handle_new_engine_id(self: Any, remote_engine_id: str, pull_metas: dict[str, Any]) -> None:
+        (error,) = await asyncio.gather(original(self, remote_engine_id, pull_metas), return_exceptions=True)
+        _not_asked(self, remote_engine_id, pull_metas, error)
+
+    return handle_new_engine_id
+
+
+def asked(original: Callable[..., None]) -> Callable[..., None]:
+    def receive_kv(self: Any, remote_engine_id: str, pull_metas: dict[str, Any]) -> None:
+        original(self, remote_engine_id, pull_metas)
+        OpenPulls.of(self).asked(pull_metas)
+
+    return receive_kv
+
+
+def watched(original: _Async) -> _Async:
+    async def receive_kv_from_single_worker(self: Any, worker_addr: str, pull_metas: dict[str, Any]) -> None:
+        pulls = OpenPulls.of(self)
+        peer = pulls.open_peer(worker_addr, pull_metas)
+        if peer.unsettled:
+            await _pull(self, peer, original)
+        pulls.close_peer(peer)
+
+    return receive_kv_from_single_worker
+
+
+async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
+    loop = asyncio.get_running_loop()
+    context = contextvars.copy_context()
+    context.run(_asking.set, (worker, peer))
+    pull = loop.create_task(original(worker, peer.address, peer.batch), context=context)
+    over = loop.create_task(peer.over.wait())
+    await asyncio.wait({pull, over}, return_when=asyncio.FIRST_COMPLETED)
+    pull.cancel()
+    over.cancel()
+    error, _ = await asyncio.gather(pull, over, return_exceptions=True)
+    reason = f"prefill gave no answer ({error!r})" if error is not None else "prefill's answer left them out"
+    if peer.lost:
+        reason = f"nobody listens at {peer.address} any more"
+        effects.count(NAME, "peers-lost")
+        _forget_address(worker, peer.address)
+        await asyncio.sleep(SETTLE_SECONDS)
+    _fail(worker, peer, list(peer.unsettled), reason)
+
+
+def _forget_address(worker: Any, address: str) -> None:
+    """Or every later pull from an engine that keeps its id over a restart would go to the dead address."""
+    for engine, ranks in list(worker._remote_agents.items()):
+        if any(address in stages.values() for stages in ranks.values()):
+            del worker._remote_agents[engine]
+
+
+def monitoring(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_zmq_socket(*args: Any, **kwargs: Any) -> Any:
+        sock = original(*args, **kwargs)
+        asking = _asking.get()
+        if asking is not None:
+            worker, peer = asking
+            monitor = monitored(sock)
+            # In a callback: a task that is cancelled before it has begun runs no `finally`.
+            _spawn(peer, _watch(worker, peer, monitor)).add_done_callback(lambda _: monitor.close())
+        return sock
+
+    return make_zmq_socket
+
+
+async def _watch(worker: Any, peer: Peer, monitor: Any) -> None:
+    telling: asyncio.Task[None] | None = None
+
+    def reconnecting() -> None:
+        nonlocal telling
+        if telling is not None:
+            telling.cancel()  # its answer may have been lost with its connection
+        telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
+
+    if await gone(monitor, peer.address, reconnecting=reconnecting):
+        peer.lost = True
+        peer.over.set()
+
+
+def _spawn(peer: Peer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """In a task that ends with the peer's pull, outside of the context in which sockets are monitored."""
+    task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
+    peer.tasks.add(task)
+    task.add_done_callback(peer.tasks.discard)
+    return task
+
+
+async def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> None:
+    """Withdraw from one prefill worker. One without the patch refuses, and its pull ends as upstream ends it."""
+    import zmq
+    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
+
+    try:
+        with upstream.make_zmq_socket(worker.async_zmq_ctx, peer.address, zmq.DEALER, bind=False, linger=0) as sock:
+            await sock.send(Withdrawal(transfers).encode())
+            response = worker._xfer_resp_decoder.decode(await sock.recv())
+    except zmq.ContextTerminated:
+        return
+    if response.status == upstream.MooncakeXferResponseStatus.ERROR:
+        effects.count(NAME, "withdrawals-refused")
+        log.warning("%s does not take withdrawals: %s", peer.address, response.err_msg)
+        return
+    _fail(worker, peer, response.ok_reqs or (), "the connection to prefill broke during the pull")
+
+
+def settled(original: Callable[..., None]) -> Callable[..., None]:
+    def process_pulling_result(self: Any, response: Any, pull_metas: Any) -> None:
+        import msgspec
+
+        peer: Peer = pull_metas.peer
+        fine = [request for request in response.ok_reqs or () if request in peer.unsettled]
+        original(self, msgspec.structs.replace(response, ok_reqs=fine or None, err_reqs=None), pull_metas)
+        for request in fine:
+            OpenPulls.of(self).settle(peer, request, failed=False)
+        _fail(self, peer, response.err_reqs or (), response.err_msg or "prefill gave no reason")
+
+    return process_pulling_result
+
+
+# --- failures
+
+
+def failed(original: Callable[..., None]) -> Callable[..., None]:
+    def _handle_failed_recv(self: Any, pull_metas: Any, req_ids: Collection[str], reason: str) -> None:
+        pulls = OpenPulls.of(self)
+        peer: Peer | None = getattr(pull_metas, "peer", None)
+        open_ = [request for request in req_ids if peer is None or request in peer.unsettled]
+        missed = [request for request in open_ if not pulls.is_withdrawn(request)]
+        effects.count(NAME, "pulls-failed", len(missed))
+        original(self, pull_metas, missed, reason)
+        for request in open_:
+            pulls.fail(peer, request)
+
+    return _handle_failed_recv
+
+
+def with_failed_blocks(original: Callable[..., set[int]]) -> Callable[..., set[int]]:
+    def get_block_ids_with_load_errors(self: Any) -> set[int]:
+        return original(self) | OpenPulls.of(self.connector_worker).take_failed_blocks()
+
+    return get_block_ids_with_load_errors
+
+
+def _not_asked(worker: Any, engine: str, metas: dict[str, Any], error: BaseException | None) -> None:
+    if error is not None:
+        # What its bootstrap server said of it cannot be used: ask again the next time.
+        worker._remote_agents.pop(engine, None)
+    requests = OpenPulls.of(worker).unasked(metas)
+    _fail_at(worker, None, metas, requests, f"prefill engine {engine} cannot be asked ({error!r})")
+
+
+def _fail(worker: Any, peer: Peer, requests: Collection[str], reason: str) -> None:
+    _fail_at(worker, peer, peer.batch, [request for request in requests if request in peer.unsettled], reason)
+
+
+def _fail_at(worker: Any, peer: Peer | None, metas: dict[str, Any], requests: list[str], reason: str) -> None:
+    """Each is told to the scheduler unless it was withdrawn: upstream's way from 0.30, before that it has none."""
+    if not requests:
+        return
+    if hasattr(worker, "_handle_failed_recv"):
+        worker._handle_failed_recv(metas, requests, reason)
+        return
+    pulls = OpenPulls.of(worker)
+    missed = [request for request in requests if not pulls.is_withdrawn(request)]
+    effects.count(NAME, "pulls-failed", len(missed))
+    if missed:
+        log.error("pulling KV for %s failed: %s", missed, reason)
+    for request in missed:
+        pulls.report(request)
+    for request in requests:
+        pulls.fail(peer, request)
