@@ -1,13 +1,14 @@
-"""A load of which one KV group fails, on the real Scheduler of a hybrid model: without the patch, then with it."""
+"""A load of which one KV group fails, on the real Scheduler of a hybrid model. See waiting_loads."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
-from pdserve.patches import effects, failed_group
+from pdserve.patches import effects
+from pdserve.patches.failed_group import NAME
 from tests.upstream.scheduler_lab import Lab
+
+from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip
 
 PROMPT, LOADED, WINDOW = 128, 112, 32
 
@@ -40,29 +41,16 @@ def failed_load(group: int | None, policy: str) -> dict[str, Any]:
     }
 
 
-def cases() -> dict[str, Any]:
+def unpatched() -> dict[str, Any]:
     return {
         f"{kind}/{policy}": failed_load(group, policy)
         for kind, group in (("full", 0), ("sliding", 1), ("by_request", None))
         for policy in ("recompute", "fail")
-        if group is not None or _by_request()
+        if group is not None or hasattr(Scheduler, "_handle_failed_recving")
     }
 
 
-def _by_request() -> bool:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    return hasattr(Scheduler, "_handle_failed_recving")
-
-
-def main() -> None:
-    facts: dict[str, Any] = {"unpatched": cases()}
-    if "unpatched" not in sys.argv:
-        failed_group.apply()
-        facts["patched"] = cases()
-        facts["counted"] = effects.totals().get((failed_group.NAME, "whole-recomputations"), 0)
-    print(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main()
+def patched() -> dict[str, Any]:
+    before = effects.totals().get((NAME, "whole-recomputations"), 0)
+    facts = unpatched()
+    return facts | {"counted": effects.totals().get((NAME, "whole-recomputations"), 0) - before}

@@ -1,14 +1,11 @@
 """LMCache loads that hang and end late, on the real Scheduler and LMCacheMPConnector; blocks have contents here.
 
-`python -m ... PATCHES WORKLOADS SEED`: the patches to apply for the second half, by module, comma-separated.
+See waiting_loads.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
 import random
-import sys
 import time
 from typing import Any
 
@@ -136,17 +133,14 @@ def simulate(seed: int) -> dict[str, int]:
     return {"given_up": int(given_up), "loads": len(made.loads)}
 
 
-def main() -> None:
-    patches, workloads, seed = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3])
-    facts: dict[str, Any] = {"unpatched": one_hanging()}
-    for module in patches:
-        importlib.import_module(f"pdserve.patches.{module}").PATCH.apply()
-    facts["patched"] = one_hanging()
+def unpatched() -> dict[str, Any]:
+    return one_hanging()
+
+
+def patched(workloads: int, seed: int) -> dict[str, Any]:
+    """`workloads` random ones, beside the one of `unpatched`; a failure names its seed."""
+    facts = one_hanging()
     runs = [simulate(seed + index) for index in range(workloads)]
     facts["simulated"] = {kind: sum(run[kind] for run in runs) for kind in ("given_up", "loads")}
     facts["quarantined"] = effects.totals().get((NAME, "quarantined-blocks"), 0)
-    print(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main()
+    return facts

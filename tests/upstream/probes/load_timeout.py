@@ -1,13 +1,7 @@
-"""What becomes of requests whose external load hangs, on the real Scheduler: without the patch, then with it.
-
-`python -m ... [PATCH ...]`: the patches to apply for the second half, in that order.
-"""
+"""What becomes of requests whose external load hangs, on the real Scheduler. See waiting_loads."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +9,8 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.load_timeout import ATTRIBUTE, NAME
 from tests.upstream.scheduler_lab import Lab, mock, multi
+
+from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip
 
 SECONDS = 3.0
 PROMPT = 96
@@ -327,7 +323,7 @@ def overlapped() -> dict[str, Any]:
     return {"tokens": len(lab.outputs["a"]), "missing_blocks": bench.free_at_start - lab.free_blocks}
 
 
-PATCHED: dict[str, Callable[[], dict[str, Any]]] = {
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "hanging": hanging,
     "shared_prefix": shared_prefix,
     "aborted": aborted,
@@ -344,17 +340,12 @@ PATCHED: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    facts: dict[str, Any] = {"unpatched": {"hanging": hanging()}}
-    for module in sys.argv[1:] or [NAME.replace("-", "_")]:
-        importlib.import_module(f"pdserve.patches.{module}").PATCH.apply()
-    facts["patched"] = {name: case() for name, case in PATCHED.items()}
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    if hasattr(Scheduler, "_handle_failed_recving"):
-        facts["patched"]["failed_by_request"] = failed_by_request()
-    print(json.dumps(facts))
+def unpatched() -> dict[str, Any]:
+    return {"hanging": hanging()}
 
 
-if __name__ == "__main__":
-    main()
+def patched() -> dict[str, Any]:
+    facts = {name: case() for name, case in CASES.items()}
+    if hasattr(Scheduler, "_handle_failed_recving"):  # vllm >= 0.30
+        facts["failed_by_request"] = failed_by_request()
+    return facts

@@ -1,13 +1,12 @@
-"""In which order requests run when memory is short, on the real Scheduler: without the patch, then with it."""
+"""In which order requests run when memory is short, on the real Scheduler. See waiting_loads."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches import effects, ready_waiters_first
+from pdserve.patches import effects
+from pdserve.patches.ready_waiters_first import NAME
 from tests.upstream.scheduler_lab import Lab
 
 LOADED = {"mock": {"matched": 80}}
@@ -101,14 +100,11 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    facts: dict[str, Any] = {"unpatched": {name: case() for name, case in CASES.items()}}
-    if "unpatched" not in sys.argv:
-        ready_waiters_first.apply()
-        facts["patched"] = {name: case() for name, case in CASES.items()}
-        facts["overtakings"] = effects.totals().get((ready_waiters_first.NAME, "overtakings"), 0)
-    print(json.dumps(facts))
+def unpatched() -> dict[str, Any]:
+    return {name: case() for name, case in CASES.items()}
 
 
-if __name__ == "__main__":
-    main()
+def patched() -> dict[str, Any]:
+    before = effects.totals().get((NAME, "overtakings"), 0)
+    facts = unpatched()
+    return facts | {"overtakings": effects.totals().get((NAME, "overtakings"), 0) - before}
