@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import Version
 from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upstream
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import RequestStatus
@@ -19,7 +18,6 @@ from vllm.v1.request import RequestStatus
 from pdserve.connectors.selection import Answer, decide, labels, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import LookupKeeper, keep_lookups
 from pdserve.connectors.selection_stats import MEMBER, SelectionCounts, SelectionMetrics, rebuilt
-from pdserve.distributions import installed
 from pdserve.patches import effects
 from pdserve.patches.multiconnector_selection import PATCH
 from pdserve.patches.record import left_out
@@ -43,12 +41,6 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         self._unreleasable: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._keep_lookups()
-        # Before vllm 0.26 (vllm#46865) children that do not load are told of no blocks, and LMCache then stores the
-        # blocks of later steps as if they were the first ones.
-        told_of_none = "new_empty" in upstream.MultiConnector.update_state_after_alloc.__code__.co_names
-        self._without_blocks = {
-            index for index, child in enumerate(self._connectors) if told_of_none and _takes_real_blocks(child)
-        }
         effects.count(NAME, "instances")
 
     def _keep_lookups(self) -> None:
@@ -94,9 +86,10 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         return answers[decision.winner]
 
     def _ask(self, index: int, request: Any, num_computed_tokens: int) -> Answer:
-        if index in self._keepers and _is_past_loading(self._connectors[index], request):
-            return Answer(0, False)
-        return Answer(*self._connectors[index].get_num_new_matched_tokens(request, num_computed_tokens))
+        child = self._connectors[index]
+        if index in self._keepers:
+            _start_anew_after_a_failed_load(child, request)
+        return Answer(*child.get_num_new_matched_tokens(request, num_computed_tokens))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Upstream's, once the lookups of children that were not waited for are in safe hands."""
@@ -105,8 +98,6 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         if answers is not None:
             self._record(request.request_id, answers, winner, num_external_tokens)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        for index in self._without_blocks - {winner}:
-            self._connectors[index].update_state_after_alloc(request, blocks, 0)
 
     def _record(self, request_id: str, answers: list[Answer], winner: int | None, tokens: int) -> None:
         for index, keeper in self._keepers.items():
@@ -208,27 +199,22 @@ def _labels(vllm_config: Any) -> tuple[str, ...]:
     )
 
 
-def _is_past_loading(child: Any, request: Any) -> bool:
-    """Whether LMCache would promise tokens that it never loads (lmcache 0.5.6).
+def _start_anew_after_a_failed_load(child: Any, request: Any) -> None:
+    """Lets LMCache forget a request that is asked for again because the load of another child failed (lmcache 0.5.6).
 
-    Its tracker of a request leaves PREFETCHING when the request gets blocks, and only a preemption starts it anew. A
-    request that is asked for again without one, because the load of another child failed, could then find a hit: the
-    scheduler would wait for ever for a load that no state leads to. The state BYPASS_LMCACHE (lmcache 0.5.5) covers
-    only requests that had a hit the first time.
+    Its tracker of a request leaves PREFETCHING when the request gets blocks, and only a preemption starts a new one.
+    With the old one a hit would be promised that no state ever loads, so that the request waits for ever, and what is
+    computed then would be stored from the blocks that the request no longer has. A request that had a hit is left
+    alone: its own load failed, and LMCache (0.5.5) then stands aside.
     """
     tracker = getattr(child, "request_trackers", {}).get(request.request_id)
     if tracker is None or request.status == RequestStatus.PREEMPTED or tracker.state.name != "READY":
-        return False
-    return not (getattr(tracker, "num_lmcache_hit_tokens", 0) and hasattr(type(tracker.state), "BYPASS_LMCACHE"))
-
-
-def _takes_real_blocks(child: Any) -> bool:
-    """LMCache's own class, from the version on that loads nothing when it is told to load 0 tokens."""
-    theirs = any(
-        one.__name__ == "LMCacheMPConnector" and one.__module__.startswith("lmcache.") for one in type(child).__mro__
-    )
-    version = installed()["lmcache"] if theirs else None
-    return version is not None and Version(version) >= Version("0.5.5")
+        return
+    if getattr(tracker, "num_lmcache_hit_tokens", 0) or getattr(tracker, "num_lmcache_hit_blocks", 0):
+        return
+    del child.request_trackers[request.request_id]
+    if getattr(child, "lazy_offload", False):
+        child._lazy_offload_manager.on_request_reset(request.request_id)
 
 
 if left_out(NAME):

@@ -81,6 +81,10 @@ def test_every_child_gets_the_block_pool(version: str) -> None:
     assert ours == ["a", "b"]
 
 
+def test_the_code_that_it_overrides_is_known(version: str) -> None:
+    assert measured(version)["selection"]["verdict"] == "apply"
+
+
 def test_what_it_does_is_counted(version: str) -> None:
     effects = measured(version)["selection"]["effects"]
     assert {"instances", "chosen-by-weight", "pending-lookups-overtaken", "stale-choices-dropped"} <= set(effects)

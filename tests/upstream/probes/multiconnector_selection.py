@@ -12,6 +12,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.platforms import current_platform
 
 from pdserve.patches import effects
+from pdserve.patches.multiconnector_selection import PATCH
+from pdserve.patches.verdict import judge
+from tests.upstream.probes.multiconnector_metrics import versions_here
 
 OURS = "pdserve.connectors.multi"
 
@@ -191,4 +194,5 @@ CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, stale, wear, async
 def measure() -> dict[str, Any]:
     """Case -> upstream's and ours; `effects` are of ours."""
     found: dict[str, Any] = {case.__name__: {"upstream": case(False), "ours": case(True)} for case in CASES}
+    found["verdict"] = judge(PATCH, versions_here()).outcome
     return {**found, "effects": {name: value for (_, name), value in effects.totals().items()}}

@@ -1,0 +1,183 @@
+"""Who loads: the arithmetic of it, and what becomes of lookups that were not waited for. No engine is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.connectors.selection import Answer, Decision, decide, labels, load_weight, patience_seconds
+from pdserve.connectors.selection_lookups import GIVE_UP_SECONDS, LookupKeeper, keep_lookups
+from pdserve.patches import effects
+
+PENDING = Answer(None, False)
+
+
+def hit(tokens: int) -> Answer:
+    return Answer(tokens, True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "weights", "winner"),
+    [
+        ([hit(32), hit(48)], [1, 1], 1),
+        ([hit(48), hit(48)], [1, 1], 0),
+        ([hit(48), hit(32)], [1, 2], 1),
+        ([hit(48), hit(32)], [1, 1.5], 0),
+        ([hit(0), hit(16)], [9, 1], 1),
+        ([hit(16), hit(0)], [0, 1], None),
+        ([hit(0), hit(0)], [1, 1], None),
+        ([PENDING, hit(16)], [1, 1], 1),
+        ([hit(16), PENDING], [2, 1], 0),
+    ],
+)
+def test_the_most_tokens_times_weight_win_and_the_first_of_equal_ones(
+    answers: list[Answer], weights: list[float], winner: int | None
+) -> None:
+    assert decide(answers, weights) == Decision(winner=winner)
+
+
+@pytest.mark.parametrize("answers", [[PENDING, hit(0)], [hit(0), PENDING], [PENDING, PENDING]])
+def test_who_has_no_answer_is_waited_for_when_nobody_has_tokens_however_long(answers: list[Answer]) -> None:
+    assert decide(answers, [1, 1], patient=False) == Decision(wait=True)
+
+
+def test_more_weight_is_worth_a_wait_that_ends() -> None:
+    assert decide([hit(512), PENDING], [1, 2]) == Decision(wait=True, impatient=True)
+    assert decide([hit(512), PENDING], [1, 2], patient=False) == Decision(winner=0)
+
+
+def test_a_lookup_that_cannot_be_given_up_is_always_waited_for() -> None:
+    assert decide([hit(512), PENDING], [1, 1], unreleasable={1}, patient=False) == Decision(wait=True)
+    assert decide([hit(512), PENDING], [1, 1], unreleasable={0}) == Decision(winner=0)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "2", True, None])
+def test_a_weight_that_is_no_usable_number_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="load_weight must be a number"):
+        load_weight({"load_weight": value})
+
+
+def test_weight_and_patience_have_defaults() -> None:
+    assert (load_weight({}), load_weight({"load_weight": 3})) == (1.0, 3.0)
+    assert (patience_seconds({}), patience_seconds({"lookup_patience_seconds": 0})) == (1.0, 0.0)
+
+
+def test_children_of_one_class_are_told_apart() -> None:
+    assert labels(["Mooncake", "LMCache"]) == ("Mooncake", "LMCache")
+    assert labels(["Nixl", "LMCache", "Nixl"]) == ("Nixl-0", "LMCache", "Nixl-2")
+
+
+class Adapter:
+    """What LMCache's connector calls of its adapter; `answer` is that of every lookup."""
+
+    def __init__(self) -> None:
+        self.answer: int | None = None
+        self.done: list[Any] = []
+        self.elsewhere = "passed on"
+
+    def maybe_submit_lookup_request(self, request_id: str, token_ids: list[int], cache_salt: str = "") -> None:
+        self.done.append(("submit", request_id))
+
+    def check_lookup_result(self, request_id: str) -> int | None:
+        return self.answer
+
+    def cleanup_lookup_result(self, request_id: str) -> None:
+        self.done.append(("cleanup", request_id))
+
+    def free_lookup_locks(
+        self, token_ids: list[int], start: int, end: int, request_id: str, cache_salt: str = ""
+    ) -> None:
+        self.done.append(("free", request_id, start, end, len(token_ids), cache_salt))
+
+    def end_session(self, request_id: str) -> None:
+        self.done.append(("end", request_id))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def kept() -> tuple[LookupKeeper, Adapter, Clock]:
+    """After a lookup that was sent and not answered; nothing is counted yet."""
+    effects.forget()
+    adapter, clock = Adapter(), Clock()
+    keeper = LookupKeeper(adapter, "some-patch", clock)
+    keeper.maybe_submit_lookup_request("r", token_ids=[1, 2, 3], cache_salt="salt")
+    adapter.done.clear()
+    return keeper, adapter, clock
+
+
+Kept = tuple[LookupKeeper, Adapter, Clock]
+
+
+def test_a_lookup_that_was_answered_is_the_connectors_own_business(kept: Kept) -> None:
+    keeper, adapter, _ = kept
+    keeper.scheduled("r", answered=True)
+    keeper.cleanup_lookup_result("r")
+    keeper.finished("r")
+    keeper.end_session("r")
+    keeper.settle()
+    assert adapter.done == [("cleanup", "r"), ("end", "r")]
+    assert keeper.unsettled == 0
+
+
+def test_the_locks_of_an_unanswered_one_are_given_back_before_its_session_ends(kept: Kept) -> None:
+    keeper, adapter, _ = kept
+    keeper.scheduled("r", answered=False)
+    keeper.cleanup_lookup_result("r")
+    keeper.end_session("r")
+    keeper.settle()
+    assert (adapter.done, keeper.unsettled) == ([], 1)
+    adapter.answer = 2
+    keeper.settle()
+    assert adapter.done == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r"), ("end", "r")]
+    assert effects.totals() == {("some-patch", "lookups-released"): 1}
+
+
+def test_a_miss_has_no_locks(kept: Kept) -> None:
+    keeper, adapter, _ = kept
+    keeper.finished("r")
+    adapter.answer = 0
+    keeper.settle()
+    assert (adapter.done, effects.totals()) == ([("cleanup", "r")], {})
+
+
+def test_a_request_that_asks_again_gets_its_lookup_back(kept: Kept) -> None:
+    keeper, adapter, _ = kept
+    keeper.scheduled("r", answered=False)
+    keeper.maybe_submit_lookup_request("r", token_ids=[1, 2, 3, 4])
+    adapter.answer = 2
+    keeper.settle()
+    assert adapter.done == [("submit", "r")]
+    keeper.finished("r")
+    keeper.settle()
+    assert adapter.done[1:] == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r")]
+
+
+def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit(kept: Kept) -> None:
+    keeper, adapter, clock = kept
+    keeper.finished("r")
+    keeper.end_session("r")
+    clock.now = GIVE_UP_SECONDS
+    keeper.settle()
+    assert adapter.done == [("cleanup", "r"), ("end", "r")]
+    assert effects.totals() == {("some-patch", "lookups-left-to-expire"): 1}
+
+
+def test_a_connector_is_kept_once_and_one_without_such_an_adapter_not_at_all() -> None:
+    class Child:
+        scheduler_adapter: Any = Adapter()
+
+    child = Child()
+    keeper = keep_lookups(child, "some-patch")
+    assert keeper is not None
+    assert keeper.elsewhere == "passed on"
+    assert child.scheduler_adapter is keeper
+    assert keep_lookups(child, "some-patch") is keeper
+    assert keep_lookups(object(), "some-patch") is None

@@ -1,0 +1,108 @@
+"""LMCache as a child of MultiConnector: its lookups' locks, its blocks, and requests whose load failed elsewhere.
+
+The real scheduler role of LMCacheMPConnector (vLLM's own for 0.21, lmcache's for the others) in the real Scheduler; a
+strict lock book stands in for the server, and every block has contents. Against a real server: the last test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.upstream.multiconnector import measured
+from tests.upstream.run import INSTALLED_VLLM, VLLM_VERSIONS, probe
+
+pytestmark = pytest.mark.upstream
+every_version = pytest.mark.parametrize("version", VLLM_VERSIONS)
+both_classes = pytest.mark.parametrize("child", ["ours", "both ours"])
+
+EMPTY_FOR_LOSERS = ("0.21.0", "0.22.1", "0.24.0")
+LOSERS_LOAD = ("0.21.0",)
+"""With the lmcache that goes with it, 0.4.6."""
+
+
+def found(version: str, case: str) -> Any:
+    return measured(version)["lmcache"][case]
+
+
+@every_version
+@both_classes
+def test_a_load_begins_without_waiting_for_lmcaches_lookup_and_its_locks_are_given_back(
+    version: str, child: str
+) -> None:
+    upstream, ours = found(version, "overtaken")["upstream"], found(version, "overtaken")[child]
+    if version not in LOSERS_LOAD:
+        assert (upstream["steps"], upstream["mock"], upstream["locked"]) == (6, [512], 0)
+    assert ours == {
+        "steps": 1,
+        "done": True,
+        "mock": [512],
+        "loads": [],
+        "locked": 0,
+        "stored": 0,
+        "sessions": 1,
+    }
+
+
+@every_version
+def test_overtaking_alone_would_leave_every_chunk_locked(version: str) -> None:
+    assert found(version, "without keeper")["locked"] == 8
+
+
+@every_version
+@both_classes
+def test_lmcache_is_waited_for_when_it_has_more_weight(version: str, child: str) -> None:
+    ours = found(version, "heavier")[child]
+    assert (ours["loads"], ours["mock"], ours["locked"]) == ([[0, 512]], [], 0)
+
+
+@every_version
+@both_classes
+def test_a_request_that_ends_before_it_has_blocks_leaves_no_locks(version: str, child: str) -> None:
+    upstream, ours = found(version, "aborted")["upstream"], found(version, "aborted")[child]
+    assert {case: upstream[case]["locked"] for case in upstream} == {"unanswered": 4, "answered": 4}
+    assert {case: ours[case]["locked"] for case in ours} == {"unanswered": 0, "answered": 0}
+
+
+@every_version
+@both_classes
+def test_an_overtaken_lookup_is_the_requests_own_again_after_a_preemption(version: str, child: str) -> None:
+    assert found(version, "preempted")[child] == {"preempted": True, "done": True, "locked": 0}
+
+
+@every_version
+def test_lmcache_stores_the_blocks_of_other_tokens_when_it_is_told_of_none(version: str) -> None:
+    upstream, patched = found(version, "stores")["upstream"], found(version, "stores").get("patched")
+    right = {"done": True, "stored": 512}
+    if version in EMPTY_FOR_LOSERS:
+        assert upstream == {"wrong": "stores at 0 what is not computed"}
+        assert patched == right
+        assert found(version, "told") > 0
+    else:
+        assert (upstream, patched) == (right, None)
+    assert found(version, "verdict") == ("apply" if version in EMPTY_FOR_LOSERS else "not-needed")
+    assert found(version, "stores")["ours"] == found(version, "stores")["both ours"] == right
+
+
+@every_version
+@both_classes
+def test_a_request_whose_load_failed_elsewhere_waits_for_ever_for_a_hit_that_lmcache_never_loads(
+    version: str, child: str
+) -> None:
+    """And no more locks are left than the request's own load gives back."""
+    upstream, ours = found(version, "failed_load")["upstream"], found(version, "failed_load")[child]
+    assert upstream == {"done": False, "status": "WAITING_FOR_REMOTE_KVS", "locked": 8}
+    assert ours == {"done": True, "status": "GONE", "locked": 0}
+
+
+def test_no_read_lock_is_left_on_a_real_server() -> None:
+    """Four chunks a prompt. Without the keeper, or after an abort with upstream, they stay locked; so does the job."""
+    said = probe(INSTALLED_VLLM, "tests.upstream.probes.multiconnector_server")
+    clean = {"objects": 20, "locked": 0, "jobs": 0, "sessions": 0}
+    assert said["loaded"] == {"trackers": 0, **clean}
+    assert said["overtaken"] == {"after one step": "WAITING_FOR_REMOTE_KVS", **clean}
+    assert said["aborted"] == clean
+    assert said["effects"] == {"instances": 1, "pending-lookups-overtaken": 1, "lookups-released": 2}
+    assert (said["overtaken without keeper"]["locked"], said["overtaken without keeper"]["jobs"]) == (4, 1)
+    assert (said["upstream aborted"]["locked"], said["upstream aborted"]["jobs"]) == (8, 2)
