@@ -9,8 +9,9 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from pdserve import distributions
+from pdserve import distributions, lmcache_kernels
 from pdserve.errors import PreflightError
+from pdserve.patches import lmcache_block_copy
 from pdserve.plan.model import Plan, Versions
 from pdserve.process import output_of
 from pdserve.recipe.model import Recipe
@@ -52,6 +53,8 @@ def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
             cause=f"the recipe's platform is {plan.platform}; {_origin(plan.platform)}",
             todo=_how_to_get(plan.platform, lacking, recipe.image),
         )
+    if plan.platform == "rocm" and "lmcache" in needed:
+        _check_kernels(plan, recipe.engine.python)
     if any(process.patches for process in plan.processes) and not recipe.engine.command:
         _check_plugin(recipe.engine.python)
     if "mooncake" in needed and "LD_LIBRARY_PATH" not in recipe.engine.env:
@@ -118,6 +121,35 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
     if "nixl" in lacking:
         commands.append("pip install nixl")
     return " and ".join(commands)
+
+
+def _check_kernels(plan: Plan, python: str | None) -> None:
+    """Without kernels for HIP LMCache copies in Python there, out of the order of the device's stream."""
+    if any(lmcache_block_copy.PATCH.name in process.patches for process in plan.processes):
+        return
+    found = _kernels(python)
+    if found not in ("cuda", "none"):
+        return
+    raise PreflightError(
+        f"the LMCache of {python or sys.executable} is not a ROCm build: it has "
+        + ("kernels for CUDA only" if found == "cuda" else "no compiled kernels"),
+        where="engine.python" if python else None,
+        cause="PyPI's wheel has CUDA kernels only; on ROCm LMCache then copies in Python, not in the order of the "
+        "device's stream, and stores wrong KV without a word (lmcache#4870)",
+        todo="pip install --no-deps a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1",
+    )
+
+
+@functools.cache
+def _kernels(python: str | None) -> str | None:
+    if python is None or python == sys.executable:
+        return lmcache_kernels.compiled_for()
+    asked = output_of([python, "-c", Path(lmcache_kernels.__file__).read_text()], timeout=_ASK_SECONDS, cwd=Path("/"))
+    try:
+        found: str | None = json.loads(asked.out)
+    except json.JSONDecodeError:
+        return None
+    return found
 
 
 def _check_plugin(python: str | None) -> None:

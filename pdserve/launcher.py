@@ -29,6 +29,7 @@ from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.recovery import Recovery
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState, Phase
+from pdserve.torch_fallback import without_kernels
 from pdserve.transport.link import AgentLink
 
 ResultT = TypeVar("ResultT")
@@ -213,6 +214,8 @@ class Launcher:
         found = await wait_attached(servers, seconds=self._fleet.plan.timeouts.attach_seconds)
         if missing := [one for one in found if not one.complete]:
             raise not_attached(missing, self._fleet.plan, self._run_dir)
+        if (error := without_kernels(self._fleet.plan, self._run_dir)) is not None:
+            raise error
         self._fleet.record("attached", servers={one.server: one.registered for one in found})
 
     async def _canary(self) -> float:

@@ -23,7 +23,7 @@ FLOORS = [
     {"pdserve.verify", "pdserve.status_view", "pdserve.failure", "pdserve.record", "pdserve.preflight"},
     {"pdserve.fleet", "pdserve.leftovers", "pdserve.control", "pdserve.engine_env"},
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
-    {"pdserve.patched"},
+    {"pdserve.patched", "pdserve.torch_fallback"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir"},
     {"pdserve.protocol", "pdserve.state", "pdserve.host", "pdserve.health", "pdserve.shm", "pdserve.diagnostics"},
     {"pdserve.process"},
@@ -36,7 +36,7 @@ FLOORS = [
     {"pdserve.pd"},
     {"pdserve.hints", "pdserve.log_progress"},
     {"pdserve.hint_table"},
-    {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.versions"},
+    {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve"},
 ]
 

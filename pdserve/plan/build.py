@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.plan import exposure, hybrid, kv_transfer, placement, proxy, versions
+from pdserve.plan import exposure, hybrid, kv_transfer, placement, proxy, rocm, versions
 from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
 from pdserve.plan.model import Node, Plan, Versions
@@ -133,6 +133,7 @@ def _warnings(
     for name, connector in connectors.items():
         if isinstance(connector, Raw):
             yield f"the connector of {name} is raw: unverified, nothing about it was checked"
+    yield from rocm.hazards(recipe)
     for instance in instances:
         if moves_kv_to_host(recipe, instance) and kv_gib_on_cpu(recipe, instance) is None:
             yield (

@@ -124,11 +124,11 @@ def _state_needs_the_manager(case: _Case) -> PdserveError | None:
 
 def _manager_is_turned_off(case: _Case) -> PdserveError | None:
     """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
-    if not case.hints.several or case.one_group or not case.lmcache:
+    if not case.hints.several or case.one_group:
         return None
     if case.known("vllm", "<0.22.1"):
         guilty = f"vllm {case.versions.vllm} turns its hybrid KV cache manager off for every connector"
-    elif case.known("lmcache", "<0.4.7"):
+    elif case.lmcache and case.known("lmcache", "<0.4.7"):
         guilty = f"the connector of lmcache {case.versions.lmcache} knows one KV group only"
     else:
         return None

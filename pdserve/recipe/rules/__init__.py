@@ -10,7 +10,7 @@ from itertools import chain
 
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
-from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, structure
+from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, rocm, structure
 
 _RULES = (
     structure.sections,
@@ -31,11 +31,19 @@ _RULES = (
     lmcache.order,
     lmcache.caching,
     lmcache.device_memory,
+    rocm.switches,
     engines.flags,
     engines.environment,
     ports.clashes,
 )
-_WARNINGS = (structure.exposure, connectors.unverified, lmcache.leases, loading.uneven_caps, engines.unknown_flags)
+_WARNINGS = (
+    structure.exposure,
+    connectors.unverified,
+    lmcache.leases,
+    loading.uneven_caps,
+    rocm.idle_switches,
+    engines.unknown_flags,
+)
 
 
 def problems(recipe: Recipe) -> list[Problem]:

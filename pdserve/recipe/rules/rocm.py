@@ -1,0 +1,54 @@
+"""Switches of the LMCache server's patches, which are for ROCm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Problem
+
+_ON_OFF = ("LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR", "LMCACHE_ROCM_MP_BLOCK_FALLBACK")
+_STEP = "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"
+_DTYPE = "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE"
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def switches(recipe: Recipe) -> Iterator[Problem]:
+    """Variables that ask for patches of the LMCache server (plan/server_patching.py)."""
+    for section in ("engine", "prefill", "decode", "aggregated"):
+        for variable in getattr(getattr(recipe, section), "env", {}):
+            if variable in (*_ON_OFF, _STEP, _DTYPE):
+                yield Problem(
+                    (section, "env", variable), "engines know nothing of it: it is for the LMCache server",
+                    "write it into lmcache.env",
+                )  # fmt: skip
+    if recipe.lmcache is None:
+        return
+    for variable, value in recipe.lmcache.env.items():
+        path, text = ("lmcache", "env", variable), str(value).strip()
+        if variable in _ON_OFF and text not in ("0", "1"):
+            yield Problem(path, f"{text} is neither 1 (on) nor 0 (off)")
+        elif variable == _STEP and not _positive(text):
+            yield Problem(path, f"{text} is not a positive number of GiB", "64 unless it is set")
+        elif variable == _DTYPE and text not in _DTYPES:
+            yield Problem(
+                path, f"{text} is none of {', '.join(_DTYPES)}", "bytes are copied: the type tells their number only"
+            )
+
+
+def idle_switches(recipe: Recipe) -> Iterator[Problem]:
+    """Switches where nothing listens to them."""
+    if recipe.lmcache is None or recipe.platform == "rocm":
+        return
+    for variable in recipe.lmcache.env:
+        if variable in (*_ON_OFF, _STEP, _DTYPE):
+            yield Problem(
+                ("lmcache", "env", variable), f"has no effect on {recipe.platform}", "remove it", also=(("platform",),)
+            )
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False

@@ -1,0 +1,35 @@
+"""What a plan for ROCm says about LMCache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+
+HANG = "lmcache#4419; seen with"
+
+
+def warned(*changes: dict[str, Any]) -> list[str]:
+    return [warning for warning in plan(recipe(*changes), *hosts(8)).warnings if HANG in warning]
+
+
+def test_lmcache_driven_on_rocm_comes_with_a_word_about_its_hang() -> None:
+    (warning,) = warned(on_gpus(platform="rocm"), with_lmcache(transfer_mode="lmcache_driven"))
+    assert warning.startswith("prefill: ")
+    assert "engine_driven" in warning
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (on_gpus(platform="rocm"), with_lmcache(transfer_mode="engine_driven")),
+        (on_gpus(platform="cuda"), with_lmcache(transfer_mode="lmcache_driven")),
+        (with_lmcache(transfer_mode="lmcache_driven", on=["prefill"]), {"prefill": {"connector": {
+            "kind": "multi", "of": [{"kind": "lmcache-mp"}, {"kind": "mooncake", "protocol": "tcp"}]}}}),
+        (on_gpus(platform="rocm"),),
+    ],
+)  # fmt: skip
+def test_no_other_platform_or_mode_is_warned_of_it(changes: tuple[dict[str, Any], ...]) -> None:
+    assert warned(*changes) == []

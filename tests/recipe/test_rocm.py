@@ -1,0 +1,50 @@
+"""Switches of the LMCache server's patches for ROCm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipe.kit import CPU, GPU, load, refused
+
+ROCM = GPU.replace("platform: cuda", "platform: rocm")
+DEMAND, COPY = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR", "LMCACHE_ROCM_MP_BLOCK_FALLBACK"
+
+
+def with_env(text: str, **env: str | int) -> str:
+    return text + "  env:\n" + "".join(f"    {name}: {value}\n" for name, value in env.items())
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({DEMAND: "yes"}, "yes is neither 1 (on) nor 0 (off)"),
+        ({COPY: 2}, "2 is neither 1 (on) nor 0 (off)"),
+        ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": "lots"}, "lots is not a positive number of GiB"),
+        ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 0}, "0 is not a positive number of GiB"),
+        ({COPY: 1, "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE": "fp8"}, "fp8 is none of bfloat16, float16, float32"),
+    ],
+)
+def test_values_that_no_patch_understands_are_refused(tmp_path: Path, env: dict[str, str | int], says: str) -> None:
+    assert says in refused(tmp_path, with_env(ROCM, **env))
+
+
+def test_a_switch_among_the_engines_variables_is_refused(tmp_path: Path) -> None:
+    said = refused(tmp_path, ROCM + f"engine:\n  env:\n    {DEMAND}: 1\n")
+    assert "it is for the LMCache server" in said
+    assert "write it into lmcache.env" in said
+
+
+def test_the_switches_of_the_published_pipeline_are_valid(tmp_path: Path) -> None:
+    env: dict[str, str | int] = {
+        DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 64, COPY: 1,
+        "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE": "bfloat16",
+    }  # fmt: skip
+    assert not [w for w in load(tmp_path, with_env(ROCM, **env)).warnings if "LMCACHE_ROCM" in w]
+
+
+@pytest.mark.parametrize("text", [GPU, CPU])
+def test_elsewhere_a_switch_does_nothing_which_is_said(tmp_path: Path, text: str) -> None:
+    (warning,) = [w for w in load(tmp_path, with_env(text, **{DEMAND: 1})).warnings if DEMAND in w]
+    assert "has no effect on" in warning

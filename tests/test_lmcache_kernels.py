@@ -1,0 +1,171 @@
+"""Which runtime LMCache's kernels are for, and what follows on ROCm, where the wrong ones mean wrong KV."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve import engine_env, lmcache_kernels
+from pdserve.engine_env import check_installed
+from pdserve.errors import PreflightError
+from pdserve.lmcache_kernels import compiled_for
+from pdserve.plan.model import Plan
+from pdserve.rundir import RunDir
+from pdserve.torch_fallback import without_kernels
+from tests.test_engine_env import ALL, MULTI, plan, process, recipe
+
+CUDA = b"\x7fELF\0libcudart.so.13\0libc10_cuda.so\0"
+HIP = b"\x7fELF\0libamdhip64.so.7\0libc10_hip.so\0"
+WARNING = "LMCache WARNING: lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on the torch baseline"
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    engine_env._kernels.cache_clear()
+    yield
+    engine_env._kernels.cache_clear()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts an lmcache with these files on the path."""
+
+    def install(**files: bytes) -> None:
+        package = tmp_path / "site" / "lmcache"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise AssertionError('imported')")
+        for name, content in files.items():
+            (package / f"{name}.cpython-311-x86_64-linux-gnu.so").write_bytes(content)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cuda_ops": CUDA, "lmcache_native": b"\x7fELF"}, "cuda"),
+        ({"cuda_ops": HIP}, "hip"),
+        ({"c_ops": HIP}, "hip"),
+        ({"c_ops": CUDA}, "cuda"),
+        ({"lmcache_native": b"\x7fELF"}, "none"),
+        ({"cuda_ops": b"\x7fELF\0libelse.so"}, "unknown"),
+    ],
+)
+def test_what_the_kernels_link_to_tells_the_runtime(installed: Any, files: dict[str, bytes], expected: str) -> None:
+    installed(**files)
+    assert compiled_for() == expected
+
+
+def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tmp_path: Path) -> None:
+    installed(cuda_ops=HIP)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", Path(lmcache_kernels.__file__).read_text()],
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == '"hip"'
+
+
+@pytest.mark.real
+def test_pypis_wheel_is_one_for_cuda() -> None:
+    assert compiled_for() == "cuda"
+
+
+def on(platform: str, *patches: str) -> Plan:
+    return plan(
+        process("lmcache-0", "lmcache", patches=patches),
+        process("prefill-0", "prefill", MULTI).model_copy(update={"lmcache": "lmcache-0"}),
+        process("decode-0", "decode", '"MooncakeConnector"'),
+        platform=platform,
+        lmcache=True,
+    )
+
+
+@pytest.fixture
+def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_env, "_check_plugin", lambda python: None)
+    monkeypatch.setattr(engine_env, "_check_libraries", lambda: None)
+
+
+@pytest.mark.usefixtures("_plugin_and_libraries")
+@pytest.mark.parametrize(("files", "says"), [({"cuda_ops": CUDA}, "for CUDA only"), ({}, "no compiled kernels")])
+def test_on_rocm_an_lmcache_without_hip_kernels_is_refused(installed: Any, files: dict[str, bytes], says: str) -> None:
+    installed(**files)
+    with pytest.raises(PreflightError, match=says) as caught:
+        check_installed(ALL, on("rocm"), recipe())
+    assert "-rocm wheel" in str(caught.value.todo)
+
+
+@pytest.mark.usefixtures("_plugin_and_libraries")
+@pytest.mark.parametrize("files", [{"cuda_ops": HIP}, {"cuda_ops": b"\x7fELF"}])
+def test_a_rocm_build_and_one_that_cannot_be_told_pass(installed: Any, files: dict[str, bytes]) -> None:
+    installed(**files)
+    check_installed(ALL, on("rocm"), recipe())
+
+
+@pytest.mark.usefixtures("_plugin_and_libraries")
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_nobody_else_is_asked(installed: Any, platform: str) -> None:
+    installed()
+    check_installed(ALL, on(platform), recipe())
+
+
+@pytest.mark.usefixtures("_plugin_and_libraries")
+def test_the_ordered_block_copy_of_old_versions_stands_in_for_kernels(installed: Any) -> None:
+    installed()
+    check_installed(ALL, on("rocm", "lmcache-block-copy"), recipe())
+
+
+def run_with(folder: Path, logs: dict[str, str]) -> RunDir:
+    run = RunDir(folder)
+    for name, text in logs.items():
+        (folder / f"{name}.log").write_text(text)
+    return run
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        WARNING,
+        "\x1b[33;20m[2026-11-21 12:57:00,1] LMCache WARNING:\x1b[0m lmcache.c_ops compiled extension not found; x",
+        "(EngineCore pid=7) LMCache WARNING: Failed to import backend lmcache.c_ops: libcudart.so.13: cannot open",
+        "LMCache WARNING: Fallback to python backend lmcache.non_cuda_equivalents",
+    ],
+)
+@pytest.mark.parametrize("name", ["lmcache-0", "prefill-0"])
+def test_on_rocm_the_warning_that_kernels_are_missing_fails_the_start(tmp_path: Path, name: str, line: str) -> None:
+    run = run_with(tmp_path, {"lmcache-0": "INFO x\n", "prefill-0": "INFO y\n", name: f"INFO z\n{line}\nINFO more\n"})
+    error = without_kernels(on("rocm"), run)
+    assert error is not None
+    assert error.where == f"{name}@n"
+    assert "wrong KV" in error.what
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_elsewhere_the_warning_is_harmless(tmp_path: Path, platform: str) -> None:
+    run = run_with(tmp_path, {"lmcache-0": f"{WARNING}\n", "prefill-0": f"{WARNING}\n"})
+    assert without_kernels(on(platform), run) is None
+
+
+def test_engines_without_lmcache_and_missing_logs_are_not_looked_at(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {"decode-0": f"{WARNING}\n"})
+    assert without_kernels(on("rocm"), run) is None
+
+
+def test_a_server_with_the_ordered_block_copy_may_say_it_and_so_may_its_engines(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {"lmcache-0": f"{WARNING}\n", "prefill-0": f"{WARNING}\n"})
+    assert without_kernels(on("rocm", "lmcache-block-copy"), run) is None
+
+
+def test_a_long_log_is_read_to_its_end(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {"lmcache-0": "INFO nothing to see here\n" * 30_000 + f"{WARNING}\n"})
+    assert without_kernels(on("rocm"), run) is not None
