@@ -44,7 +44,7 @@ def worker() -> Any:
 
 
 def polls() -> list[list[list[str]]]:
-    """(sends, loads) of three polls: while the requests `both` and `save` finish, when the server is lost, and later."""
+    """(sends, loads) of three polls: when `both` and `save` have finished, when the server is lost, and later."""
     adapter = worker()
     adapter._health_event.set()
     first = adapter.get_finished({"both", "save"})
