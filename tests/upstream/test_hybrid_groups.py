@@ -68,3 +68,7 @@ def test_the_published_rule_cuts_short_where_a_chunk_is_no_multiple_of_a_block()
 def test_a_load_is_not_guarded_against_a_missing_group() -> None:
     """Upstream relies on vLLM for it, which gives the connector that loads the blocks of every group."""
     assert seen()["load_with_a_missing_group"] == [[1, 2, 3, 4], []]
+
+
+def test_engine_driven_transfer_takes_one_group() -> None:
+    assert seen()["engine_driven"] == [True, False]

@@ -24,7 +24,8 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPRequestState,
     LMCacheMPRequestTracker,
 )
-from lmcache.v1.multiprocess.group_view import slice_block_ids_per_group
+from lmcache.v1.multiprocess.group_view import EngineGroupInfo, slice_block_ids_per_group
+from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
@@ -130,6 +131,19 @@ def a_load_with_a_missing_group() -> list[list[int]] | None:
     tracker.state = LMCacheMPRequestState.WAITING_FOR_LOAD
     made = LMCacheMPRequestMetadata.GetRetrieveMetadata(tracker, 256, [64, 128])
     return None if made is None else [list(ids) for ids in made.op.block_ids]
+
+
+def engine_driven_takes(groups: int) -> bool:
+    """Whether the transfer that `auto` means on a CPU gets beyond its check of the groups at registration."""
+    infos = [EngineGroupInfo(engine_group_id=index, layer_indices=(index,)) for index in range(groups)]
+    context = EngineDrivenTransferContext.__new__(EngineDrivenTransferContext)
+    try:
+        context.register({}, "m", 1, 1, 1.0, engine_group_infos=infos)
+    except ValueError as error:
+        return "multiple KV transfer groups" not in str(error)
+    except (AttributeError, IndexError, StopIteration):
+        pass  # beyond the check it needs real tensors and a server
+    return True
 
 
 # The published rule: a block of a group is so many blocks of cache_config.block_size, or so many fit into one.
@@ -301,6 +315,7 @@ def main() -> None:
                 "held": [check.__name__ for check in PROPERTIES],
                 "verdicts": verdicts,
                 "offloading": offloading,
+                "engine_driven": [engine_driven_takes(groups) for groups in (1, 2)],
                 "load_with_a_missing_group": a_load_with_a_missing_group(),
                 "published": {
                     "all groups": published_store(v4, [0, 1, 2, 3, 4], 4096, 1024, 4),
