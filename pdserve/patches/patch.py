@@ -80,7 +80,12 @@ class Patch:
     apply: Callable[[], None]
 
     def needed(self, deployment: Deployment) -> bool:
-        """Whether a deployment needs it. A version that cannot be told counts as one that does."""
+        """Whether a deployment needs it. A version that cannot be told counts as one that does.
+
+        All patches are about moving KV: an engine without a connector needs none.
+        """
+        if not deployment.connectors:
+            return False
         if deployment.platform not in self.platforms or not self.connectors <= deployment.connectors:
             return False
         if self.settings and not self.settings & deployment.settings:

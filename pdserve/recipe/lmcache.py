@@ -42,7 +42,9 @@ class Lmcache(Strict):
         "that never stores anything. On CPU all of it is committed at start.",
     )
     l1_init_size_gb: float = Field(
-        default=20, gt=0, description="Pinned at start on GPU hosts (LMCache's default 20); the rest grows lazily."
+        default=20,
+        gt=0,
+        description="Pinned at start on GPU hosts (LMCache's default 20); the rest is pinned in the background.",
     )
     l1_read_ttl_seconds: Count = Field(
         default=7200,

@@ -25,37 +25,64 @@ def deployment(
     return Deployment(versions=Versions(vllm=vllm, lmcache=lmcache), platform=platform, connectors=connectors)
 
 
+CRASH, SHIM = "multiconnector-prom-metrics", "mooncake-cpu-device"
+
+
 @pytest.mark.parametrize("vllm", ["0.26.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1"])
 def test_auto_takes_what_the_tiny_recipe_needs(vllm: str) -> None:
-    assert auto(vllm) == ("multiconnector-prom-metrics", "mooncake-cpu-device")
+    assert {CRASH, SHIM, "stale-completions", "mooncake-requests", "mooncake-sends", "mooncake-pulls"} <= set(
+        auto(vllm)
+    )
 
 
 @pytest.mark.parametrize("vllm", ["0.33.0", "0.33.0+rocm", "0.40"])
 def test_auto_leaves_out_what_upstream_has_fixed(vllm: str) -> None:
-    assert auto(vllm) == ("mooncake-cpu-device",)
+    assert CRASH not in auto(vllm)
+    assert SHIM in auto(vllm)
 
 
 @pytest.mark.parametrize("vllm", [None, "unknown", "0.33.0rc1", "0.33.0.dev7+gabc"])
 def test_a_version_that_may_have_the_defect_gets_the_patch(vllm: str | None) -> None:
-    assert "multiconnector-prom-metrics" in auto(vllm)
+    assert CRASH in auto(vllm)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])
 def test_the_device_shim_is_for_cpu_only(platform: str) -> None:
-    assert auto("0.32.0", platform) == ("multiconnector-prom-metrics",)
+    assert SHIM not in auto("0.32.0", platform)
+    assert CRASH in auto("0.32.0", platform)
 
 
 @pytest.mark.parametrize(
-    ("connectors", "expected"),
+    ("connectors", "crash", "shim"),
     [
-        (frozenset({"MooncakeConnector"}), ("mooncake-cpu-device",)),
-        (frozenset({"MultiConnector", "NixlConnector", "LMCacheMPConnector"}), ()),
-        (frozenset({"NixlConnector"}), ()),
-        (frozenset[str](), ()),
+        (PATH, True, True),
+        (frozenset({"MooncakeConnector"}), False, True),
+        (frozenset({"MultiConnector", "NixlConnector", "LMCacheMPConnector"}), False, False),
+        (frozenset[str](), False, False),
     ],
 )
-def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], expected: tuple[str, ...]) -> None:
-    assert auto("0.32.0", connectors=connectors) == expected
+def test_a_patch_needs_all_its_connectors_in_use(connectors: frozenset[str], crash: bool, shim: bool) -> None:
+    chosen = auto("0.32.0", connectors=connectors)
+    assert (CRASH in chosen, SHIM in chosen) == (crash, shim)
+
+
+def test_an_engine_without_a_connector_gets_no_patch() -> None:
+    assert auto("0.32.0", connectors=frozenset()) == ()
+
+
+def test_what_a_setting_provides_is_not_applied_without_it() -> None:
+    provided = {patch.name for patch in REGISTRY if patch.settings}
+    assert provided
+    assert not provided & set(auto("0.32.0"))
+    for patch in REGISTRY:
+        for setting in patch.settings:
+            asked = Deployment(
+                versions=Versions(vllm="0.32.0", lmcache="0.5.6"),
+                platform="cpu",
+                connectors=PATH,
+                settings=frozenset({setting}),
+            )
+            assert patch.name in select("auto", asked)
 
 
 def test_a_list_is_taken_as_it_is_whatever_the_versions_say() -> None:

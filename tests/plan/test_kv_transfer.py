@@ -74,6 +74,7 @@ def test_multi_keeps_the_recipes_order_and_the_failure_policy_on_top() -> None:
     }
     assert built == {
         "kv_connector": "MultiConnector",
+        "kv_connector_module_path": "pdserve.connectors.multi",
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"connectors": [mooncake, LMCACHE_CHILD]},
         "kv_load_failure_policy": "recompute",

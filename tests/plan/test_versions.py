@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.patches.registry import REGISTRY
 from pdserve.plan.model import Versions
 from pdserve.plan.versions import DEFECTS, KNOWN, TESTED
 from tests.plan.kit import MULTI, VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
@@ -118,7 +119,8 @@ def test_leaving_out_a_patch_that_is_needed_is_refused() -> None:
 
 
 def test_a_patch_that_this_version_does_not_need_may_be_left_out() -> None:
-    change = {"patches": ["mooncake-cpu-device"]}
+    needed = [patch.name for patch in REGISTRY if patch.name != "multiconnector-prom-metrics"]
+    change = {"patches": needed}
     assert plan(recipe(with_lmcache(), change), versions=installed(vllm="0.33.0")).names()
 
 

@@ -7,9 +7,18 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.upstream.run import preloaders
 from tests.upstream.sources import SourcesError
 
 _missing: set[str] = set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaders() -> Generator[None]:
+    """Before the first test, so that no test is blamed for a process that all of them share."""
+    shared = preloaders()
+    yield
+    shared.close()
 
 
 @contextmanager

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tests.upstream.sources import ROOT, source_tree
@@ -29,33 +32,93 @@ def probe(
     """What `python -m module args` prints as its last line, parsed as JSON.
 
     `version`: of vllm; its sources come first on the path, except for the installed one. `lmcache`: likewise; None
-    means the installed one. Raises ProbeError with the end of its output when it fails.
+    means the installed one. With `env` it is an interpreter of its own, else a fork of one that has vLLM imported.
+    Raises ProbeError with the end of its output when it fails.
     """
+    if env is None:
+        code, said = preloaders().run((version, lmcache), _environment(version, lmcache), module, args, timeout)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *args],
+            cwd=ROOT,
+            env={**_environment(version, lmcache), **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        code, said = done.returncode, done.stdout
+    lines = [
+        line for line in said.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
+    ]
+    if code != 0 or not lines:
+        raise ProbeError(f"{module} on vllm {version} ended with {code}:\n{said[-6000:]}")
+    return json.loads(lines[-1])
+
+
+def _environment(version: str, lmcache: str | None) -> dict[str, str]:
     path = [str(ROOT)]
     if lmcache is not None:
         path.insert(0, str(source_tree("lmcache", lmcache)))
     if version != INSTALLED_VLLM:
         path.insert(0, str(source_tree("vllm", version)))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PDSERVE_", "VLLM_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *args],
-        cwd=ROOT,
-        env={
-            **inherited,
-            "PYTHONPATH": os.pathsep.join(path),
-            "PYTHONDONTWRITEBYTECODE": "1" if version == INSTALLED_VLLM else "",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_PLUGINS": "",
-            "LMCACHE_TRACK_USAGE": "false",
-            **(env or {}),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
-    if done.returncode != 0 or not done.stdout.strip():
-        said = (done.stdout + done.stderr)[-6000:]
-        raise ProbeError(f"{module} on vllm {version} ended with {done.returncode}:\n{said}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_PLUGINS": "",
+        "LMCACHE_TRACK_USAGE": "false",
+    }
+
+
+class Preloaders:
+    """One preloaded.py for each pair of versions, all children of one process that lives as long as the test run."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.upstream.preloaders"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self,
+        key: tuple[str, str | None],
+        environment: dict[str, str],
+        module: str,
+        args: tuple[str, ...],
+        timeout: float,
+    ) -> tuple[int, str]:
+        """Exit code and output of a probe. Raises ProbeError when it is late or its process died."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            said = Path(folder) / "said"
+            request = {"module": module, "args": args, "said": str(said)}
+            order = {"key": key, "environment": environment, "request": request, "timeout": timeout}
+            self._popen.stdin.write(json.dumps(order) + "\n")
+            self._popen.stdin.flush()
+            answer = json.loads(self._popen.stdout.readline())
+            text = said.read_text() if said.exists() else ""
+            if answer["code"] is None:
+                raise ProbeError(f"{module} did not end within {timeout:.0f} s, or its process died:\n{text[-6000:]}")
+            return int(answer["code"]), text
+
+    def close(self) -> None:
+        """Ends all of them. They end with this process, too."""
+        self._popen.stdin.close() if self._popen.stdin else None
+        self._popen.wait()
+        if self._popen.stdout:
+            self._popen.stdout.close()
+
+
+@cache
+def preloaders() -> Preloaders:
+    """Of this test run. tests/upstream/conftest.py starts and closes it."""
+    return Preloaders()
