@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import json
 
-from pdserve.errors import StartError
-from pdserve.patches import admission_gate, lmcache_load_cap
+from pdserve.patches import admission_gate
 from pdserve.patches.record import begin
 from tests.upstream.probes.lmcache_engine import upstream_module
-from tests.upstream.probes.lmcache_reload import Workload
+from tests.upstream.probes.lmcache_reload import Workload, applied
 
 SEEDS = (116, 134, 146, 200, 291)
 """Workloads with a cap that deadlock on vllm 0.22.1."""
-
-
-def applied() -> str:
-    try:
-        lmcache_load_cap.apply()
-    except StartError as error:
-        return str(error)
-    return "applied"
 
 
 def deadlocks() -> int:

@@ -15,7 +15,8 @@ from tests.upstream.probes.lmcache_native import borrow
 
 borrow()
 
-from pdserve.patches import effects  # noqa: E402
+from pdserve.errors import StartError  # noqa: E402
+from pdserve.patches import effects, lmcache_load_cap  # noqa: E402
 from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter  # noqa: E402
 
@@ -28,6 +29,15 @@ def engine(module: str, extra: dict[str, Any], *, stored: int = STORED, num_bloc
     made = Engine(module, extra, num_blocks=num_blocks)
     made.ledger.store(PROMPT, 0, stored)
     return made
+
+
+def applied() -> str:
+    """What becomes of the load cap's patch in this process."""
+    try:
+        lmcache_load_cap.apply()
+    except StartError as error:
+        return str(error)
+    return "applied"
 
 
 def summary(made: Engine, done: bool) -> dict[str, Any]:
@@ -178,7 +188,7 @@ def workloads(count: int) -> dict[str, Any]:
 def main() -> None:
     module = upstream_module()
     cap, least = {CAP: 512}, {LEAST: 128}
-    found: dict[str, Any] = {"upstream": module, "naive cap": naive_cap(module)}
+    found: dict[str, Any] = {"upstream": module, "cap alone": applied(), "naive cap": naive_cap(module)}
     for name, where, capped, at_least in (("theirs", module, {}, {}), ("ours", OURS, cap, least)):
         found[name] = {
             "whole": one_reload(where, capped),
