@@ -1,0 +1,124 @@
+"""MultiConnector of a real prefill: it survives Mooncake's statistics, and says what each of its children did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.real.conftest import brought_up
+
+pytestmark = pytest.mark.real
+
+PREFIX = "vllm:kv_connector_mc_"
+PROMPT = [3 + 7 * position * position % 251 for position in range(700)]
+STORED = 512
+"""Tokens of its whole chunks."""
+WAIT_SECONDS = 20.0
+
+Counts = dict[str, tuple[float, float]]
+"""What is counted -> of Mooncake, of LMCache."""
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path) -> Iterator[Deployment]:
+    yield from brought_up("tiny-cpu", home)
+
+
+def prefill(tiny: Deployment) -> str:
+    probe = tiny.run.read_plan().process("prefill-0").probe
+    assert probe is not None
+    return f"http://{probe.host}:{probe.port}"
+
+
+def metrics(tiny: Deployment) -> str:
+    return httpx.get(f"{prefill(tiny)}/metrics", trust_env=False).text
+
+
+def counts(tiny: Deployment) -> Counts:
+    """Of the children of prefill's MultiConnector, the only engine of the only model."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(metrics(tiny)):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX) and not sample.name.endswith("_created"):
+                assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
+                found.setdefault(sample.name.removeprefix(PREFIX), {})[sample.labels["connector"]] = sample.value
+    return {name: (child["MooncakeConnector"], child["LMCacheMPConnector"]) for name, child in found.items()}
+
+
+def complete(tiny: Deployment) -> str:
+    status, answer = tiny.post(
+        "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    )
+    assert status == 200, answer
+    return str(answer["choices"][0]["text"])
+
+
+def until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+
+
+def grown(before: Counts, **by: tuple[float, float]) -> Counts:
+    return {
+        name: (values[0] + by.get(name, (0, 0))[0], values[1] + by.get(name, (0, 0))[1])
+        for name, values in before.items()
+    }
+
+
+def test_each_child_is_counted_when_a_prompt_is_new_and_when_lmcache_has_it(tiny: Deployment) -> None:
+    (lmcache,) = tiny.run.read_plan().lmcache
+    status = f"{lmcache.http_url}/status"
+
+    def objects() -> int:
+        answer = httpx.get(status, trust_env=False).json()
+        return int(answer["storage_manager"]["l1_manager"]["total_object_count"])
+
+    before, stored_before = counts(tiny), objects()
+    assert set(before) == {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}
+    text = complete(tiny)
+    new = grown(before, queries_total=(1, 1), misses_total=(1, 1))
+    until("the counts of a new prompt", lambda: counts(tiny) == new)
+    until("the chunks are stored", lambda: objects() >= stored_before + 2)
+
+    reset = f"{prefill(tiny)}/reset_prefix_cache?reset_external=false"
+    # Blocks that decode has fetched are free after the next step of the engine, which other requests bring.
+    until(
+        "the prefix cache is empty",
+        lambda: (
+            httpx.post(reset, trust_env=False).json()["success"]
+            or tiny.post("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1})[0] != 200
+        ),
+    )
+    before = counts(tiny)
+    assert complete(tiny) == text
+    loaded = grown(before, queries_total=(1, 1), misses_total=(1, 0), hits_total=(0, 1), hit_tokens_total=(0, STORED))
+    until("the counts of a reload", lambda: counts(tiny) == loaded)
+    assert loaded["pending_loads"] == (0, 0)
+    leftover = httpx.get(status, trust_env=False).json()
+    assert leftover["storage_manager"]["l1_manager"]["read_locked_count"] == 0
+
+
+def test_prefill_lives_on_after_transfers_whose_statistics_nobody_registered(tiny: Deployment) -> None:
+    complete(tiny)
+    dropped = 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}'
+    until("Mooncake's statistics have arrived", lambda: dropped in metrics(tiny))
+    complete(tiny)
+    status = read_json(pdserve("status", "--json")[1])
+    assert (status["phase"], status["processes"]["prefill-0"]["phase"]) == ("ready", "ready")
+
+
+def test_the_subclass_is_what_vllm_built_in_the_scheduler_and_the_worker(tiny: Deployment) -> None:
+    name = "multiconnector-selection"
+    assert name in tiny.run.read_plan().process("prefill-0").patches
+    assert name not in tiny.run.read_plan().process("decode-0").patches, "it has one connector only"
+    until(
+        "both have counted",
+        lambda: f'pdserve_patch_effects_total{{effect="instances",patch="{name}"}} 2.0' in metrics(tiny),
+    )
