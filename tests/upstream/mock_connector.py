@@ -54,6 +54,8 @@ class Book:
     """Requests whose blocks it asked to keep until it reports them in finished_sending."""
     outputs: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """(finished_recving, finished_sending) of every update_connector_output."""
+    overdue: set[str] = field(default_factory=set)
+    """Added to finished_sending by its next update_connector_output, as MoRIIO does with sends that took too long."""
     started: Counter[str] = field(default_factory=Counter)
     failed: set[str] = field(default_factory=set)
     """Requests for which it answers 0 from now on, as LMCache does after a failed load."""
@@ -108,6 +110,9 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         received, sent = connector_output.finished_recving, connector_output.finished_sending
         self.book.outputs.append((frozenset(received or ()), frozenset(sent or ())))
+        if self.book.overdue:
+            connector_output.finished_sending = {*(sent or ()), *self.book.overdue}
+            self.book.overdue.clear()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         book, name = self.book, request.request_id

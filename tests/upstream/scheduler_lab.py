@@ -46,6 +46,20 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.upstream.mock_connector import Book, MockConnector
 
+__all__ = [
+    "MOCK",
+    "AsyncScheduler",
+    "KVConnectorOutput",
+    "Lab",
+    "Request",
+    "RequestStatus",
+    "SamplingParams",
+    "Scheduler",
+    "connector_report",
+    "mock",
+    "multi",
+]
+
 MODEL = Path(__file__).parents[2] / ".cache" / "tiny-model"
 MOCK = "MockConnector"
 MAX_MODEL_LEN = 4096
@@ -125,8 +139,14 @@ class Lab:
     @property
     def book(self) -> Book:
         """Of the only mock."""
-        assert isinstance(self.connector, MockConnector)
-        return self.connector.book
+        (book,) = self.books
+        return book
+
+    @property
+    def books(self) -> list[Book]:
+        """Of all mocks."""
+        connectors = getattr(self.connector, "_connectors", [self.connector])
+        return [each.book for each in connectors if isinstance(each, MockConnector)]
 
     @property
     def pool(self) -> Any:

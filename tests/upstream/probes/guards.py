@@ -1,0 +1,36 @@
+"""What upstream's scheduler does without and with our patches of it; in one process, because vllm takes long to import.
+
+Once a patch is applied it stays, so the order is: without any, with the guard alone, with all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.upstream.probes import admission_gate, simulation, stale_completions
+
+UNPATCHED_RUNS = 50
+PATCHED_RUNS = 300
+
+
+def main() -> None:
+    found: dict[str, Any] = {
+        "reserves": simulation.reserves(),
+        "loaded_go_first": simulation.loaded_go_first(),
+        "stale_completions": {"unpatched": stale_completions.look()},
+        "admission_gate": {"unpatched": admission_gate.look()},
+        "simulation": {"unguarded": simulation.unguarded(UNPATCHED_RUNS)},
+    }
+    stale_completions.patch()
+    found["stale_completions"]["patched"] = stale_completions.look()
+    found["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
+    found["simulation"]["without_gate"] = simulation.without_gate(UNPATCHED_RUNS)
+    found["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
+    if not found["reserves"]:
+        found["admission_gate"]["patched"] = admission_gate.look()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Random workloads on the real Scheduler, with and without our patches. See guards.
+
+By hand, more of them: `python -m tests.upstream.probes.simulation 5000 [FIRST_SEED]`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from pdserve.patches import admission_gate, ready_waiters_first, stale_completions
+from tests.upstream.scheduler_lab import KVConnectorOutput, Scheduler
+from tests.upstream.simulation import Outcome, Workload, draw, run, shrink
+
+NOISE = 0.3
+CAPS = (0, 64, 256)
+_FAILED_RECVING = "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
+
+
+def reserves() -> bool:
+    """Whether this upstream's scheduler reserves blocks for loads itself (0.23, vllm#44560)."""
+    return hasattr(Scheduler, "_inflight_prefill_reserved_blocks")
+
+
+def loaded_go_first() -> bool:
+    """Whether this upstream's scheduler takes those first whose KV has arrived (0.31)."""
+    return not hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
+
+
+def unguarded(runs: int) -> dict[str, Any]:
+    """Upstream, without and with bogus notifications."""
+    return {
+        name: _summary(draw(seed, noise=noise, failed_recving=_FAILED_RECVING) for seed in range(runs))
+        for name, noise in (("quiet", 0), ("noise", NOISE))
+    }
+
+
+def without_gate(runs: int) -> dict[str, Any]:
+    """With the guard against stale completions, and no bogus ones: deadlocks for each cap of a load in tokens."""
+    stale_completions.PATCH.apply()
+    return {
+        str(cap): _summary(draw(seed, noise=0, cap=cap, failed_recving=_FAILED_RECVING) for seed in range(runs))
+        for cap in CAPS
+    }
+
+
+def patched(runs: int, first: int = 0) -> dict[str, Any]:
+    """With all patches of the scheduler that this version needs."""
+    stale_completions.PATCH.apply()
+    if not loaded_go_first():
+        ready_waiters_first.PATCH.apply()
+    if not reserves():
+        admission_gate.PATCH.apply()
+    seeds = range(first, first + runs)
+    return _summary((draw(seed, noise=NOISE, failed_recving=_FAILED_RECVING) for seed in seeds), shrunk=True)
+
+
+def _summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str, Any]:
+    """Outcomes by kind; of each bad kind the first, shrunk to the jobs that it takes if that is asked for."""
+    kinds: Counter[str] = Counter()
+    first: dict[str, tuple[Workload, Outcome]] = {}
+    noises = 0
+    for workload in workloads:
+        outcome = run(workload)
+        kinds[outcome.kind] += 1
+        noises += outcome.noises
+        if outcome.kind != "ok":
+            first.setdefault(outcome.kind, (workload, outcome))
+    failures = {kind: _reproduction(*found, shrunk=shrunk) for kind, found in first.items()}
+    return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
+
+
+def _reproduction(workload: Workload, outcome: Outcome, *, shrunk: bool) -> str:
+    if not shrunk:
+        return f"seed {workload.seed}: {outcome.detail}"
+    small = shrink(workload, outcome)
+    jobs = ", ".join(job.name for job in small.jobs)
+    return f"seed {workload.seed}, jobs {jobs} of {len(workload.jobs)}, {small.lab}: {run(small).detail}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(patched(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)))

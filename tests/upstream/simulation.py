@@ -1,0 +1,316 @@
+"""Random KV-starved workloads on the real Scheduler, and what must hold at every step of them.
+
+A workload is drawn from a seed; what happens to its transfers is drawn while it runs, from the same seed. Transfers
+behave as the connectors' contract says, except for noise: notifications that are stale, doubled or of nobody.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.upstream.mock_connector import Load
+from tests.upstream.scheduler_lab import Lab, mock, multi
+
+PATIENCE = 30
+"""Steps without any progress, every transfer having ended, after which a workload is called deadlocked."""
+LIMIT = 4000
+"""Steps after which it is called endless; the longest that ends takes a few hundred."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload. Times in steps, lengths in tokens."""
+
+    name: str
+    arrives: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    script: dict[str, Any]
+    aborted: int | None
+
+
+@dataclass(frozen=True)
+class Workload:
+    seed: int
+    lab: dict[str, Any]
+    jobs: tuple[Job, ...]
+    noise: float
+    """Probability of a bogus notification in a step."""
+    children: tuple[str, ...]
+    """Names of the mocks."""
+
+    def without(self, job: Job) -> Workload:
+        return Workload(
+            self.seed, self.lab, tuple(each for each in self.jobs if each is not job), self.noise, self.children
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kind: str
+    """ok, deadlock, endless, or the name of what was violated."""
+    detail: str = ""
+    steps: int = 0
+    noises: int = 0
+
+
+class Violated(Exception):  # noqa: N818
+    """An invariant; its first argument is the kind."""
+
+
+def draw(seed: int, *, noise: float, cap: int | None = None, failed_recving: bool = False) -> Workload:
+    """`cap`: tokens of each load, None for a drawn one, 0 for none. `failed_recving`: this vLLM has that report."""
+    rng = random.Random(seed)
+    num_blocks = rng.randint(8, 32)
+    usable = (num_blocks - 1) * 16
+    sliding = failed_recving and rng.random() < 0.15
+    names = ("left", "right") if rng.random() < 0.2 else ("mock",)
+    if cap is None:
+        cap = rng.choice((0, 0, 32, 64, 128, 256))
+    shared = [rng.choices(range(10, 500), k=usable) for _ in range(2)]
+    jobs = []
+    for index in range(rng.randint(3, 14)):
+        max_tokens = rng.randint(1, 24)
+        # Two groups take a block each for the same tokens; a request must fit when it is alone.
+        length = rng.randint(1, max(1, (usable // (2 if sliding else 1)) - max_tokens - 16))
+        own = [1000 + 500 * index + position for position in range(length)]
+        common = rng.choice((0, 0, rng.randint(0, length)))
+        prompt = (*rng.choice(shared)[:common], *own[common:])
+        script: dict[str, Any] = {}
+        for name in names:
+            script[name] = {
+                "matched": rng.choice((0, length, rng.randint(0, length))),
+                "load_async": rng.random() < 0.85,
+                "defers": rng.choice((0, 0, 0, 1, 3)),
+                "delay_free": rng.random() < 0.4,
+                "cap": cap,
+            }
+        arrives = rng.randint(0, 25)
+        aborted = arrives + rng.randint(0, 40) if rng.random() < 0.25 else None
+        jobs.append(Job(f"r{index}", arrives, prompt, max_tokens, script, aborted))
+    lab = {
+        "num_blocks": num_blocks,
+        "max_num_batched_tokens": rng.choice((32, 64, 128, 512)),
+        "max_num_seqs": rng.choice((2, 4, 16)),
+        "connector": mock() if names == ("mock",) else multi(*(mock(name) for name in names)),
+        "load_failure_policy": rng.choice(("recompute", "recompute", "fail")),
+        "sliding_window": 48 if sliding else None,
+        "async_scheduling": rng.random() < 0.5,
+        "prefix_caching": rng.random() < 0.8,
+        "scheduler": {"policy": rng.choice(("fcfs", "fcfs", "priority"))},
+    }
+    return Workload(seed, lab, tuple(jobs), noise, names)
+
+
+def run(workload: Workload) -> Outcome:
+    """What becomes of it."""
+    simulation = Simulation(workload)
+    try:
+        simulation.run()
+    except Violated as violated:
+        return Outcome(str(violated.args[0]), str(violated.args[1]), simulation.now, simulation.noises)
+    except (AssertionError, KeyError, ValueError, RuntimeError) as error:
+        # Whatever the scheduler raises kills an EngineCore.
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        line = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
+        return Outcome("crash", f"{type(error).__name__} {error} in {line}", simulation.now, simulation.noises)
+    return Outcome("ok", "", simulation.now, simulation.noises)
+
+
+def shrink(workload: Workload, outcome: Outcome) -> Workload:
+    """With as few jobs as still give that kind of outcome."""
+    for job in workload.jobs:
+        smaller = workload.without(job)
+        if run(smaller).kind == outcome.kind:
+            workload = smaller
+    return workload
+
+
+@dataclass
+class Transfers:
+    """What is under way, as the workers would know it."""
+
+    loads: dict[str, Load] = field(default_factory=dict)
+    sends: set[str] = field(default_factory=set)
+    failed: dict[str, set[int]] = field(default_factory=dict)
+    """Loads that have failed, and the blocks that were not written."""
+    seen: Counter[int] = field(default_factory=Counter)
+    """Entries of each book's loads and delayed that were taken over."""
+    reported: set[str] = field(default_factory=set)
+    """Ids of which anything was ever reported: the stale ones are drawn from them."""
+
+
+class Simulation:
+    """One run of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.rng = random.Random(workload.seed + 1)
+        self.lab = Lab(**workload.lab)
+        self.transfers = Transfers()
+        self.now = 0
+        self.noises = 0
+        self._in_flight: list[Any] = []
+        self._idle = 0
+
+    def run(self) -> None:
+        jobs = {job.name: job for job in self.workload.jobs}
+        last = max((job.arrives for job in jobs.values()), default=0)
+        while self.now <= last or self.lab.busy or self._in_flight or self.transfers.loads or self.transfers.sends:
+            self._arrivals_and_aborts()
+            before = self._progress()
+            self._step()
+            self._check()
+            self._idle = 0 if self.now <= last or self._progress() != before else self._idle + 1
+            if self._idle > 2 * PATIENCE:
+                stuck = {name: request.status.name for name, request in self.lab.scheduler.requests.items()}
+                raise Violated("deadlock", f"{stuck}, {self.lab.free_blocks} blocks free")
+            self.now += 1
+            if self.now > LIMIT:
+                raise Violated("endless", str(sorted(self.lab.scheduler.requests)))
+        self.lab.step()
+        self._check_end(jobs)
+
+    def _arrivals_and_aborts(self) -> None:
+        for job in self.workload.jobs:
+            if job.arrives == self.now:
+                self.lab.add(job.name, list(job.prompt), job.script, max_tokens=job.max_tokens)
+            if job.aborted == self.now:
+                self.lab.abort(job.name)
+
+    def _progress(self) -> tuple[Any, ...]:
+        loads = sum(len(book.loads) for book in self.lab.books)
+        ended = sum(len(book.finished) for book in self.lab.books)
+        tokens = sum(len(tokens) for tokens in self.lab.outputs.values())
+        computed = self.lab.scheduler.kv_cache_manager.prefix_cache_stats
+        return (
+            loads,
+            ended,
+            tokens,
+            len(self.transfers.loads),
+            len(self.transfers.sends),
+            self._computed,
+            computed is None,
+        )
+
+    @property
+    def _computed(self) -> int:
+        return sum(request.num_computed_tokens for request in self.lab.scheduler.running)
+
+    def _step(self) -> None:
+        """Schedules; an asynchronous engine has two steps in flight."""
+        self._in_flight.append(self.lab.schedule())
+        self._take_over()
+        depth = 2 if self.workload.lab["async_scheduling"] else 1
+        while len(self._in_flight) >= depth or (self._in_flight and not self.lab.busy):
+            self.lab.update(self._in_flight.pop(0), **self._report())
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Transfers that the scheduler has started or asked for since."""
+        for book in self.lab.books:
+            for load in book.loads[self.transfers.seen[id(book)] :]:
+                if load.request_id in self.transfers.loads:
+                    raise Violated("two loads", f"{load.request_id} loads again before its load has ended")
+                self.transfers.loads[load.request_id] = load
+            self.transfers.seen[id(book)] = len(book.loads)
+            for name in book.delayed[self.transfers.seen[id(book.delayed)] :]:
+                self.transfers.sends.add(name)
+            self.transfers.seen[id(book.delayed)] = len(book.delayed)
+
+    def _report(self) -> dict[str, Any]:
+        """What the workers say after a step."""
+        rng, transfers, hurry = self.rng, self.transfers, self._idle > PATIENCE
+        received = {name for name in sorted(transfers.loads) if hurry or rng.random() < 0.25}
+        sent = {name for name in sorted(transfers.sends) if hurry or rng.random() < 0.25}
+        report: dict[str, Any] = {"invalid_block_ids": set(), "failed_recving": set()}
+        for name in sorted(received):
+            load = transfers.loads.pop(name)
+            if rng.random() < 0.15:
+                self._fail(load, report)
+        transfers.sends -= sent
+        transfers.reported |= received | sent
+        bogus_received, bogus_sent = self._noise() if rng.random() < self.workload.noise else (set(), set())
+        self.noises += len(bogus_received) + len(bogus_sent)
+        return {**report, "finished_recving": received | bogus_received, "finished_sending": sent | bogus_sent}
+
+    def _fail(self, load: Load, report: dict[str, Any]) -> None:
+        for book in self.lab.books:
+            book.failed.add(load.request_id)
+        if len(load.blocks) > 1:
+            report["failed_recving"].add(load.request_id)
+            return
+        first = max(0, len(load.blocks[0]) - -(-load.tokens // 16))
+        loaded = load.blocks[0][first:]
+        report["invalid_block_ids"] |= set(self.rng.sample(loaded, self.rng.randint(1, len(loaded))))
+
+    def _noise(self) -> tuple[set[str], set[str]]:
+        """Bogus notifications that can be told from real ones: none of a transfer of that kind that is under way.
+
+        Nor of a load of a request that has ended and is being sent: see the guard's text.
+        """
+        transfers, rng = self.transfers, self.rng
+        names = sorted({*transfers.reported, *self.lab.scheduler.requests, "nobody"})
+        received = {rng.choice(names)} - transfers.loads.keys() - transfers.sends
+        sent = {rng.choice(names)} - transfers.sends
+        if rng.random() < 0.3:
+            return received, received - transfers.sends
+        return (received, set()) if rng.random() < 0.5 else (set(), sent)
+
+    def _check(self) -> None:
+        _check_pool(self.lab)
+        for name, load in self.transfers.loads.items():
+            request = self.lab.get(name)
+            if request is None:
+                raise Violated("freed under a load", f"{name} is gone while {load} writes")
+            if request.status.name not in ("WAITING_FOR_REMOTE_KVS", "FINISHED_ABORTED"):
+                raise Violated("ran before its load", f"{name} is {request.status.name}")
+            held = {block for group in range(len(load.blocks)) for block in self.lab.blocks(name, group)}
+            if lost := {block for group in load.blocks for block in group} - held - {0}:
+                raise Violated("freed under a load", f"{name} lost {lost}")
+
+    def _check_end(self, jobs: dict[str, Job]) -> None:
+        scheduler = self.lab.scheduler
+        left = sorted(scheduler.requests)
+        queued = [*scheduler.finished_recving_kv_req_ids, *scheduler.failed_recving_kv_req_ids]
+        if left or queued:
+            raise Violated("leak", f"requests {left}, notifications {queued}")
+        total = self.workload.lab["num_blocks"] - 1
+        if self.lab.free_blocks != total:
+            raise Violated("leak", f"{total - self.lab.free_blocks} of {total} blocks")
+        if locks := set().union(*(book.locks for book in self.lab.books)):
+            raise Violated("lock left", str(sorted(locks)))
+        for job in jobs.values():
+            reason = self.lab.finish_reasons.get(job.name)
+            made = len(self.lab.outputs.get(job.name, ()))
+            if job.aborted is None and reason == "length" and made != job.max_tokens:
+                raise Violated("output", f"{job.name} has {made} of {job.max_tokens} tokens")
+            if job.aborted is None and reason not in ("length", "error"):
+                raise Violated("output", f"{job.name} ended with {reason}")
+
+
+def _check_pool(lab: Lab) -> None:
+    """Each block is either free, and listed as such once, or held as often as it is counted."""
+    scheduler, pool = lab.scheduler, lab.pool
+    held: Counter[int] = Counter()
+    for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+        for blocks in manager.req_to_blocks.values():
+            held.update(block.block_id for block in blocks)
+    for _, blocks in getattr(scheduler, "deferred_frees", ()):
+        held.update(block.block_id for block in blocks)
+    free = Counter(block.block_id for block in pool.free_block_queue.get_all_free_blocks())
+    if len(free) != lab.free_blocks or any(times > 1 for times in free.values()):
+        raise Violated("free list", f"{lab.free_blocks} counted, listed: {dict(free)}")
+    for block in (each for each in pool.blocks if not each.is_null):
+        counted = block.ref_cnt
+        if counted != held[block.block_id] or (counted == 0) != (block.block_id in free):
+            listed = "listed" if block.block_id in free else "not listed"
+            raise Violated(
+                "reference count",
+                f"block {block.block_id}: {counted}, held {held[block.block_id]} times, {listed} free",
+            )

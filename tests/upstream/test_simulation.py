@@ -1,0 +1,49 @@
+"""Random KV-starved workloads: loads, failed loads, aborts, preemptions, late sends and bogus notifications.
+
+At every step each block is free once or held as often as it is counted, and nothing is freed or run under a transfer;
+at the end every request has its tokens and no block, lock or request is left. More of them by hand: see the probe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.upstream.guards import guards
+from tests.upstream.run import VLLM_VERSIONS
+
+pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
+
+
+def simulated(version: str) -> dict[str, Any]:
+    seen: dict[str, Any] = guards(version)["simulation"]
+    return seen
+
+
+def test_with_our_patches_nothing_goes_wrong(version: str) -> None:
+    seen = simulated(version)["patched"]
+    assert seen["failures"] == {}
+    assert seen["kinds"] == {"ok": seen["runs"]}
+    assert seen["runs"] >= 300
+    assert seen["noises"] > 10 * seen["runs"]
+
+
+def test_upstream_alone_dies_of_bogus_notifications(version: str) -> None:
+    seen = simulated(version)["unguarded"]["noise"]
+    assert seen["kinds"]["crash"] > seen["runs"] / 2
+
+
+def test_and_of_honest_ones_about_aborted_loads(version: str) -> None:
+    seen = simulated(version)["unguarded"]["quiet"]
+    assert seen["kinds"]["crash"] > 0
+    assert "_update_from_kv_xfer_finished" in seen["failures"]["crash"]
+
+
+def test_deadlocks_of_upstream_are_seen(version: str) -> None:
+    """Before 0.23 of loads among each other; before 0.31 of a queue head that stops those whose KV has arrived."""
+    seen = simulated(version)["without_gate"]
+    deadlocks = sum(by_cap["kinds"].get("deadlock", 0) for by_cap in seen.values())
+    others = {kind for by_cap in seen.values() for kind in by_cap["kinds"]} - {"ok", "deadlock"}
+    assert others == set()
+    assert (deadlocks == 0) == guards(version)["loaded_go_first"]
