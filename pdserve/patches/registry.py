@@ -8,20 +8,48 @@ from typing import Literal
 
 from pdserve.errors import RecipeError
 from pdserve.patches import (
+    admission_gate,
+    failed_group,
     lmcache_block_copy,
     lmcache_demand_pinned,
     lmcache_final_capacity,
+    lmcache_load_cap,
+    lmcache_lost_send,
+    lmcache_min_load,
+    load_timeout,
+    mooncake_bootstrap,
     mooncake_cpu_device,
+    mooncake_pulls,
+    mooncake_requests,
+    mooncake_sends,
+    multiconnector_loser_blocks,
     multiconnector_prom_metrics,
+    multiconnector_selection,
+    ready_waiters_first,
+    stale_completions,
 )
 from pdserve.patches.patch import Deployment, Patch
 
 REGISTRY: tuple[Patch, ...] = (
     multiconnector_prom_metrics.PATCH,
+    multiconnector_loser_blocks.PATCH,
+    multiconnector_selection.PATCH,
+    stale_completions.PATCH,
+    admission_gate.PATCH,
+    ready_waiters_first.PATCH,
+    failed_group.PATCH,
+    load_timeout.PATCH,
+    lmcache_lost_send.PATCH,
+    mooncake_requests.PATCH,
+    mooncake_sends.PATCH,
+    mooncake_pulls.PATCH,
+    mooncake_bootstrap.PATCH,
     mooncake_cpu_device.PATCH,
     lmcache_demand_pinned.PATCH,
     lmcache_final_capacity.PATCH,
     lmcache_block_copy.PATCH,
+    lmcache_load_cap.PATCH,
+    lmcache_min_load.PATCH,
 )
 """In the order in which they are applied."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tests.docs import cli_reference, recipe_reference
+from tests.docs import cli_reference, patches_reference, recipe_reference
 from tests.docs.markdown import REPOSITORY
 
-PAGES = {"docs/recipe.md": recipe_reference.page, "docs/cli.md": cli_reference.page}
+PAGES = {
+    "docs/recipe.md": recipe_reference.page,
+    "docs/cli.md": cli_reference.page,
+    "docs/patches.md": patches_reference.page,
+}
 
 
 def main() -> None:
