@@ -6,24 +6,37 @@ transfer engine over TCP, and back. The KV of a block is whatever a test writes 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-os.environ |= {"VLLM_TARGET_DEVICE": "cpu", "VLLM_HOST_IP": "127.0.0.1", "MC_FORCE_TCP": "1", "GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
+os.environ |= {"VLLM_HOST_IP": "127.0.0.1", "MC_FORCE_TCP": "1", "GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
 
 from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for gguf
 
-import torch  # noqa: E402
-from vllm.config import set_current_vllm_config  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
+import torch
+import vllm.platforms
+from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
+from pdserve.patches import mooncake_cpu_device
+
+_engines: list[Engine] = []
+"""For good: a worker that is collected shuts down in whichever thread that happens, and can hang there."""
+_prepared: list[tuple[Any, Any]] = []
+_building = threading.Lock()
+"""The environment, the current configuration and what stands in for the groups belong to the process."""
 LAYER = "model.layers.0.self_attn"
 BLOCK_SIZE = 32
 """The smallest that the CPU's attention backend takes."""
@@ -39,6 +52,12 @@ class Engine:
     """One engine. `role`: kv_producer or kv_consumer. A prefill has a bootstrap server of its own."""
 
     def __init__(self, role: str, *, num_blocks: int = 256, num_workers: int = 10, policy: str = "fail") -> None:
+        _engines.append(self)
+        self.blocks = num_blocks
+        with _building:
+            self._build(role, num_blocks, num_workers, policy)
+
+    def _build(self, role: str, num_blocks: int, num_workers: int, policy: str) -> None:
         self.port = free_port()
         os.environ["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(self.port)
         transfer = {
@@ -46,7 +65,13 @@ class Engine:
             "kv_role": role,
             "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": num_workers},
         }
-        self.lab = Lab(num_blocks=num_blocks, block_size=BLOCK_SIZE, connector=transfer, load_failure_policy=policy, max_num_seqs=64)
+        self.lab = Lab(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            connector=transfer,
+            load_failure_policy=policy,
+            max_num_seqs=64,
+        )
         self.lab.config.scheduler_config.disable_hybrid_kv_cache_manager = False
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
         layout = KVCacheConfig(
@@ -70,7 +95,9 @@ class Engine:
         self.connector.start_load_kv(None)
         if hasattr(self.connector, "get_transfer_results"):
             results = self.connector.get_transfer_results(output.finished_req_ids)
-            report = {name: getattr(results, name) for name in ("finished_sending", "finished_recving", "failed_recving")}
+            report = {
+                name: getattr(results, name) for name in ("finished_sending", "finished_recving", "failed_recving")
+            }
         else:
             sent, received = self.connector.get_finished(output.finished_req_ids)
             report = {"finished_sending": sent or (), "finished_recving": received or ()}
@@ -82,7 +109,7 @@ class Engine:
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
         return self.lab.add(name, list(tokens), params, max_tokens=1, **sampling)
 
-    def decode(self, name: str, transfer: str, tokens: list[int], prefill: Engine | Address) -> Any:
+    def decode(self, name: str, transfer: str, tokens: list[int], prefill: Engine | RemotePrefill) -> Any:
         params = {
             "do_remote_decode": False,
             "do_remote_prefill": True,
@@ -105,16 +132,101 @@ class Engine:
         return f"tcp://127.0.0.1:{self.worker.side_channel_port}"
 
 
-class Address:
-    """Of a prefill in another process."""
+class RemotePrefill:
+    """A prefill engine in a process of its own, that steps by itself."""
 
-    def __init__(self, engine_id: str, bootstrap: str) -> None:
-        self.engine_id = engine_id
-        self.bootstrap = bootstrap
+    def __init__(self, process: Any, pipe: Any) -> None:
+        self._process = process
+        self._pipe = pipe
+        pipe.send("become one")
+        self.engine_id, self.bootstrap = pipe.recv()
+
+    def prefill(self, name: str, transfer: str, tokens: list[int]) -> None:
+        self._pipe.send((name, transfer, tokens))
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def prepare_remote_prefills(number: int) -> None:
+    """Forks processes that wait to become one: while this process has one thread, and everything imported."""
+    context = multiprocessing.get_context("fork")
+    for _ in range(number):
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there,), daemon=True)
+        process.start()
+        _prepared.append((process, here))
+
+
+@contextmanager
+def remote_prefill() -> Iterator[RemotePrefill]:
+    """Without the patches of this project, except for the one that lets it start on a CPU."""
+    prefill = RemotePrefill(*_prepared.pop())
+    try:
+        yield prefill
+    finally:
+        prefill.kill()
+
+
+def _serve(pipe: Any) -> None:
+    pipe.recv()
+    mooncake_cpu_device.apply()
+    engine = Engine("kv_producer")
+    pipe.send((engine.engine_id, engine.bootstrap))
+    while True:
+        if pipe.poll(0.005):
+            engine.prefill(*pipe.recv())
+        engine.step()
+
+
+class Relay:
+    """Forwards TCP to a port of this host until it is cut; it listens on."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> Relay:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        while self._open:
+            with suppress(OSError):
+                self._open.pop().shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_RDWR)
 
 
 def until(holds: Callable[[], Any], *engines: Engine, seconds: float = 20.0) -> float:
-    """Steps the engines until something holds. How long it took; math.inf if it did not in that time."""
+    """Steps the engines until something holds. How long it took; infinity if it did not in that time."""
     began = time.monotonic()
     while not holds():
         if time.monotonic() - began > seconds:
@@ -123,6 +235,17 @@ def until(holds: Callable[[], Any], *engines: Engine, seconds: float = 20.0) -> 
             engine.step()
         time.sleep(0.005)
     return time.monotonic() - began
+
+
+def _on_a_cpu() -> None:
+    """Upstream looks for "cpu" in the version of an installed vllm; sources on the path have none."""
+    found = vllm.platforms.current_platform
+    if found.is_cpu():
+        return
+    vllm.platforms._current_platform = CpuPlatform()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("current_platform") is found:
+            module.current_platform = vllm.platforms._current_platform  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -141,3 +264,6 @@ def _alone() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(upstream, name, value)
+
+
+_on_a_cpu()

@@ -1,0 +1,149 @@
+"""Pulls that go wrong, between two real MooncakeConnectors over the real transfer engine and side channel.
+
+Prefill's abort timeout is 2 s in all of them (upstream's default: 480 s).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.upstream.mooncake import measured
+from tests.upstream.run import VLLM_VERSIONS
+
+pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
+
+AT_ONCE = 0.8
+"""Seconds. A fraction of them is what it takes; the rest is for a busy machine."""
+HAS_FAILURES = ("0.30.0", "0.32.0", "0.33.0")
+"""From here on decode reports a pull that failed; before, its request waits for ever."""
+
+
+def both(version: str, scenario: str) -> tuple[Any, Any]:
+    unpatched, patched = measured(version)[scenario]
+    return unpatched, patched
+
+
+def test_a_worker_cannot_be_built_without_an_accelerator_unless_patched(version: str) -> None:
+    unpatched, patched = both(version, "construction")
+    assert "accelerator" in unpatched
+    assert patched is None
+
+
+def test_every_released_version_is_known_code(version: str) -> None:
+    assert set(measured(version)["verdicts"].values()) == {"apply"}
+
+
+def test_kv_arrives_unchanged_with_and_without_the_patches(version: str) -> None:
+    for seen in both(version, "transfer"):
+        assert seen["equal"] == [True, True]
+        assert seen["freed"] is not None
+
+
+def test_25_departed_clients_stall_a_prefill_until_its_abort_timeout_unless_patched(version: str) -> None:
+    unpatched, patched = both(version, "departed")
+    assert unpatched["served"] is None or unpatched["served"] > AT_ONCE / 2
+    assert unpatched["freed"] is None, "decode's blocks"
+    assert patched["served"] < AT_ONCE
+    assert patched["freed"] < AT_ONCE
+    assert patched["kept"] == 0, "nothing is left of them in the prefill worker"
+
+
+def test_pulls_that_wait_for_their_prefills_do_not_stall_others(version: str) -> None:
+    unpatched, patched = both(version, "waiting")
+    assert unpatched["served"] is None or unpatched["served"] > AT_ONCE
+    assert patched["served"] < AT_ONCE
+
+
+def test_a_pull_for_a_prefill_that_was_aborted_before_is_answered_at_once(version: str) -> None:
+    unpatched, patched = both(version, "late_pull")
+    assert unpatched == {"fail": [None, None], "recompute": [None, None]}
+    assert patched["fail"][0] < AT_ONCE
+    assert patched["recompute"][0] < AT_ONCE
+    assert (patched["fail"][1], patched["recompute"][1]) == ("error", "length")
+
+
+def test_a_client_that_leaves_decode_takes_its_pull_along(version: str) -> None:
+    unpatched, patched = both(version, "left_before_prefill")
+    assert unpatched["freed"] is None
+    assert unpatched["written"]
+    assert patched["freed"] < AT_ONCE
+    assert not patched["written"], "the blocks are another request's by then"
+    assert patched["prefill freed"] < AT_ONCE, "a prefill that comes all the same keeps no KV for it"
+
+
+def test_blocks_are_not_released_while_they_are_written(version: str) -> None:
+    for seen in both(version, "left_during_write"):
+        assert seen["freed during the write"] is None
+        assert seen["freed after it"] < AT_ONCE
+
+
+def test_all_prefill_workers_must_have_ended_before_blocks_are_released(version: str) -> None:
+    unpatched, patched = both(version, "one_of_two_fails")
+    if version in ("0.30.0", "0.32.0"):
+        assert unpatched["freed during the write"] is not None, "another request's KV would be overwritten"
+    if version not in HAS_FAILURES:
+        assert unpatched["failed"] is None
+    assert patched["failed"] < AT_ONCE
+    assert patched["freed during the write"] is None
+    assert patched["freed after it"] < AT_ONCE
+
+
+def test_a_killed_prefill_is_noticed_and_its_address_forgotten(version: str) -> None:
+    unpatched, patched = both(version, "killed")
+    assert unpatched["ended"] is None
+    assert not unpatched["forgotten"]
+    assert patched["ended"] < 2
+    assert patched["freed"] < AT_ONCE
+    assert patched["reason"] == "error"
+    assert patched["forgotten"]
+    assert patched["asked again"] < 1.0
+
+
+def test_a_stopped_prefill_is_not_dead(version: str) -> None:
+    """It may write when it goes on."""
+    for seen in both(version, "killed"):
+        assert seen["stopped"]["gave up"] is None
+        assert seen["stopped"]["then served"] < AT_ONCE
+
+
+def test_a_prefill_without_the_patch_is_not_broken_by_a_withdrawal(version: str) -> None:
+    for seen in both(version, "other_peer"):
+        assert seen["freed early"] is None, "it may still write"
+        assert seen["freed by the transfer"] < AT_ONCE
+        assert seen["next served"] < AT_ONCE
+    assert measured(version)["effects"]["mooncake-pulls/withdrawals-refused"] == 1
+
+
+def test_a_pull_whose_connection_broke_is_withdrawn_over_a_new_one(version: str) -> None:
+    unpatched, patched = both(version, "reconnected")
+    assert unpatched["ended"] is None
+    assert patched["ended"] < AT_ONCE
+    assert patched["reason"] == "error"
+    assert not patched["written"]
+
+
+def test_a_transfer_that_prefills_worker_does_not_know_is_no_error(version: str) -> None:
+    assert both(version, "unknown_transfer") == ("KeyError", None)
+
+
+def test_blocks_of_a_second_prefill_with_the_same_transfer_id_are_freed(version: str) -> None:
+    unpatched, patched = both(version, "same_id_twice")
+    assert unpatched["freed"] is None
+    assert patched["freed"] < AT_ONCE
+
+
+def test_a_restarted_prefill_registers_beside_a_live_bootstrap_server(version: str) -> None:
+    unpatched, patched = both(version, "bootstrap")
+    refused = ("beside a living one", "after a dead one", "its other rank")
+    assert [unpatched[name] for name in refused] == [400, 400, 400]
+    assert [patched[name] for name in refused] == [400, 200, 200], "only the dead give way"
+    assert patched["the same again, moved"] == 200
+    assert (patched["known"], patched["known then"]) == ("one", ["two", ["0", "1"]])
+
+
+def test_what_the_patches_do_is_counted(version: str) -> None:
+    assert measured(version)["undeclared"] == []
+    silent = {name for name, count in measured(version)["effects"].items() if count == 0}
+    assert silent == set()
