@@ -26,5 +26,200 @@ class Finding:
     """verdict upstream: the first release that has it."""
 
 
-BEHAVIOURS: tuple[Finding, ...] = ()
+_UPSTREAM = "tests/upstream/test_"
+
+BEHAVIOURS: tuple[Finding, ...] = (
+    Finding(
+        "A",
+        "MultiConnector survives Mooncake's metrics",
+        "ours",
+        "multiconnector-prom-metrics, vllm < 0.33",
+        f"{_UPSTREAM}multiconnector_metrics.py",
+    ),
+    Finding(
+        "A",
+        "the same on newer vLLM",
+        "upstream",
+        "its observe skips unknown children",
+        f"{_UPSTREAM}multiconnector_metrics.py",
+        since="vllm 0.33.0",
+    ),
+    Finding(
+        "B",
+        "late, doubled and unknown notifications are dropped and counted",
+        "ours",
+        "stale-completions",
+        f"{_UPSTREAM}stale_completions.py",
+    ),
+    Finding(
+        "C",
+        "requests that wait for blocks of each other",
+        "ours",
+        "admission-gate, vllm < 0.23",
+        f"{_UPSTREAM}admission_gate.py",
+    ),
+    Finding(
+        "C",
+        "the same on newer vLLM",
+        "upstream",
+        "blocks are reserved for prefills in flight (vllm#44560)",
+        f"{_UPSTREAM}simulation.py",
+        since="vllm 0.23.0",
+    ),
+    Finding(
+        "C", "cap of a load", "ours", "lmcache-load-cap, setting max_tokens_per_load", f"{_UPSTREAM}lmcache_reload.py"
+    ),
+    Finding(
+        "D",
+        "tokens x load_weight, overtaking, counters, no stale choice",
+        "ours",
+        "multiconnector-selection",
+        f"{_UPSTREAM}multiconnector_selection.py",
+    ),
+    Finding(
+        "D",
+        "a child that does not load stores the right blocks",
+        "ours",
+        "multiconnector-loser-blocks, vllm < 0.26",
+        f"{_UPSTREAM}multiconnector_lmcache.py",
+    ),
+    Finding(
+        "E",
+        "a load that takes too long",
+        "ours",
+        "load-timeout, setting load_timeout_seconds",
+        f"{_UPSTREAM}load_timeout.py",
+    ),
+    Finding(
+        "E", "the end of a save that LMCache drops", "ours", "lmcache-lost-send", f"{_UPSTREAM}lmcache_lost_send.py"
+    ),
+    Finding(
+        "E",
+        "a failed load of one KV group falls back for the whole request",
+        "ours",
+        "failed-group, vllm < 0.30",
+        f"{_UPSTREAM}failed_group.py",
+    ),
+    Finding(
+        "E",
+        "the same on newer vLLM",
+        "upstream",
+        "failed_recving by request (vllm#50388)",
+        f"{_UPSTREAM}failed_group.py",
+        since="vllm 0.30.0",
+    ),
+    Finding(
+        "F",
+        "a small reload is computed instead",
+        "ours",
+        "lmcache-min-load, setting min_load_tokens",
+        f"{_UPSTREAM}lmcache_reload.py",
+    ),
+    Finding(
+        "F",
+        "loaded waiters go before fresh admissions",
+        "ours",
+        "ready-waiters-first, vllm < 0.31",
+        f"{_UPSTREAM}ready_waiters_first.py",
+    ),
+    Finding(
+        "F",
+        "the same on newer vLLM",
+        "upstream",
+        "a queue of its own for requests that hold KV",
+        f"{_UPSTREAM}ready_waiters_first.py",
+        since="vllm 0.31.0",
+    ),
+    Finding(
+        "F",
+        "a local prefix that ends inside a chunk",
+        "upstream",
+        "LMCache skips the first tokens of the chunk",
+        f"{_UPSTREAM}lmcache_server.py",
+        since="lmcache 0.4.5",
+    ),
+    Finding(
+        "F",
+        "lookup on rank 0",
+        "not applicable",
+        "LMCache MP looks up once, in the scheduler's process",
+        f"{_UPSTREAM}lmcache_server.py",
+    ),
+    Finding(
+        "F",
+        "reloads are not queued behind saves",
+        "not applicable",
+        "see the page on published patches",
+        f"{_UPSTREAM}lmcache_server.py",
+    ),
+    Finding(
+        "G",
+        "KV groups of hybrid models with LMCache",
+        "upstream",
+        "blocks are sliced by tokens (lmcache#3419)",
+        f"{_UPSTREAM}hybrid_groups.py",
+        since="lmcache 0.4.7 with vllm 0.22.1",
+    ),
+    Finding(
+        "G",
+        "recipes with hybrid models on pairs that corrupt or disable it",
+        "ours",
+        "refused before the start",
+        f"{_UPSTREAM}hybrid_versions.py",
+    ),
+    Finding(
+        "H",
+        "chunks over groups with different block sizes",
+        "ours",
+        "refused before the start when nothing can be stored",
+        f"{_UPSTREAM}hybrid_models.py",
+    ),
+    Finding(
+        "I", "bad parameters and prefills that stop", "ours", "mooncake-requests", f"{_UPSTREAM}mooncake_requests.py"
+    ),
+    Finding(
+        "I",
+        "pulls of aborted prefills, dead prefills, departed clients",
+        "ours",
+        "mooncake-sends, mooncake-pulls",
+        f"{_UPSTREAM}mooncake_transfers.py",
+    ),
+    Finding(
+        "I",
+        "a prefill restarted beside a live bootstrap server",
+        "ours",
+        "mooncake-bootstrap",
+        f"{_UPSTREAM}mooncake_transfers.py",
+    ),
+    Finding(
+        "J",
+        "memory pinned on demand, watermark of the final size",
+        "ours",
+        "lmcache-demand-pinned, lmcache-final-capacity; switched on in lmcache.env",
+        f"{_UPSTREAM}lmcache_old_allocator.py",
+    ),
+    Finding(
+        "J",
+        "block copy without a kernel",
+        "ours",
+        "lmcache-block-copy, lmcache < 0.4.7",
+        f"{_UPSTREAM}lmcache_old_block_copy.py",
+    ),
+    Finding(
+        "J",
+        "the same on newer LMCache",
+        "upstream",
+        "platform/torch_ops",
+        f"{_UPSTREAM}lmcache_old_block_copy.py",
+        since="lmcache 0.4.7",
+    ),
+    Finding("K", "Mooncake without an accelerator", "ours", "mooncake-cpu-device", "tests/patches/test_real.py"),
+    Finding(
+        "K",
+        "LMCache's transfer mode on CPU",
+        "ours",
+        "the plan names it on both sides and refuses a pair that differs",
+        f"{_UPSTREAM}lmcache_server.py",
+    ),
+)
 """In the order of the alphabet."""

@@ -20,8 +20,8 @@ this environment and what is active where.
 - **Versions suggest, fingerprints decide.** Before a patch is applied, the signature of its target, and the hash of its
   body where the patch depends on it, are compared with those of the releases it was tested on
   (`pdserve/patches/fingerprints.json`). A nightly build with known code counts as known. Unknown code: a required patch
-  refuses to start, an optional one is left out with a warning. `allow_unknown_upstream: [NAME]` in the recipe is the way
-  out; `status` shows it.
+  refuses to start, an optional one is left out with a warning. `allow_unknown_upstream: [NAME]` in the recipe is the
+  way out; `status` shows it.
 - **Proof of life.** The API server, EngineCore and every worker say which patches are active, in their log and in a
   record that `up` reads: an engine in which one process lacks a required patch does not start. What the patches do is
   counted, shown by `pdserve status`, and on the engine's `/metrics` as `pdserve_patch_effects_total{patch,effect}` and
