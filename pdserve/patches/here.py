@@ -17,10 +17,11 @@ def judge_here(patch: Patch) -> Verdict:
     for target in patch.targets:
         if _package(target.distribution) is None:
             return Verdict("not-needed", f"{target.distribution} is not installed here")
-    return judge(patch, versions, look=_look)
+    return judge(patch, versions, look=of_installed)
 
 
-def _look(name: str) -> Fingerprint | None:
+def of_installed(name: str) -> Fingerprint | None:
+    """Of the dotted name in this environment's sources; None: it is not there."""
     package = _package(name.partition(".")[0])
     return None if package is None else of_tree(name, package)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from pdserve.errors import StartError
 from pdserve.patches.patch import Patch, Target
 from pdserve.patches.record import is_active
@@ -28,7 +26,7 @@ TARGETS = tuple(
 
 
 def apply() -> None:
-    """Proves that the subclass can be imported; vLLM loads it by name where the plan says so. Raises StartError."""
+    """Nothing but a check: vLLM loads the subclass by name where the plan says so. Raises StartError."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     # vllm#44560 (0.23) reserves the blocks that loads in flight still need.
@@ -37,7 +35,6 @@ def apply() -> None:
             f"patch {_NAME} needs the patch {_GATE} on vllm before 0.23: a capped load leaves more to compute while "
             "its blocks are held, and that scheduler then deadlocks more often than without a cap"
         )
-    importlib.import_module("pdserve.connectors.lmcache_mp")
 
 
 PATCH = Patch(

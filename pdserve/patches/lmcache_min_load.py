@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-
 from pdserve.patches.lmcache_load_cap import TARGETS
 from pdserve.patches.patch import Patch
 
 
 def apply() -> None:
-    """Only proves that the subclass can be imported; vLLM loads it by name where the plan says so."""
-    importlib.import_module("pdserve.connectors.lmcache_mp")
+    """Nothing: vLLM loads the subclass by name where the plan says so."""
 
 
 PATCH = Patch(

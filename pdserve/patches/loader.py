@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pdserve.distributions import installed
 from pdserve.errors import StartError
 from pdserve.patches import metrics
+from pdserve.patches.fingerprint import of_loaded
+from pdserve.patches.here import of_installed
 from pdserve.patches.patch import Patch
 from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
 from pdserve.patches.registry import find
@@ -22,7 +24,7 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
     patches = [find(name.strip()) for name in names if name.strip()]
     allowed = {name.strip() for name in allow_unknown if name.strip()}
     versions = installed()
-    verdicts = [(patch, judge(patch, versions)) for patch in patches]
+    verdicts = [(patch, _judge(patch, versions)) for patch in patches]
     for patch, verdict in verdicts:
         if verdict.outcome == "unknown" and patch.required and patch.name not in allowed:
             raise _refusal(patch, verdict)
@@ -33,6 +35,12 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
     if folder and process_kind(process_name()) == "api-server":
         metrics.register(folder)
     return standing
+
+
+def _judge(patch: Patch, versions: Mapping[str, str | None]) -> Verdict:
+    # vLLM imports a connector's module when it builds the connector. Not before: lmcache brings numba, and vLLM's CPU
+    # worker then fails at the registration of its kernels (_rebind_kernels of vllm 0.32 reads every loaded module).
+    return judge(patch, versions, look=of_installed if patch.vehicle == "subclass" else of_loaded)
 
 
 def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing) -> None:

@@ -1,0 +1,134 @@
+"""max_tokens_per_load and min_load_tokens on the real stack: what is reloaded, what is computed, what stays locked."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+
+pytestmark = pytest.mark.real
+
+CAP, LEAST, CHUNK = 512, 300, 256
+NAME = "tiny-cpu-load-cap"
+WAIT_SECONDS = 15.0
+"""For what is counted or released a little after an answer."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    deployment: Deployment
+    engine: str
+    lmcache: str
+
+    def ask(self, prompt: list[int]) -> list[str]:
+        """The tokens of a greedy answer."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 0}
+        answer = (
+            httpx.post(f"{self.deployment.state().endpoint}/v1/completions", json=body, timeout=60)
+            .raise_for_status()
+            .json()
+        )
+        tokens: list[str] = answer["choices"][0]["logprobs"]["tokens"]
+        return tokens
+
+    def loaded(self) -> int:
+        """Tokens that came from LMCache since the start."""
+        text = httpx.get(f"{self.engine}/metrics").text
+        source = re.search(r'^vllm:prompt_tokens_by_source_total\{[^}]*"external_kv_transfer"[^}]*\} (\S+)', text, re.M)
+        return int(float(source.group(1))) if source else 0
+
+    def l1(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.lmcache}/status").json()["storage_manager"]["l1_manager"]
+        return found
+
+    def forget_locally(self) -> None:
+        """Empties the engine's own cache; LMCache keeps what it has."""
+        reset = f"{self.engine}/reset_prefix_cache?reset_external=false"
+        await_(lambda: httpx.post(reset).json().get("success") is True)
+
+    def effects(self) -> dict[str, dict[str, float]]:
+        _, output = pdserve("status", NAME, "--json")
+        found: dict[str, dict[str, float]] = read_json(output)["processes"]["aggregated-0"]["patch_effects"]
+        return found
+
+
+def await_(fact: Any) -> None:
+    """Polls until something is so; a limit, not a measurement."""
+    until = time.monotonic() + WAIT_SECONDS
+    while not fact():
+        assert time.monotonic() < until, "it does not become so"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def stack(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
+    connector = {"kind": "lmcache-mp", "max_tokens_per_load": CAP, "min_load_tokens": LEAST}
+    document = {
+        "extends": str(REPOSITORY / "recipes" / "tiny-cpu-lmcache.yaml"),
+        "name": NAME,
+        "aggregated": {"connector": connector},
+    }
+    recipe.write_text(yaml.safe_dump(document))
+    code, output = pdserve("up", recipe, "--detach")
+    deployment = Deployment(None, home, NAME)
+    try:
+        assert code == 0, output
+        plan = deployment.run.read_plan()
+        probe = plan.process("aggregated-0").probe
+        assert probe is not None
+        yield Stack(deployment, f"http://{probe.host}:{probe.port}", plan.lmcache[0].http_url)
+    finally:
+        pdserve("down", NAME)
+    assert_nothing_left(deployment)
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(10, 250) for _ in range(tokens)]
+
+
+def test_a_stored_prompt_is_reloaded_up_to_the_cap_and_answered_as_before(stack: Stack) -> None:
+    asked = prompt(1800, 1)
+    objects = stack.l1()["total_object_count"]
+    reference = stack.ask(asked)
+    await_(lambda: stack.l1()["total_object_count"] >= objects + 1800 // CHUNK)
+    stack.forget_locally()
+    loaded = stack.loaded()
+    again = stack.ask(asked)
+    await_(lambda: stack.loaded() > loaded)
+    assert stack.loaded() - loaded == CAP
+    assert again == reference
+    await_(lambda: stack.l1()["read_locked_count"] == 0)
+
+
+def test_a_reload_below_the_minimum_is_computed_and_answered_as_before(stack: Stack) -> None:
+    asked = prompt(290, 2)
+    objects = stack.l1()["total_object_count"]
+    reference = stack.ask(asked)
+    await_(lambda: stack.l1()["total_object_count"] > objects)
+    stack.forget_locally()
+    loaded = stack.loaded()
+    again = stack.ask(asked)
+    assert again == reference
+    await_(lambda: stack.effects().get("lmcache-min-load", {}).get("loads-skipped") == 1)
+    assert stack.loaded() == loaded
+    await_(lambda: stack.l1()["read_locked_count"] == 0)
+
+
+def test_the_effects_are_shown(stack: Stack) -> None:
+    effects = stack.effects()
+    assert effects["lmcache-load-cap"]["loads-capped"] == 1
+    # 1792 tokens are stored in whole chunks: what was left beyond the cap.
+    assert effects["lmcache-load-cap"]["tokens-left-to-recompute"] == 1800 // CHUNK * CHUNK - CAP
+    assert effects["lmcache-min-load"]["tokens-left-to-recompute"] == CHUNK
