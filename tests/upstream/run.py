@@ -68,6 +68,8 @@ def _environment(version: str, lmcache: str | None) -> dict[str, str]:
         **inherited,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
+        # A randomized probe is the same one every time.
+        "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_PLUGINS": "",
