@@ -15,7 +15,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def of_tree(name: str, root: Path) -> Fingerprint | None:
         base = root.joinpath(*parts[:length])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
-                node = _find(ast.parse(path.read_text(encoding="utf-8")).body, parts[length:])
+                node = _find(_parsed(path).body, parts[length:])
                 return None if node is None else _of_node(node)
     return None
 
@@ -80,6 +80,12 @@ def known_fingerprints() -> Mapping[str, tuple[Known, ...]]:
         target: tuple(Known(entry["signature"], entry["code"], tuple(entry["versions"])) for entry in entries)
         for target, entries in json.loads(text).items()
     }
+
+
+@lru_cache(maxsize=32)
+def _parsed(path: Path) -> ast.Module:
+    """Several targets share a file, and upstream's files are long."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _resolve(name: str) -> Any:
