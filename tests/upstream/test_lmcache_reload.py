@@ -95,6 +95,16 @@ def test_a_request_that_ends_before_it_has_blocks_leaves_nothing(cases: Any, whe
     assert ours["free"] == 129, "no block is lost: 130 without the null block"
 
 
+def test_as_a_child_of_our_multiconnector_which_looks_after_lookups_too_each_lock_is_released_once(cases: Any) -> None:
+    child = cases["child"]
+    assert child["whole"]["loads"] == [[0, 512]]
+    assert child["small"]["loads"] == []
+    assert child["aborted"]["locked before"] == child["aborted, no answer yet"]["locked before"] == 28
+    assert {name: (case["locked"], case["trackers"], case["done"]) for name, case in child.items()} == dict.fromkeys(
+        ("whole", "small", "aborted", "aborted, no answer yet"), (0, 0, True)
+    )
+
+
 def test_the_effects_are_counted(cases: Any) -> None:
     effects = cases["effects"]
     assert effects["lmcache-load-cap loads-capped"] == 3

@@ -11,26 +11,30 @@ from typing import Any
 
 from tests.upstream.probes.lmcache_ledger import Ledger, LedgerAdapter, install
 from tests.upstream.scheduler_lab import Lab
+from tests.upstream.scheduler_lab import multi as multi_config
 
 BLOCK = 16
 OURS = "pdserve.connectors.lmcache_mp"
 
 
 class Engine:
-    """`module`: where vLLM finds the connector's class. `extra`: its extra config."""
+    """`module`: where vLLM finds the connector's class. `extra`: its extra config. `multi`: it is the only child of
+    our MultiConnector, which looks after lookups too."""
 
-    def __init__(self, module: str, extra: dict[str, Any], *, num_blocks: int, batch: int = 512) -> None:
+    def __init__(
+        self, module: str, extra: dict[str, Any], *, num_blocks: int, batch: int = 512, multi: bool = False
+    ) -> None:
         LedgerAdapter.ledger = self.ledger = Ledger()
-        self.lab = Lab(
-            num_blocks=num_blocks,
-            max_num_batched_tokens=batch,
-            connector={
-                "kv_connector": "LMCacheMPConnector",
-                "kv_connector_module_path": module,
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": extra,
-            },
-        )
+        connector = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_connector_module_path": module,
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
+        if multi:
+            connector = {**multi_config(connector), "kv_connector_module_path": "pdserve.connectors.multi"}
+        self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector)
+        self.connector = self.lab.connector._connectors[0] if multi else self.lab.connector
         self.places: dict[tuple[int, int], int] = {}
         """(block, place in it) -> name of the prefix."""
         self.loads: list[tuple[str, int, int]] = []
@@ -56,10 +60,12 @@ class Engine:
         self._arriving, self._saving = set(), set()
         running = set(self.lab.scheduler.requests)
         output = self.lab.schedule()
-        self._work(output.kv_connector_metadata, "RETRIEVE")
+        metadata = output.kv_connector_metadata
+        metadata = metadata.metadata[0] if hasattr(metadata, "metadata") else metadata
+        self._work(metadata, "RETRIEVE")
         for name, tokens in output.num_scheduled_tokens.items():
             self._compute(name, tokens, self._before(output, name))
-        self._work(output.kv_connector_metadata, "STORE")
+        self._work(metadata, "STORE")
         # A load whose request was aborted is reported all the same. Never both in one step: the Scheduler asserts
         # then (vllm#43226), whatever the connector.
         arrived = {name for name in arrived if self.lab.get(name) is not None}

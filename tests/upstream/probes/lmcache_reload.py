@@ -16,7 +16,8 @@ from tests.upstream.probes.lmcache_native import borrow
 borrow()
 
 from pdserve.errors import StartError  # noqa: E402
-from pdserve.patches import effects, lmcache_load_cap  # noqa: E402
+from pdserve.patches import effects, lmcache_load_cap, multiconnector_loser_blocks  # noqa: E402
+from pdserve.patches.here import judge_here  # noqa: E402
 from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter  # noqa: E402
 
@@ -25,8 +26,10 @@ PROMPT = list(range(1000, 2800))
 STORED = len(PROMPT) // CHUNK * CHUNK
 
 
-def engine(module: str, extra: dict[str, Any], *, stored: int = STORED, num_blocks: int = 400) -> Engine:
-    made = Engine(module, extra, num_blocks=num_blocks)
+def engine(
+    module: str, extra: dict[str, Any], *, stored: int = STORED, num_blocks: int = 400, multi: bool = False
+) -> Engine:
+    made = Engine(module, extra, num_blocks=num_blocks, multi=multi)
     made.ledger.store(PROMPT, 0, stored)
     return made
 
@@ -48,12 +51,12 @@ def summary(made: Engine, done: bool) -> dict[str, Any]:
         "stored": made.stored,
         "locked": made.ledger.locked,
         "free": made.lab.free_blocks,
-        "trackers": len(made.lab.connector.request_trackers),
+        "trackers": len(made.connector.request_trackers),
     }
 
 
-def one_reload(module: str, extra: dict[str, Any], stored: int = STORED) -> dict[str, Any]:
-    made = engine(module, extra, stored=stored)
+def one_reload(module: str, extra: dict[str, Any], stored: int = STORED, *, multi: bool = False) -> dict[str, Any]:
+    made = engine(module, extra, stored=stored, multi=multi)
     made.add("a", PROMPT)
     return summary(made, made.run())
 
@@ -80,9 +83,11 @@ def waits_for_blocks(module: str, extra: dict[str, Any]) -> dict[str, Any]:
     return {**summary(made, done), "polls": LedgerAdapter.polls["a"]}
 
 
-def aborted_before_admission(module: str, extra: dict[str, Any], slow: int = 0) -> dict[str, Any]:
+def aborted_before_admission(
+    module: str, extra: dict[str, Any], slow: int = 0, *, multi: bool = False
+) -> dict[str, Any]:
     LedgerAdapter.slow = slow
-    made = engine(module, extra, num_blocks=130)
+    made = engine(module, extra, num_blocks=130, multi=multi)
     made.add("other", list(range(5000, 5900)), max_tokens=24)
     made.step()
     made.step()
@@ -145,7 +150,7 @@ class Workload:
         for _ in range(5):
             self.step()
         assert self.engine.ledger.locked == 0, f"{self.engine.ledger.locked} locks left"
-        assert not self.engine.lab.connector.request_trackers
+        assert not self.engine.connector.request_trackers
         assert self.engine.lab.free_blocks == self.engine.lab.pool.num_gpu_blocks - 1, "blocks are lost"
         return verdict
 
@@ -200,6 +205,14 @@ def main() -> None:
             "aborted, no answer yet": aborted_before_admission(where, capped, slow=3),
         }
     found["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    if judge_here(multiconnector_loser_blocks.PATCH).outcome == "apply":
+        multiconnector_loser_blocks.apply()
+    found["child"] = {
+        "whole": one_reload(OURS, cap, multi=True),
+        "small": one_reload(OURS, least, stored=CHUNK, multi=True),
+        "aborted": aborted_before_admission(OURS, cap, multi=True),
+        "aborted, no answer yet": aborted_before_admission(OURS, cap, slow=3, multi=True),
+    }
     found["random"] = workloads(int(sys.argv[1]))
     found["random effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
     print(json.dumps(found))
