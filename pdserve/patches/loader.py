@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pdserve.distributions import installed
 from pdserve.errors import StartError
 from pdserve.patches import metrics
-from pdserve.patches.fingerprint import of_loaded
+from pdserve.patches.fingerprint import Fingerprint, of_loaded
 from pdserve.patches.here import of_installed
 from pdserve.patches.patch import Patch
 from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
@@ -38,9 +38,14 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
 
 
 def _judge(patch: Patch, versions: Mapping[str, str | None]) -> Verdict:
-    # vLLM imports a connector's module when it builds the connector. Not before: lmcache brings numba, and vLLM's CPU
-    # worker then fails at the registration of its kernels (_rebind_kernels of vllm 0.32 reads every loaded module).
-    return judge(patch, versions, look=of_installed if patch.vehicle == "subclass" else of_loaded)
+    """Subclasses and what they derive from are imported by vLLM when it builds a connector, and judged by sources."""
+    return judge(patch, versions, look=of_installed if patch.vehicle == "subclass" else _look)
+
+
+def _look(name: str) -> Fingerprint | None:
+    # lmcache is not imported here: it brings numba, and vLLM's CPU worker then fails at the registration of its kernels
+    # (_rebind_kernels of vllm 0.32 reads every loaded module).
+    return of_installed(name) if name.startswith("lmcache.") else of_loaded(name)
 
 
 def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing) -> None:

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.plan import exposure, hybrid, kv_transfer, placement, proxy, rocm, versions
+from pdserve.plan import exposure, hybrid, kv_transfer, patching, placement, proxy, rocm, versions
 from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
 from pdserve.plan.model import Node, Plan, Versions
@@ -98,6 +98,8 @@ def build_plan(
         verify=recipe.verify,
         cache_reset_endpoint=recipe.engine.cache_reset_endpoint,
         chunk_size=recipe.lmcache.chunk_size if recipe.lmcache is not None and servers else None,
+        max_tokens_per_load=patching.load_cap(recipe),
+        min_load_tokens=patching.minimum_load(recipe),
         exposed=exposure.exposed(recipe, instances, servers, ports, config),
         warnings=(*warnings, *_warnings(recipe, connectors, instances)),
     )

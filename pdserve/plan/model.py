@@ -166,6 +166,10 @@ class Plan(Frozen):
     cache_reset_endpoint: bool
     chunk_size: int | None
     """LMCache's chunk in tokens; None without LMCache."""
+    max_tokens_per_load: int | None = None
+    """The smallest cap of a reload from LMCache in any role; None: no cap."""
+    min_load_tokens: int | None = None
+    """The largest minimum of a reload in any role; None: none."""
     exposed: tuple[Exposure, ...] = ()
     warnings: tuple[str, ...] = ()
     """What a user must know before trusting this plan: unverified connectors, unknown versions, ..."""

@@ -29,13 +29,33 @@ def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> f
     found = set()
     if role.load_timeout_seconds is not None:
         found.add("load_timeout_seconds")
-    lmcache = [leaf for leaf in effective.leaves(connector) if isinstance(leaf, LmcacheMp)]
+    lmcache = _lmcache_leaves(connector)
     switch = str(effective.env_of(recipe, role).get(LOAD_CAP_SWITCH, "0")).strip()
     if any(leaf.max_tokens_per_load for leaf in lmcache) or (lmcache and switch not in ("", "0")):
         found.add("max_tokens_per_load")
     if any(leaf.min_load_tokens for leaf in lmcache):
         found.add("min_load_tokens")
     return frozenset(found)
+
+
+def load_cap(recipe: Recipe) -> int | None:
+    """Tokens; the smallest of all roles that load from LMCache. The environment switch overrides, 0 is no cap."""
+    caps = []
+    for _, role, connector in effective.roles(recipe):
+        for leaf in _lmcache_leaves(connector):
+            switch = str(effective.env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
+            caps.append(int(switch) if switch.isdecimal() else leaf.max_tokens_per_load or 0)
+    return min((cap for cap in caps if cap), default=None)
+
+
+def minimum_load(recipe: Recipe) -> int | None:
+    """Tokens; the largest of all roles that load from LMCache."""
+    least = [leaf.min_load_tokens for _, _, connector in effective.roles(recipe) for leaf in _lmcache_leaves(connector)]
+    return max((one for one in least if one), default=None)
+
+
+def _lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMp]:
+    return [leaf for leaf in effective.leaves(connector) if isinstance(leaf, LmcacheMp)]
 
 
 def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:

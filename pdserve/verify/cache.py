@@ -65,6 +65,11 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
         )
     trial = trials.trials[0]
     wanted = _whole_chunks(target, trial)
+    if target.plan.max_tokens_per_load is not None:
+        wanted = min(wanted, target.plan.max_tokens_per_load // target.chunk)
+    least = target.plan.min_load_tokens or 0
+    if wanted * target.chunk < least:
+        return not_proven(f"reloads below min_load_tokens ({least}) are computed, and this prompt's is {wanted} chunks")
     attempts = 1 if len(target.plan.lmcache) == 1 else len(target.producers) + 1
     numbers: Numbers = {"chunks expected": wanted}
     for attempt in range(attempts):

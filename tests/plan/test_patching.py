@@ -115,3 +115,23 @@ def test_what_runs_inside_an_engine_is_known_for_the_proof_of_its_patches() -> N
     assert ranks is not None
     assert (ranks.cores, ranks.workers) == (1, 1)
     assert planned.process("proxy").ranks is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "cap", "least"),
+    [
+        ({}, None, None),
+        (on_child(max_tokens_per_load=512, min_load_tokens=256), 512, 256),
+        ({"prefill": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": 1024}}}, 1024, None),
+        (
+            {**on_child(max_tokens_per_load=512), "engine": {"env": {"CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD": "0"}}},
+            None,
+            None,
+        ),
+    ],
+)
+def test_the_plan_says_how_much_of_a_prompt_is_reloaded(
+    changes: dict[str, Any], cap: int | None, least: int | None
+) -> None:
+    planned = plan(recipe(with_lmcache(), changes))
+    assert (planned.max_tokens_per_load, planned.min_load_tokens) == (cap, least)
