@@ -77,7 +77,8 @@ def stack(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     document = {
         "extends": str(REPOSITORY / "recipes" / "tiny-cpu-lmcache.yaml"),
         "name": NAME,
-        "aggregated": {"connector": connector},
+        # The timeout is not reached; it brings the patches that it needs into an engine with LMCache.
+        "aggregated": {"connector": connector, "load_timeout_seconds": 30},
     }
     recipe.write_text(yaml.safe_dump(document))
     code, output = pdserve("up", recipe, "--detach")
@@ -132,3 +133,11 @@ def test_the_effects_are_shown(stack: Stack) -> None:
     # 1792 tokens are stored in whole chunks: what was left beyond the cap.
     assert effects["lmcache-load-cap"]["tokens-left-to-recompute"] == 1800 // CHUNK * CHUNK - CAP
     assert effects["lmcache-min-load"]["tokens-left-to-recompute"] == CHUNK
+
+
+def test_every_patch_of_these_settings_is_active_in_every_process(stack: Stack) -> None:
+    _, output = pdserve("status", NAME, "--json")
+    reported = read_json(output)["processes"]["aggregated-0"]["patch_processes"]
+    assert len(reported) == 3
+    for one in reported:
+        assert {"lmcache-load-cap", "lmcache-min-load", "load-timeout", "lmcache-lost-send"} <= set(one["active"])
