@@ -29,13 +29,18 @@ class PatchRecord(BaseModel):
 
 
 def read_records(folder: Path) -> list[PatchRecord]:
-    """The records of a folder, by pid; one that is gone or unreadable by now is left out."""
+    """The records of a folder, by pid; one that is gone or unreadable by now is left out.
+
+    So is one of a process that does not serve: vLLM looks at a model's class in a process of its own.
+    """
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(PatchRecord.model_validate(json.loads(path.read_text())))
+            record = PatchRecord.model_validate(json.loads(path.read_text()))
         except (OSError, ValueError, ValidationError):
             continue
+        if record.kind != "other":
+            found.append(record)
     return found
 
 
@@ -54,8 +59,6 @@ def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], worke
             found.append(f"{at_least} {kind} process(es) must report their patches, {number} did")
     required = {patch.name for patch in REGISTRY if patch.required} & set(patches)
     for record in records:
-        if record.kind == "other":
-            continue
         if missing := sorted(required - set(record.active) - set(record.not_needed)):
             found.append(f"{record.process} (pid {record.pid}) runs without {', '.join(missing)}")
     return found

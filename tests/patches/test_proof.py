@@ -56,8 +56,10 @@ def test_a_patch_that_the_code_does_not_need_is_not_missed() -> None:
     assert found(*(record(one, (), not_needed={REQUIRED: "upstream has it"}) for one in WHOLE)) == []
 
 
-def test_processes_that_are_not_part_of_serving_are_not_asked() -> None:
-    assert found(*map(record, WHOLE), record("other", ())) == []
+def test_a_process_that_does_not_serve_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(record("other", ()).model_dump_json())
+    (tmp_path / "2.json").write_text(record("worker").model_dump_json())
+    assert [one.kind for one in read_records(tmp_path)] == ["worker"]
 
 
 def test_an_engine_without_patches_has_nothing_to_prove() -> None:
