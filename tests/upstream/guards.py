@@ -10,4 +10,5 @@ from tests.upstream.run import probe
 
 @cache
 def guards(version: str) -> Any:
-    return probe(version, "tests.upstream.probes.guards", timeout=280)
+    # The order in which the scheduler goes through sets of ids is part of what a seed stands for.
+    return probe(version, "tests.upstream.probes.guards", env={"PYTHONHASHSEED": "0"})

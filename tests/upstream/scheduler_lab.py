@@ -11,39 +11,22 @@ from __future__ import annotations
 from tests.upstream import old_vllm  # noqa: F401
 
 # isort: split
-import copy
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    SlidingWindowSpec,
-)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from tests.upstream.engine_config import engine_config, kv_cache_config
 from tests.upstream.mock_connector import Book, MockConnector
 
 __all__ = [
@@ -60,9 +43,7 @@ __all__ = [
     "multi",
 ]
 
-MODEL = Path(__file__).parents[2] / ".cache" / "tiny-model"
 MOCK = "MockConnector"
-MAX_MODEL_LEN = 4096
 EOS = 2
 
 
@@ -108,7 +89,7 @@ class Lab:
     ) -> None:
         init_none_hash(sha256)
         self.block_size = block_size
-        self.config = _config(
+        self.config = engine_config(
             block_size=block_size,
             transfer={"kv_load_failure_policy": load_failure_policy, **(connector or mock())},
             prefix_caching=prefix_caching,
@@ -122,7 +103,7 @@ class Lab:
         self.config.cache_config.num_gpu_blocks = num_blocks
         self.scheduler: Any = (scheduler_class or (AsyncScheduler if async_scheduling else Scheduler))(
             vllm_config=self.config,
-            kv_cache_config=_kv_cache(num_blocks, block_size, sliding_window),
+            kv_cache_config=kv_cache_config(num_blocks, block_size, sliding_window),
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=block_size,
             log_stats=True,
@@ -291,33 +272,3 @@ def connector_report(**values: Any) -> Any:
     if lacking:
         raise ValueError(f"this vLLM's KVConnectorOutput has no {', '.join(sorted(lacking))}")
     return KVConnectorOutput(**{name: value for name, value in values.items() if name in known})
-
-
-@cache
-def _model() -> Any:
-    return ModelConfig(model=str(MODEL), tokenizer=str(MODEL), dtype="bfloat16", seed=42, max_model_len=MAX_MODEL_LEN)
-
-
-def _config(*, block_size: int, transfer: Mapping[str, Any], prefix_caching: bool, scheduler: Mapping[str, Any]) -> Any:
-    cache = CacheConfig(
-        block_size=block_size, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=prefix_caching
-    )
-    if "kv_cache_layout" in {each.name for each in fields(CacheConfig)}:
-        cache.kv_cache_layout = "LBNHC"  # a platform's worker would choose it
-    return VllmConfig(
-        model_config=copy.deepcopy(_model()),
-        scheduler_config=SchedulerConfig(
-            max_model_len=MAX_MODEL_LEN, enable_chunked_prefill=True, is_encoder_decoder=False, **scheduler
-        ),
-        cache_config=cache,
-        kv_transfer_config=KVTransferConfig(**transfer),
-        device_config=DeviceConfig("cpu"),
-    )
-
-
-def _kv_cache(num_blocks: int, block_size: int, sliding_window: int | None) -> Any:
-    common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))]
-    if sliding_window is not None:
-        groups.append(KVCacheGroupSpec(["sliding"], SlidingWindowSpec(**common, sliding_window=sliding_window)))
-    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)

@@ -15,6 +15,8 @@ from tests.upstream.run import VLLM_VERSIONS
 
 pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
 
+CASCADING = "0.27.1"
+
 
 def simulated(version: str) -> dict[str, Any]:
     seen: dict[str, Any] = guards(version)["simulation"]
@@ -22,11 +24,19 @@ def simulated(version: str) -> dict[str, Any]:
 
 
 def test_with_our_patches_nothing_goes_wrong(version: str) -> None:
-    seen = simulated(version)["patched"]
-    assert seen["failures"] == {}
-    assert seen["kinds"] == {"ok": seen["runs"]}
-    assert seen["runs"] >= 300
-    assert seen["noises"] > 10 * seen["runs"]
+    for way, seen in simulated(version)["patched"].items():
+        if way == "overlapping" and version == CASCADING:
+            continue
+        assert seen["failures"] == {}
+        assert seen["kinds"] == {"ok": seen["runs"]}
+        assert seen["noises"] > 10 * seen["runs"]
+
+
+def test_endless_preemption_without_any_transfer_is_one_releases_own(version: str) -> None:
+    """vllm#49674, by overlapping steps beside a connector that can load; nothing of ours changes it."""
+    assert guards(version)["preemption_cascade"] == (version == CASCADING)
+    if version == CASCADING:
+        assert simulated(version)["patched"]["overlapping"]["kinds"].keys() == {"ok", "endless"}
 
 
 def test_upstream_alone_dies_of_bogus_notifications(version: str) -> None:
@@ -41,9 +51,12 @@ def test_and_of_honest_ones_about_aborted_loads(version: str) -> None:
 
 
 def test_deadlocks_of_upstream_are_seen(version: str) -> None:
-    """Before 0.23 of loads among each other; before 0.31 of a queue head that stops those whose KV has arrived."""
+    """Before 0.23 of loads among each other, before 0.31 of a queue head that stops those whose KV has arrived.
+
+    Since 0.31 only when a load fails in a hybrid model: see test_failed_loads_stand_back.
+    """
     seen = simulated(version)["without_gate"]
-    deadlocks = sum(by_cap["kinds"].get("deadlock", 0) for by_cap in seen.values())
-    others = {kind for by_cap in seen.values() for kind in by_cap["kinds"]} - {"ok", "deadlock"}
-    assert others == set()
-    assert (deadlocks == 0) == guards(version)["loaded_go_first"]
+    kinds = {kind for by_cap in seen.values() for kind in by_cap["kinds"]}
+    assert kinds <= {"ok", "deadlock"} | ({"endless"} if version == CASCADING else set())
+    if not guards(version)["loaded_go_first"]:
+        assert "deadlock" in kinds

@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.upstream.probes import admission_gate, simulation, stale_completions
+from tests.upstream.probes import admission_gate, failed_loads, simulation, stale_completions
 
 UNPATCHED_RUNS = 50
-PATCHED_RUNS = 300
+PATCHED_RUNS = 150
 
 
 def main() -> None:
     found: dict[str, Any] = {
         "reserves": simulation.reserves(),
         "loaded_go_first": simulation.loaded_go_first(),
+        "preemption_cascade": simulation.preemption_cascade(),
         "stale_completions": {"unpatched": stale_completions.look()},
         "admission_gate": {"unpatched": admission_gate.look()},
+        "failed_loads": {"unpatched": failed_loads.look() if simulation.reports_failed_loads() else None},
         "simulation": {"unguarded": simulation.unguarded(UNPATCHED_RUNS)},
     }
     stale_completions.patch()
@@ -27,6 +29,8 @@ def main() -> None:
     found["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
     found["simulation"]["without_gate"] = simulation.without_gate(UNPATCHED_RUNS)
     found["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
+    if simulation.reports_failed_loads():
+        found["failed_loads"]["patched"] = [failed_loads.look(), failed_loads.look("priority")]
     if not found["reserves"]:
         found["admission_gate"]["patched"] = admission_gate.look()
     print(json.dumps(found))

@@ -14,7 +14,8 @@ from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tests.upstream.scheduler_lab import Lab, _config
+from tests.upstream.engine_config import engine_config
+from tests.upstream.scheduler_lab import Lab
 
 LMCACHE = "lmcache.integration.vllm.lmcache_mp_connector"
 
@@ -22,7 +23,7 @@ LMCACHE = "lmcache.integration.vllm.lmcache_mp_connector"
 def manager(**transfer: Any) -> str:
     """on, off: vLLM's hybrid KV cache manager with this connector; without one when none is named."""
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "async_scheduling": False}
-    config = _config(
+    config = engine_config(
         block_size=16,
         transfer={"kv_connector": "MooncakeConnector", "kv_role": "kv_both", **transfer},
         prefix_caching=True,

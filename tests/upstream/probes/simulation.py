@@ -12,13 +12,18 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from pdserve.patches import admission_gate, ready_waiters_first, stale_completions
-from tests.upstream.scheduler_lab import KVConnectorOutput, Scheduler
-from tests.upstream.simulation import Outcome, Workload, draw, run, shrink
+from pdserve.patches import admission_gate, failed_loads_stand_back, ready_waiters_first, stale_completions
+from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Scheduler
+from tests.upstream.simulation import Outcome, run, shrink
+from tests.upstream.workload import Workload, draw
 
 NOISE = 0.3
 CAPS = (0, 64, 256)
-_FAILED_RECVING = "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
+
+
+def reports_failed_loads() -> bool:
+    """Whether workers can report that a whole load has failed (0.30), the only way with several KV groups."""
+    return "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
 
 
 def reserves() -> bool:
@@ -34,7 +39,7 @@ def loaded_go_first() -> bool:
 def unguarded(runs: int) -> dict[str, Any]:
     """Upstream, without and with bogus notifications."""
     return {
-        name: _summary(draw(seed, noise=noise, failed_recving=_FAILED_RECVING) for seed in range(runs))
+        name: _summary(draw(seed, noise=noise, failed_recving=reports_failed_loads()) for seed in range(runs))
         for name, noise in (("quiet", 0), ("noise", NOISE))
     }
 
@@ -43,20 +48,37 @@ def without_gate(runs: int) -> dict[str, Any]:
     """With the guard against stale completions, and no bogus ones: deadlocks for each cap of a load in tokens."""
     stale_completions.PATCH.apply()
     return {
-        str(cap): _summary(draw(seed, noise=0, cap=cap, failed_recving=_FAILED_RECVING) for seed in range(runs))
+        str(cap): _summary(draw(seed, noise=0, cap=cap, failed_recving=reports_failed_loads()) for seed in range(runs))
         for cap in CAPS
     }
 
 
 def patched(runs: int, first: int = 0) -> dict[str, Any]:
-    """With all patches of the scheduler that this version needs."""
+    """With all patches of the scheduler that this version needs, without and with overlapping steps."""
     stale_completions.PATCH.apply()
-    if not loaded_go_first():
-        ready_waiters_first.PATCH.apply()
+    (failed_loads_stand_back if loaded_go_first() else ready_waiters_first).PATCH.apply()
     if not reserves():
         admission_gate.PATCH.apply()
-    seeds = range(first, first + runs)
-    return _summary((draw(seed, noise=NOISE, failed_recving=_FAILED_RECVING) for seed in seeds), shrunk=True)
+    found = {}
+    for name, overlap in (("in turn", False), ("overlapping", True)):
+        seeds = range(first, first + runs)
+        workloads = (draw(seed, noise=NOISE, overlap=overlap, failed_recving=reports_failed_loads()) for seed in seeds)
+        found[name] = _summary(workloads, shrunk=True)
+    return found
+
+
+def preemption_cascade() -> bool:
+    """Whether two plain requests that do not fit beside each other preempt each other for ever (vllm#49674)."""
+    lab = Lab(num_blocks=9, max_num_batched_tokens=512, max_num_seqs=2, async_scheduling=True)
+    lab.add("long", 84, max_tokens=15)
+    waiting: list[Any] = []
+    for step in range(400):
+        if step == 7:
+            lab.add("short", 19, max_tokens=19)
+        waiting.append(lab.schedule())
+        if len(waiting) == 2:
+            lab.update(waiting.pop(0))
+    return lab.busy
 
 
 def _summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str, Any]:
