@@ -60,6 +60,13 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "C",
+        "a failed load that finds no room stops no load that has arrived (hybrid models)",
+        "ours",
+        "failed-loads-stand-back, vllm >= 0.31; ready-waiters-first before",
+        f"{_UPSTREAM}failed_loads_stand_back.py",
+    ),
+    Finding(
+        "C",
         "the same on newer vLLM",
         "upstream",
         "blocks are reserved for prefills in flight (vllm#44560)",

@@ -10,6 +10,7 @@ from pdserve.errors import RecipeError
 from pdserve.patches import (
     admission_gate,
     failed_group,
+    failed_loads_stand_back,
     lmcache_block_copy,
     lmcache_demand_pinned,
     lmcache_final_capacity,
@@ -37,6 +38,7 @@ REGISTRY: tuple[Patch, ...] = (
     stale_completions.PATCH,
     admission_gate.PATCH,
     ready_waiters_first.PATCH,
+    failed_loads_stand_back.PATCH,
     failed_group.PATCH,
     load_timeout.PATCH,
     lmcache_lost_send.PATCH,
