@@ -14,8 +14,8 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, text in (
         # vLLM 0.21 to 0.33, in the order in which it says so
         (
-            r"pdserve patches active: (?P<names>[\w, -]+) \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",
-            "patches in {process}: {names}",
+            r"pdserve patches active: [\w, -]+ \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",
+            "patches are active in {process}",
         ),
         (r"Initializing a V1 LLM engine \(v(?P<version>[\w.+]+)\)", "engine core starts (vLLM {version})"),
         (r"Waiting for (?P<local>\d+) local, (?P<remote>\d+) remote core engine", "waiting for the engine core"),

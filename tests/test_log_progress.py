@@ -77,9 +77,9 @@ def test_the_line_that_ends_a_start_is_told_from_the_errors_around_it() -> None:
         ("(EngineCore pid=1) INFO [k.py:1] GPU KV cache size: 1,234,567 tokens, Max", "KV cache: 1,234,567 tokens"),
         (
             "pdserve patches active: a-b, c (pid 7, process EngineCore)",
-            "patches in EngineCore: a-b, c",
+            "patches are active in EngineCore",
         ),
-        ("pdserve patches active: a (pid 7, process vllm.entrypoints.api_server)", "patches in api_server: a"),
+        ("pdserve patches active: a (pid 7, process vllm.entrypoints.api_server)", "patches are active in api_server"),
         ("\x1b[32;20m[2026] LMCache INFO:\x1b[0m Supported transfer mode: auto \x1b[3m(s.py)", "transfer mode auto"),
     ],
 )  # fmt: skip
