@@ -6,6 +6,7 @@ transfer engine over TCP, and back. The KV of a block is whatever a test writes 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -42,10 +43,16 @@ BLOCK_SIZE = 32
 """The smallest that the CPU's attention backend takes."""
 
 
+_ports = itertools.count(20000 + os.getpid() % 190 * 64)
+"""Below the ports that the kernel gives out, and apart from those of another process."""
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    while True:
+        port = next(_ports)
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 class Engine:
@@ -139,6 +146,7 @@ class RemotePrefill:
         self._process = process
         self._pipe = pipe
         pipe.send("become one")
+        assert pipe.poll(60), "a prefill in a process of its own did not come up"
         self.engine_id, self.bootstrap = pipe.recv()
 
     def prefill(self, name: str, transfer: str, tokens: list[int]) -> None:
@@ -177,6 +185,8 @@ def remote_prefill() -> Iterator[RemotePrefill]:
 
 def _serve(pipe: Any) -> None:
     pipe.recv()
+    global _ports
+    _ports = itertools.count(20000 + os.getpid() % 190 * 64)
     mooncake_cpu_device.apply()
     engine = Engine("kv_producer")
     pipe.send((engine.engine_id, engine.bootstrap))
