@@ -60,8 +60,7 @@ class Engine:
         self._arriving, self._saving = set(), set()
         running = set(self.lab.scheduler.requests)
         output = self.lab.schedule()
-        metadata = output.kv_connector_metadata
-        metadata = metadata.metadata[0] if hasattr(metadata, "metadata") else metadata
+        metadata = self._of_lmcache(output.kv_connector_metadata)
         self._work(metadata, "RETRIEVE")
         for name, tokens in output.num_scheduled_tokens.items():
             self._compute(name, tokens, self._before(output, name))
@@ -87,6 +86,10 @@ class Engine:
                 return True
             self.step()
         return False
+
+    def _of_lmcache(self, metadata: Any) -> Any:
+        """LMCache's own part of what the scheduler sends to the workers."""
+        return metadata.metadata[0] if hasattr(metadata, "metadata") else metadata
 
     def _before(self, output: Any, name: str) -> int:
         for new in output.scheduled_new_reqs:

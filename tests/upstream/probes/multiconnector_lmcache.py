@@ -77,7 +77,10 @@ class Engine(lmcache_engine.Engine):
     def _work(self, metadata: Any, direction: str) -> None:
         if direction == "RETRIEVE":
             self._load_from_mock()
-        super()._work(metadata.metadata[LMCACHE], direction)
+        super()._work(metadata, direction)
+
+    def _of_lmcache(self, metadata: Any) -> Any:
+        return metadata.metadata[LMCACHE]
 
     def _load_from_mock(self) -> None:
         for load in self.mock.book.loads[self._seen :]:
