@@ -21,7 +21,7 @@ def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: st
     Raises StartError before anything is applied when a required patch meets code that it does not know, unless
     `allow_unknown` names it; an optional one is left out then, with a warning.
     """
-    patches = [find(name.strip()) for name in names if name.strip()]
+    patches = [find(name) for name in dict.fromkeys(name.strip() for name in names) if name]
     allowed = {name.strip() for name in allow_unknown if name.strip()}
     versions = installed()
     verdicts = [(patch, _judge(patch, versions)) for patch in patches]

@@ -40,6 +40,8 @@ class Peer:
         self.batch = Batch(batch, self)
         self.unsettled = set(batch)
         self.lost = False
+        self.answered = False
+        """It has said its last word; what that leaves out is not written."""
         self.over = asyncio.Event()
         """Lost, or all is settled: no answer is of interest any more."""
         self.tasks: set[asyncio.Task[Any]] = set()

@@ -14,13 +14,16 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake_open_pulls import OpenPulls, Peer
-from pdserve.patches.mooncake_peer import gone, monitored
+from pdserve.patches.mooncake_peer import gone, monitored, refuses
 from pdserve.patches.mooncake_withdrawal import Withdrawal
 
 NAME = "mooncake-pulls"
 SETTLE_SECONDS = 1.0
 """After a prefill has died. What it sent lies in the buffers of this host, and the transfer engine's own threads (or
 the network adapter) still write it: until then the blocks must not become another request's."""
+
+_LOOK_SECONDS = 1.0
+"""Between two looks whether a prefill that does not answer is still there."""
 
 _Async = Callable[..., Coroutine[Any, Any, None]]
 
@@ -98,12 +101,26 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
     over.cancel()
     error, _ = await asyncio.gather(pull, over, return_exceptions=True)
     reason = f"prefill gave no answer ({error!r})" if error is not None else "prefill's answer left them out"
+    if peer.unsettled and not peer.lost and not peer.answered:
+        # Upstream's own limit, or a broken socket: prefill may still write, so it is asked not to, and believed.
+        reason = "prefill did not answer in time"
+        await _withdrawn_or_gone(worker, peer)
     if peer.lost:
         reason = f"nobody listens at {peer.address} any more"
         effects.count(NAME, "peers-lost")
         _forget_address(worker, peer.address)
         await asyncio.sleep(SETTLE_SECONDS)
     _fail(worker, peer, list(peer.unsettled), reason)
+
+
+async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
+    """Returns when the peer has let go of what it was asked for, refuses connections, or does not take withdrawals."""
+    telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
+    while not telling.done():
+        await asyncio.wait({telling}, timeout=_LOOK_SECONDS)
+        if not telling.done() and await refuses(peer.address):
+            peer.lost = True
+            return
 
 
 def _forget_address(worker: Any, address: str) -> None:
@@ -172,6 +189,7 @@ def settled(original: Callable[..., None]) -> Callable[..., None]:
         import msgspec
 
         peer: Peer = pull_metas.peer
+        peer.answered = response.status.name == "FINISH"
         fine = [request for request in response.ok_reqs or () if request in peer.unsettled]
         original(self, msgspec.structs.replace(response, ok_reqs=fine or None, err_reqs=None), pull_metas)
         for request in fine:
@@ -188,6 +206,8 @@ def failed(original: Callable[..., None]) -> Callable[..., None]:
     def _handle_failed_recv(self: Any, pull_metas: Any, req_ids: Collection[str], reason: str) -> None:
         pulls = OpenPulls.of(self)
         peer: Peer | None = getattr(pull_metas, "peer", None)
+        if peer is not None and _asking.get() is not None and reason.startswith("transfer failed"):
+            return  # no word from prefill: _pull asks it to let go first
         open_ = [request for request in req_ids if peer is None or request in peer.unsettled]
         missed = [request for request in open_ if not pulls.is_withdrawn(request)]
         effects.count(NAME, "pulls-failed", len(missed))

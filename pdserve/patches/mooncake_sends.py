@@ -116,6 +116,7 @@ class _Sends:
         finally:
             self.asked.subtract(transfers)
             self._forget_never_prefilled(transfers)
+            self.answered()  # also when no answer could be sent: withdrawals look again
 
     def _is_dead(self, transfer: str) -> bool:
         return transfer in self.aborted or transfer in self.unwanted
@@ -172,9 +173,10 @@ class _Sends:
         known.reqs_not_processed = set()
         never_ready = []
         coming = {transfer for transfer, _ in known.reqs_to_send.values()}
+        delivered = {transfer for transfer, blocks in known.reqs_to_send.values() if blocks}
         for transfer in metadata.reqs_not_processed:
             entry = self.worker.reqs_need_send.get(transfer)
-            if entry is not None and entry.ready.is_set():
+            if transfer in delivered or (entry is not None and entry.ready.is_set()):
                 continue  # the KV of another request that was given the same id
             self.aborted.add(transfer)
             effects.count(_NAME, "transfers-aborted")

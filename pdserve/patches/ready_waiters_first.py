@@ -90,7 +90,7 @@ PATCH = Patch(
         Target(f"{_SCHEDULER}._try_promote_blocked_waiting_request", body=True, only=_RANGE),
     ),
     runs_in=("engine-core",),
-    required=False,
+    required=True,
     effects={"overtakings": "requests with loaded KV that were put before others without"},
     remove_when="vllm 0.31 is the oldest supported version: its queue kv_holding_waiting does the same",
     apply=apply,

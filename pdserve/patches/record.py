@@ -62,6 +62,7 @@ class Publisher:
         self._standing = standing
         self._folder = Path(folder) if folder else None
         self._dirty = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -79,14 +80,15 @@ class Publisher:
 
     def _changed(self) -> None:
         self._dirty.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pdserve-patch-record", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pdserve-patch-record", daemon=True)
+                self._thread.start()
 
     def _forked(self) -> None:
         # The name of a forked child is not set yet, so the thread writes its first record, not this hook.
         effects.forget()
-        self._dirty, self._thread = threading.Event(), None
+        self._dirty, self._starting, self._thread = threading.Event(), threading.Lock(), None
         self._changed()
 
     def _run(self) -> None:

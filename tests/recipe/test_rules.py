@@ -49,6 +49,18 @@ LOADING: list[Case] = [
     ),
     (
         CPU,
+        ("prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 100}",),
+        "so a cap of 100 loads nothing",
+        "use a multiple of 256",
+    ),
+    (
+        CPU,
+        ("prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: '٥١٢'}",),
+        "٥١٢ is not a number of tokens",
+        "0 turns it off",
+    ),
+    (
+        CPU,
         ("prefill.env={CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k}",),
         "prefill.env.CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD: 32k is not a number of tokens",
         "0 turns it off",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdserve.recipe.connectors import LmcacheMp, Multi, Raw
-from pdserve.recipe.effective import AnyConnector, leaves, roles
-from pdserve.recipe.model import Recipe
+from pdserve.recipe.effective import AnyConnector, env_of, leaves, roles
+from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.problems import Path, Problem
 
 LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
@@ -28,9 +28,9 @@ def weights(recipe: Recipe) -> Iterator[Problem]:
 def caps(recipe: Recipe) -> Iterator[Problem]:
     """A cap below one chunk, or below the minimum, means that nothing is ever loaded."""
     chunk = recipe.lmcache.chunk_size if recipe.lmcache is not None else None
-    for name, _, connector in roles(recipe):
+    for name, role, connector in roles(recipe):
         for path, leaf in _lmcache_leaves(name, connector):
-            cap, least = leaf.max_tokens_per_load, leaf.min_load_tokens
+            cap, least = _cap(recipe, role, leaf), leaf.min_load_tokens
             if cap is not None and chunk is not None and cap < chunk:
                 yield Problem(
                     (*path, "max_tokens_per_load"),
@@ -52,7 +52,7 @@ def switches(recipe: Recipe) -> Iterator[Problem]:
     for section in ("engine", "prefill", "decode", "aggregated"):
         env = getattr(getattr(recipe, section), "env", {})
         value = env.get(LOAD_CAP_SWITCH)
-        if value is not None and not str(value).strip().isdecimal():
+        if value is not None and not (str(value).strip().isascii() and str(value).strip().isdecimal()):
             yield Problem((section, "env", LOAD_CAP_SWITCH), f"{value} is not a number of tokens", "0 turns it off")
 
 
@@ -83,6 +83,13 @@ def uneven_caps(recipe: Recipe) -> Iterator[Problem]:
                     f"not a multiple of LMCache's chunk: {leaf.max_tokens_per_load // chunk * chunk} tokens are loaded",
                     f"use a multiple of {chunk}",
                 )
+
+
+def _cap(recipe: Recipe, role: Role, leaf: LmcacheMp) -> int | None:
+    """What the engine will use: the switch of the environment overrides, 0 is no cap."""
+    switch = str(env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
+    found = int(switch) if switch.isascii() and switch.isdecimal() else leaf.max_tokens_per_load
+    return found or None
 
 
 def _lmcache_leaves(name: str, connector: AnyConnector | None) -> Iterator[tuple[Path, LmcacheMp]]:
