@@ -154,9 +154,9 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "F",
-        "reloads are not queued behind saves",
-        "not applicable",
-        "see the page on published patches",
+        "reloads are not queued behind the saves of other ranks",
+        "ours",
+        "the plan gives LMCache a transfer thread a worker; a rank's reload still waits for its own saves",
         f"{_UPSTREAM}lmcache_server.py",
     ),
     Finding(

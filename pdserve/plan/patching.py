@@ -7,10 +7,9 @@ from pdserve.patches import registry
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.plan import kv_transfer
 from pdserve.recipe import effective
-from pdserve.recipe.connectors import LmcacheMp, Raw
+from pdserve.recipe.connectors import Raw
 from pdserve.recipe.effective import AnyConnector
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.rules.loading import LOAD_CAP_SWITCH
 from pdserve.versions import Versions
 
 
@@ -29,9 +28,8 @@ def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> f
     found = set()
     if role.load_timeout_seconds is not None:
         found.add("load_timeout_seconds")
-    lmcache = _lmcache_leaves(connector)
-    switch = str(effective.env_of(recipe, role).get(LOAD_CAP_SWITCH, "0")).strip()
-    if any(leaf.max_tokens_per_load for leaf in lmcache) or (lmcache and switch not in ("", "0")):
+    lmcache = effective.lmcache_leaves(connector)
+    if any(effective.load_cap_of(recipe, role, leaf) for leaf in lmcache):
         found.add("max_tokens_per_load")
     if any(leaf.min_load_tokens for leaf in lmcache):
         found.add("min_load_tokens")
@@ -39,23 +37,23 @@ def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> f
 
 
 def load_cap(recipe: Recipe) -> int | None:
-    """Tokens; the smallest of all roles that load from LMCache. The environment switch overrides, 0 is no cap."""
-    caps = []
-    for _, role, connector in effective.roles(recipe):
-        for leaf in _lmcache_leaves(connector):
-            switch = str(effective.env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
-            caps.append(int(switch) if switch.isdecimal() else leaf.max_tokens_per_load or 0)
-    return min((cap for cap in caps if cap), default=None)
+    """Tokens; the smallest of all roles that load from LMCache."""
+    caps = [
+        effective.load_cap_of(recipe, role, leaf)
+        for _, role, connector in effective.roles(recipe)
+        for leaf in effective.lmcache_leaves(connector)
+    ]
+    return min(filter(None, caps), default=None)
 
 
 def minimum_load(recipe: Recipe) -> int | None:
     """Tokens; the largest of all roles that load from LMCache."""
-    least = [leaf.min_load_tokens for _, _, connector in effective.roles(recipe) for leaf in _lmcache_leaves(connector)]
-    return max((one for one in least if one), default=None)
-
-
-def _lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMp]:
-    return [leaf for leaf in effective.leaves(connector) if isinstance(leaf, LmcacheMp)]
+    least = [
+        leaf.min_load_tokens
+        for _, _, connector in effective.roles(recipe)
+        for leaf in effective.lmcache_leaves(connector)
+    ]
+    return max(filter(None, least), default=None)
 
 
 def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from pdserve.recipe.lmcache import RoleName
 from pdserve.recipe.model import Recipe, Role
 
 AnyConnector = Mooncake | Nixl | LmcacheMp | Multi | Raw
+LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
+"""The environment switch of the patch that capped loads first; 0 is off."""
 CPU_BLOCK_SIZE = 128
 """vLLM's CPU backend (0.32.0)."""
 DEVICE_BLOCK_SIZE = 16
@@ -55,6 +57,18 @@ def block_size_of(recipe: Recipe, role: Role) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     return CPU_BLOCK_SIZE if recipe.platform == "cpu" else DEVICE_BLOCK_SIZE
+
+
+def lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMp]:
+    """The parts that load from LMCache."""
+    return [leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)]
+
+
+def load_cap_of(recipe: Recipe, role: Role, leaf: LmcacheMp) -> int | None:
+    """Tokens of a reload at most, as the engine will have it: the environment's switch overrides, 0 is no cap."""
+    switch = str(env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
+    cap = int(switch) if switch.isascii() and switch.isdecimal() else leaf.max_tokens_per_load
+    return cap or None
 
 
 def transfer_mode_of(recipe: Recipe, connector: LmcacheMp) -> tuple[str, str]:

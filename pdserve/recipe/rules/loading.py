@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdserve.recipe.connectors import LmcacheMp, Multi, Raw
-from pdserve.recipe.effective import AnyConnector, env_of, leaves, roles
-from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.effective import LOAD_CAP_SWITCH, AnyConnector, leaves, load_cap_of, roles
+from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Path, Problem
-
-LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
-"""The environment switch of the patch that capped loads first; 0 is off."""
 
 
 def weights(recipe: Recipe) -> Iterator[Problem]:
@@ -30,7 +27,7 @@ def caps(recipe: Recipe) -> Iterator[Problem]:
     chunk = recipe.lmcache.chunk_size if recipe.lmcache is not None else None
     for name, role, connector in roles(recipe):
         for path, leaf in _lmcache_leaves(name, connector):
-            cap, least = _cap(recipe, role, leaf), leaf.min_load_tokens
+            cap, least = load_cap_of(recipe, role, leaf), leaf.min_load_tokens
             if cap is not None and chunk is not None and cap < chunk:
                 yield Problem(
                     (*path, "max_tokens_per_load"),
@@ -83,13 +80,6 @@ def uneven_caps(recipe: Recipe) -> Iterator[Problem]:
                     f"not a multiple of LMCache's chunk: {leaf.max_tokens_per_load // chunk * chunk} tokens are loaded",
                     f"use a multiple of {chunk}",
                 )
-
-
-def _cap(recipe: Recipe, role: Role, leaf: LmcacheMp) -> int | None:
-    """What the engine will use: the switch of the environment overrides, 0 is no cap."""
-    switch = str(env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
-    found = int(switch) if switch.isascii() and switch.isdecimal() else leaf.max_tokens_per_load
-    return found or None
 
 
 def _lmcache_leaves(name: str, connector: AnyConnector | None) -> Iterator[tuple[Path, LmcacheMp]]:
