@@ -105,7 +105,6 @@ def engine_env(
     Defaults, then the recipe's `engine.env` and the role's `env`, then what the plan alone decides.
     """
     share = instance.shares[rank]
-    allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
     process = instance.process_name(rank)
     wanted, secrets = _split(effective.env_of(recipe, instance.role))
     devices, hidden = device_env(recipe.platform, share.devices)
@@ -115,9 +114,7 @@ def engine_env(
         **_no_proxy(wanted, secrets, hosts),
         "VLLM_HOST_IP": share.node.address,
         "PYTHONHASHSEED": str(recipe.engine.hash_seed),
-        "PDSERVE_PATCHES": ",".join(patches),
-        "PDSERVE_PATCH_RECORD": patch_record,
-        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
+        **patch_variables(recipe, patches, patch_record),
         **devices,
     }
     if "VLLM_PLUGINS" in setting:
@@ -134,6 +131,17 @@ def engine_env(
         setting["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(nixl.start)
     unset = tuple(name for name in (*_ENGINE_UNSET, *hidden) if name not in setting)
     return Env(base="inherit", unset=unset, set=setting, secrets={**secrets, "VLLM_API_KEY": ENGINE_KEY})
+
+
+def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict[str, str]:
+    """What patches/plugin.py and patches/lmcache_server_main.py read. `record`: the folder where a process says which
+    patches are active. Named also when there are none: the launcher's own environment must not decide."""
+    allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
+    return {
+        "PDSERVE_PATCHES": ",".join(patches),
+        "PDSERVE_PATCH_RECORD": record,
+        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
+    }
 
 
 def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env:

@@ -15,7 +15,7 @@ from pdserve.plan.lmcache_argv import HOST, lmcache_argv
 from pdserve.plan.model import LmcacheProbe, LmcacheServer, Node, Process
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Need, Ports
-from pdserve.plan.server_patching import patch_variables, select_server_patches
+from pdserve.plan.server_patching import select_server_patches
 from pdserve.plan.vllm_argv import kv_gib_on_cpu
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import LmcacheMp
@@ -91,7 +91,8 @@ def server_process(
     instance_id, pinned = _instance_id(server, run_id), ports.pinned(server.name)
     patches = select_server_patches(recipe, server.section, versions)
     env = environment.lmcache_env(recipe, server.section, server.devices)
-    added = patch_variables(recipe, patches, posixpath.join(run_dir, "patches", server.name))
+    record = posixpath.join(run_dir, "patches", server.name)
+    added = environment.patch_variables(recipe, patches, record) if patches else {}
     return Process(
         name=server.name,
         role="lmcache",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pdserve.errors import RecipeError
 from pdserve.patches import lmcache_block_copy, lmcache_demand_pinned, registry
 from pdserve.patches.patch import Deployment
@@ -38,15 +36,3 @@ def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) 
             todo=f"let the command run `python -m {SERVER_MAIN}`, or leave {' and '.join(SWITCHES)} out of lmcache.env",
         )
     return selected
-
-
-def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict[str, str]:
-    """What SERVER_MAIN reads; nothing without patches. `record`: the folder where it says which are active."""
-    if not patches:
-        return {}
-    allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
-    return {
-        "PDSERVE_PATCHES": ",".join(patches),
-        "PDSERVE_PATCH_RECORD": record,
-        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
-    }
