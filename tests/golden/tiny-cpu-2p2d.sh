@@ -92,6 +92,7 @@ run_prefill_0() {
     --disable-uvicorn-access-log \
     --enable-prefix-caching \
     --enforce-eager \
+    --dtype float32 \
     --max-model-len 4096 \
     --max-num-seqs 16
 }
@@ -140,6 +141,7 @@ run_prefill_1() {
     --disable-uvicorn-access-log \
     --enable-prefix-caching \
     --enforce-eager \
+    --dtype float32 \
     --max-model-len 4096 \
     --max-num-seqs 16
 }
@@ -186,6 +188,7 @@ run_decode_0() {
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enforce-eager \
+    --dtype float32 \
     --max-model-len 4096 \
     --max-num-seqs 16
 }
@@ -232,6 +235,7 @@ run_decode_1() {
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enforce-eager \
+    --dtype float32 \
     --max-model-len 4096 \
     --max-num-seqs 16
 }

@@ -87,6 +87,7 @@ run_aggregated_0() {
     --disable-uvicorn-access-log \
     --enable-prefix-caching \
     --enforce-eager \
+    --dtype float32 \
     --max-model-len 4096 \
     --max-num-seqs 16
 }

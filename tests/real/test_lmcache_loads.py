@@ -1,4 +1,4 @@
-"""max_tokens_per_load and min_load_tokens on the real stack: what is reloaded, what is computed, what stays locked."""
+"""Reloads from LMCache on the real stack: bounded by a cap and a minimum, and one that hangs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import pytest
 import yaml
 
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.real import kv_faults
 
 pytestmark = pytest.mark.real
 
-CAP, LEAST, CHUNK = 512, 300, 256
-NAME = "tiny-cpu-load-cap"
+CAP, LEAST, CHUNK, BLOCK = 512, 300, 256, 128
+LIMIT = 4.0
+"""Seconds after which a load is given up; those that nothing holds take far less."""
+NAME = "tiny-cpu-lmcache-loads"
 WAIT_SECONDS = 15.0
 """For what is counted or released a little after an answer."""
 
@@ -29,6 +32,7 @@ class Stack:
     deployment: Deployment
     engine: str
     lmcache: str
+    faults: Path
 
     def ask(self, prompt: list[int]) -> list[str]:
         """The tokens of a greedy answer."""
@@ -74,11 +78,15 @@ def await_(fact: Any) -> None:
 def stack(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     connector = {"kind": "lmcache-mp", "max_tokens_per_load": CAP, "min_load_tokens": LEAST}
+    faults = tmp_path_factory.mktemp("faults") / "orders"
     document = {
         "extends": str(REPOSITORY / "recipes" / "tiny-cpu-lmcache.yaml"),
         "name": NAME,
-        # The timeout is not reached; it brings the patches that it needs into an engine with LMCache.
-        "aggregated": {"connector": connector, "load_timeout_seconds": 30},
+        "aggregated": {
+            "connector": connector,
+            "load_timeout_seconds": LIMIT,
+            "env": kv_faults.installed(faults),
+        },
     }
     recipe.write_text(yaml.safe_dump(document))
     code, output = pdserve("up", recipe, "--detach")
@@ -88,7 +96,7 @@ def stack(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
         plan = deployment.run.read_plan()
         probe = plan.process("aggregated-0").probe
         assert probe is not None
-        yield Stack(deployment, f"http://{probe.host}:{probe.port}", plan.lmcache[0].http_url)
+        yield Stack(deployment, f"http://{probe.host}:{probe.port}", plan.lmcache[0].http_url, faults)
     finally:
         pdserve("down", NAME)
     assert_nothing_left(deployment)
@@ -141,3 +149,30 @@ def test_every_patch_of_these_settings_is_active_in_every_process(stack: Stack) 
     assert len(reported) == 3
     for one in reported:
         assert {"lmcache-load-cap", "lmcache-min-load", "load-timeout", "lmcache-lost-send"} <= set(one["active"])
+
+
+def test_a_reload_that_hangs_is_given_up_and_its_blocks_wait_for_it(stack: Stack) -> None:
+    asked = prompt(1800, 3)
+    objects = stack.l1()["total_object_count"]
+    reference = stack.ask(asked)
+    await_(lambda: stack.l1()["total_object_count"] >= objects + 1800 // CHUNK)
+    stack.forget_locally()
+    hold = stack.faults / kv_faults.HOLD_LOADS
+    hold.touch()
+    began = time.monotonic()
+    assert stack.ask(asked) == reference
+    assert time.monotonic() - began >= LIMIT
+    await_(lambda: stack.effects().get("load-timeout") == {"loads-given-up": 1, "quarantined-blocks": CAP // BLOCK})
+
+    # Now it begins, into the blocks that the request no longer has.
+    hold.unlink()
+    await_(lambda: stack.effects()["load-timeout"].get("late-ends") == 1)
+    await_(lambda: stack.effects()["load-timeout"]["quarantined-blocks"] == 0)
+    await_(lambda: stack.l1()["read_locked_count"] == 0)
+    # The blocks are in use again, and nothing of the late KV is in them.
+    assert stack.ask(asked) == reference
+    for seed in (4, 5, 6):
+        other = prompt(1800, seed)
+        first = stack.ask(other)
+        stack.forget_locally()
+        assert stack.ask(other) == first
