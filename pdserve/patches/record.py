@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.distributions import installed
+from pdserve.errors import StartError
 from pdserve.patches import effects
 
 _WRITE_EVERY_SECONDS = 1.0
@@ -66,15 +67,25 @@ class Publisher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Says it on stderr, whatever vLLM's log level, and leaves the first record."""
+        """Says it on stderr, whatever vLLM's log level, and leaves the first record.
+
+        Raises StartError when the record cannot be written: nobody could tell that the patches are active.
+        """
         active = ", ".join(self._standing.active) or "none"
         print(f"pdserve patches active: {active} (pid {os.getpid()}, process {process_name()})", file=sys.stderr)
         for name, why in self._standing.skipped.items():
             print(f"WARNING: pdserve patch {name} is left out: {why}", file=sys.stderr)
         sys.stderr.flush()
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._write()
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._write()
+            except OSError as error:
+                # One line: all that a log shows of an exception is its message.
+                raise StartError(
+                    f"this process cannot report its patches in {self._folder}: {error}; the run directory must be "
+                    "writable, and its disk not full, on every node"
+                ) from error
             effects.notify(self._changed)
             os.register_at_fork(after_in_child=self._forked)
 

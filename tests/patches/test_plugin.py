@@ -67,6 +67,14 @@ def test_a_record_is_left_for_each_process(tmp_path: Path) -> None:
     assert set(record["versions"]) >= {"vllm", "lmcache", "mooncake", "nixl"}
 
 
+def test_a_process_that_cannot_leave_its_record_ends_and_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "patches"
+    done = run(STAND_IN, PDSERVE_PATCHES="mooncake-cpu-device", PDSERVE_PATCH_RECORD=str(folder))
+    assert done.returncode != 0
+    assert f"StartError: this process cannot report its patches in {folder}" in done.stderr
+
+
 def test_a_forked_child_leaves_a_record_under_its_own_name(tmp_path: Path) -> None:
     code = """
 import multiprocessing, pathlib, sys, threading
