@@ -31,6 +31,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # What a living stranger has mapped is not ours: something else may run on this machine.
     if new := _segments() - segments:
         new -= procfs.shared_memory_in_use()
+        new &= _segments()
     assert not new, f"shared memory outlives the test: {new}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.upstream.run import preloaders
 from tests.upstream.sources import SourcesError
 
-_missing: set[str] = set()
+_NOT_TESTED = "NOT TESTED: "
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,8 +26,7 @@ def _told() -> Generator[None]:
     try:
         yield
     except SourcesError as error:
-        _missing.add(str(error))
-        pytest.skip(f"NOT TESTED: {error}")
+        pytest.skip(f"{_NOT_TESTED}{error}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,5 +42,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for reason in sorted(_missing):
+    said = {report.longreprtext.partition(_NOT_TESTED)[2] for report in terminalreporter.getreports("skipped")}
+    for reason in sorted(said - {""}):
         terminalreporter.write_line(f"NOT TESTED AGAINST OTHER UPSTREAM VERSIONS: {reason}", red=True, bold=True)

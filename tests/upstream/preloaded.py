@@ -1,5 +1,7 @@
 """Runs probes in forks of a process that has imported one version of vLLM: the import is most of what a probe costs.
 
+No lmcache is imported before a fork: each probe says which one it wants.
+
 `python -m tests.upstream.preloaded`: one JSON request a line on stdin, one JSON answer a line on stdout. A probe sees a
 fresh fork, so what it patches or breaks ends with it. Ends when stdin does, and its forks end with it.
 """
@@ -10,14 +12,15 @@ import contextlib
 import ctypes
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
+from unittest import mock
 
 _IMPORTED = (
     "tests.upstream.scheduler_lab",
@@ -40,25 +43,41 @@ def main() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _become(request["module"], request["args"], Path(request["said"]))
+            _become(request)
         _, status = os.waitpid(pid, 0)
         answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status)}) + "\n")
         answers.flush()
 
 
 def _inspect_the_model() -> None:
-    """vLLM does it in a subprocess that imports vLLM once more; the lab keeps the answer."""
+    """vLLM does it in a subprocess that imports vLLM once more; here in a fork. The lab keeps the answer."""
     config = sys.modules.get("tests.upstream.engine_config")
     if config is not None:
-        config.tiny_model()
+        registry = importlib.import_module("vllm.model_executor.models.registry")
+        with mock.patch.object(registry, "_run_in_subprocess", _in_a_fork):
+            config.tiny_model()
 
 
-def _become(module: str, args: Sequence[str], said: Path) -> NoReturn:
+def _in_a_fork(question: Callable[[], Any]) -> Any:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: there.send(question()))
+    process.start()
+    there.close()
+    answer = here.recv()
+    process.join()
+    return answer
+
+
+def _become(request: dict[str, Any]) -> NoReturn:
     """The probe, with its output in a file. Never returns."""
+    module, args = request["module"], request["args"]
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if request["first_on_path"] is not None:
+            _put_first(request["first_on_path"])
+        out = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -73,6 +92,12 @@ def _become(module: str, args: Sequence[str], said: Path) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _put_first(folder: str) -> None:
+    """On the path, of what the probe starts too."""
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join((folder, os.environ["PYTHONPATH"]))
 
 
 if __name__ == "__main__":

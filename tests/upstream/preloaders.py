@@ -1,4 +1,4 @@
-"""The parent of every preloaded.py: starts one for each pair of versions, hands it probes one at a time.
+"""The parent of every preloaded.py: starts one for each version of vLLM, hands it probes one at a time.
 
 `python -m tests.upstream.preloaders`, spoken to by run.py over stdin and stdout; when stdin ends, so do all of them.
 """
@@ -24,7 +24,7 @@ def main() -> None:
 
 def _run(order: dict[str, Any]) -> int | None:
     """The exit code of the probe; None when it was late or its process died."""
-    key = json.dumps(order["key"])
+    key: str = order["key"]
     if key not in _started:
         _started[key] = subprocess.Popen(
             [sys.executable, "-m", "tests.upstream.preloaded"],

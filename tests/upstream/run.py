@@ -25,30 +25,16 @@ def probe(
     version: str,
     module: str,
     *args: str,
-    env: dict[str, str] | None = None,
     lmcache: str | None = None,
     timeout: float = 280,
 ) -> Any:
     """What `python -m module args` prints as its last line, parsed as JSON.
 
     `version`: of vllm; its sources come first on the path, except for the installed one. `lmcache`: likewise; None
-    means the installed one. With `env` it is an interpreter of its own, else a fork of one that has vLLM imported.
+    means the installed one. The probe is a fork of a process that has this vLLM imported, and no lmcache.
     Raises ProbeError with the end of its output when it fails.
     """
-    if env is None:
-        code, said = preloaders().run((version, lmcache), _environment(version, lmcache), module, args, timeout)
-    else:
-        done = subprocess.run(
-            [sys.executable, "-m", module, *args],
-            cwd=ROOT,
-            env={**_environment(version, lmcache), **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=timeout,
-        )
-        code, said = done.returncode, done.stdout
+    code, said = preloaders().run(version, lmcache, module, args, timeout)
     lines = [
         line for line in said.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
     ]
@@ -57,10 +43,8 @@ def probe(
     return json.loads(lines[-1])
 
 
-def _environment(version: str, lmcache: str | None) -> dict[str, str]:
+def _environment(version: str) -> dict[str, str]:
     path = [str(ROOT)]
-    if lmcache is not None:
-        path.insert(0, str(source_tree("lmcache", lmcache)))
     if version != INSTALLED_VLLM:
         path.insert(0, str(source_tree("vllm", version)))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PDSERVE_", "VLLM_"))}
@@ -68,6 +52,8 @@ def _environment(version: str, lmcache: str | None) -> dict[str, str]:
         **inherited,
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
+        # The probes share the machine with those of another version; what they compute is small.
+        "OMP_NUM_THREADS": "1",
         # A randomized probe is the same one every time.
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
@@ -78,7 +64,7 @@ def _environment(version: str, lmcache: str | None) -> dict[str, str]:
 
 
 class Preloaders:
-    """One preloaded.py for each pair of versions, all children of one process that lives as long as the test run."""
+    """One preloaded.py for each version of vLLM, all children of one process that lives as long as the test run."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -91,8 +77,8 @@ class Preloaders:
 
     def run(
         self,
-        key: tuple[str, str | None],
-        environment: dict[str, str],
+        version: str,
+        lmcache: str | None,
         module: str,
         args: tuple[str, ...],
         timeout: float,
@@ -100,10 +86,11 @@ class Preloaders:
         """Exit code and output of a probe. Raises ProbeError when it is late or its process died."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
+        first_on_path = None if lmcache is None else str(source_tree("lmcache", lmcache))
         with tempfile.TemporaryDirectory() as folder:
             said = Path(folder) / "said"
-            request = {"module": module, "args": args, "said": str(said)}
-            order = {"key": key, "environment": environment, "request": request, "timeout": timeout}
+            request = {"module": module, "args": args, "said": str(said), "first_on_path": first_on_path}
+            order = {"key": version, "environment": _environment(version), "request": request, "timeout": timeout}
             self._popen.stdin.write(json.dumps(order) + "\n")
             self._popen.stdin.flush()
             answer = json.loads(self._popen.stdout.readline())

@@ -5,6 +5,7 @@ Only source distributions, by name and hash (pins.toml), and only their Python f
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
@@ -46,14 +49,29 @@ def source_tree(distribution: str, version: str, *, pinned: bool = True) -> Path
     name = f"{distribution}-{version}"
     tree = CACHE / name
     if not (tree / "complete").exists():
-        archive = fetch(f"{name}.tar.gz", pinned=pinned)
-        partial = CACHE / f".{name}.{os.getpid()}"
-        _unpack(archive, _PACKAGES[distribution], partial)
-        (partial / "complete").write_text(archive.name + "\n")
-        shutil.rmtree(tree, ignore_errors=True)
-        partial.rename(tree)
-        archive.unlink()
+        with _alone(name):
+            if not (tree / "complete").exists():
+                _fetch_tree(name, _PACKAGES[distribution], tree, pinned=pinned)
     return tree
+
+
+def _fetch_tree(name: str, package: str, tree: Path, *, pinned: bool) -> None:
+    archive = fetch(f"{name}.tar.gz", pinned=pinned)
+    partial = CACHE / f".{name}.{os.getpid()}"
+    _unpack(archive, package, partial)
+    (partial / "complete").write_text(archive.name + "\n")
+    shutil.rmtree(tree, ignore_errors=True)
+    partial.rename(tree)
+    archive.unlink()
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Tests run in several processes."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def releases(distribution: str) -> list[Version]:

@@ -1,0 +1,24 @@
+"""Which tests share a worker of pytest-xdist."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.upstream.workers import group
+
+MODULE = "tests/upstream/test_some.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("test_it[0.24.0]", "0.24.0"),
+        ("test_it[head that needs more-0.21.0]", "0.21.0"),
+        ("test_it[vllm0.22.1-lmcache0.4.7]", "0.22.1"),
+        ("test_it[0.4.7]", MODULE),
+        ("test_it[0.24.01]", MODULE),
+        ("test_since_0_23", MODULE),
+    ],
+)
+def test_tests_of_one_version_of_vllm_are_together_and_others_with_their_module(name: str, expected: str) -> None:
+    assert group(f"{MODULE}::{name}") == expected

@@ -1,0 +1,32 @@
+"""For pytest-xdist (`-p tests.upstream.workers -n 2`): the tests of one version of vLLM run in one worker.
+
+So each version is imported once and each probe runs once. By the names of the tests, because xdist 3.8's own way
+(`--dist loadgroup`) writes to an attribute that pytest 9.2 no longer reads.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.upstream.run import VLLM_VERSIONS
+
+_VERSION = re.compile(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])")
+
+
+class ByVersion(LoadScopeScheduling):  # type: ignore[misc]  # untyped
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
+    """vLLM's version where the test's name has one; else its module."""
+    module, _, name = nodeid.partition("::")
+    return next((found for found in _VERSION.findall(name) if found in VLLM_VERSIONS), module)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByVersion:
+    return ByVersion(config, log)
