@@ -1,10 +1,16 @@
-"""What the proxy is told at start: plain data, written to the run directory by the launcher. No secrets."""
+"""What the proxy is told at start: plain data, written to the run directory by the launcher. No secrets.
+
+Every section has defaults: a configuration that names only addresses, workers and timeouts is complete.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdserve.pd.routing_settings import Routing
+from pdserve.pd.settings import Admin, Admission, Auth, Breaker, Health, Limits, LogFormat, Otel, Tls, UpstreamTls
 
 WorkerRole = Literal["prefill", "decode", "aggregated"]
 Protocol = Literal["mooncake", "nixl", "aggregated"]
@@ -26,6 +32,10 @@ class WorkerConfig(Frozen):
     """http://host:port, without a path."""
     bootstrap_url: str | None = None
     """Mooncake prefill only: http://host:port of its bootstrap server."""
+    kv_events_url: str | None = None
+    """tcp://host:port where the engine publishes its KV events; the port of DP rank 0, others follow."""
+    kv_replay_url: str | None = None
+    """tcp://host:port where events that were missed can be asked for again."""
 
 
 class ProxyConfig(Frozen):
@@ -42,3 +52,16 @@ class ProxyConfig(Frozen):
     max_body_bytes: int
     transfer_slots: int = 20
     """Mooncake: transfers that one prefill worker runs at once (2 * num_workers)."""
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""
+    routing: Routing = Routing()
+    admission: Admission = Admission()
+    breaker: Breaker = Breaker()
+    health: Health = Health()
+    limits: Limits = Limits()
+    auth: Auth = Auth()
+    tls: Tls | None = None
+    upstream_tls: UpstreamTls | None = None
+    admin: Admin | None = None
+    log: LogFormat = "text"
+    otel: Otel | None = None

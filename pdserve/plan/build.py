@@ -65,7 +65,7 @@ def build_plan(
     engine_python = recipe.engine.python or python
     hosts = [node.address for node in nodes]
     inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, hosts)
-    config = proxy.proxy_config(recipe, protocol, instances, ports)
+    config = proxy.proxy_config(recipe, protocol, instances, ports, recipe_dir=recipe_dir, run_dir=run_dir)
     return Plan(
         name=recipe.name,
         run_dir=run_dir,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.plan.environment import proxy_env
@@ -13,6 +17,8 @@ from pdserve.plan.ports import Need, Ports
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import Mooncake
 from pdserve.recipe.model import Recipe
+
+Section = TypeVar("Section", bound=BaseModel)
 
 NAME = "proxy"
 CONFIG_FILE = "proxy.json"
@@ -27,19 +33,35 @@ def port_need(node: Node) -> Need:
     return Need(node.name, NAME, "proxy")
 
 
-def proxy_config(recipe: Recipe, protocol: Protocol, instances: Sequence[Instance], ports: Ports) -> ProxyConfig:
-    """What the proxy is told: every instance of every role, by its leader's address."""
+def proxy_config(
+    recipe: Recipe, protocol: Protocol, instances: Sequence[Instance], ports: Ports, *, recipe_dir: str, run_dir: str
+) -> ProxyConfig:
+    """What the proxy is told: every instance of every role, by its leader's address. Files of the recipe are relative
+    to `recipe_dir`, the admin socket to the run directory."""
+    proxy = recipe.proxy
+
     return ProxyConfig(
-        host=recipe.proxy.host,
+        host=proxy.host,
         port=ports.first(NAME, "http"),
         served_name=recipe.model.served_name,
         protocol=protocol,
         workers=tuple(_worker(instance, ports) for instance in instances),
-        request_timeout_seconds=recipe.proxy.request_timeout_seconds,
-        connect_timeout_seconds=recipe.proxy.connect_timeout_seconds,
-        drain_seconds=recipe.proxy.drain_seconds,
-        max_body_bytes=recipe.proxy.max_body_bytes,
+        request_timeout_seconds=proxy.request_timeout_seconds,
+        connect_timeout_seconds=proxy.connect_timeout_seconds,
+        drain_seconds=proxy.drain_seconds,
+        max_body_bytes=proxy.max_body_bytes,
         transfer_slots=_transfer_slots(recipe),
+        processes=proxy.workers,
+        routing=proxy.routing,
+        admission=proxy.admission,
+        breaker=proxy.breaker,
+        health=proxy.health,
+        limits=proxy.limits,
+        auth=_located(proxy.auth, recipe_dir, "keys_file"),
+        tls=proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
+        admin=proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
+        log=proxy.log,
+        otel=proxy.otel,
     )
 
 
@@ -63,6 +85,14 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
         stop_seconds=max(recipe.timeouts.stop_seconds, recipe.proxy.drain_seconds + _EXIT_SECONDS),
         control="stdin",
         restart=recipe.proxy.restart,
+    )
+
+
+def _located(section: Section, folder: str, *fields: str) -> Section:
+    """The section with its paths as seen from `folder`."""
+    paths = {field: path for field in fields if (path := getattr(section, field)) is not None}
+    return section.model_copy(
+        update={field: posixpath.normpath(posixpath.join(folder, path)) for field, path in paths.items()}
     )
 
 

@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints
 from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
 from pdserve.recipe.connectors import Connector
 from pdserve.recipe.lmcache import Lmcache
+from pdserve.recipe.proxy import Proxy as Proxy
+from pdserve.recipe.restart import Restart as Restart
 
 
 class Model(Strict):
@@ -34,19 +36,6 @@ class Parallel(Strict):
     dp: Count = Field(default=1, description="Data parallel size: engine ranks behind one API server.")
     ep: bool = Field(default=False, description="Expert parallelism over the tp * dp ranks.")
     nodes: Count = Field(default=1, description="Nodes that one instance spans.")
-
-
-class Restart(Strict):
-    """What happens when one instance of a role dies while others serve."""
-
-    policy: Literal["never", "on-failure"] = Field(
-        default="never",
-        description="never: a dead instance stays dead, the deployment is degraded, and `pdserve restart` revives it. "
-        "on-failure: it is started again, with back-off. Off by default: a crash loop would hide its cause.",
-    )
-    max: Count = Field(default=3, description="Restarts of one process before it stays dead.")
-    backoff_seconds: Seconds = Field(default=2, description="Before the first restart; doubles each time.")
-    backoff_max_seconds: Seconds = Field(default=60, description="The longest pause between two restarts.")
 
 
 class Engine(Strict):
@@ -115,21 +104,6 @@ class Ports(Strict):
     lmcache: Port = Field(default=5555, description="LMCache request socket.")
     lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
     dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")
-
-
-class Proxy(Strict):
-    """The prefill/decode proxy: what clients talk to."""
-
-    host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
-    request_timeout_seconds: Seconds = Field(default=3600, description="One request, first byte to last.")
-    connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
-    drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
-    max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
-    restart: Restart = Field(
-        default=Restart(policy="on-failure"),
-        description="The proxy keeps no state and starts in a second, so it is restarted by default.",
-    )
-    command: list[str] | None = Field(default=None, min_length=1, description="Replaces `python -m pdserve.proxy`.")
 
 
 class Timeouts(Strict):

@@ -52,12 +52,12 @@ def write(path: Path) -> None:
 
 
 def _model(schema: dict[str, Any]) -> dict[str, Any]:
-    """One model: every property may be null, nothing but a connector's kind is required."""
+    """One model: every property may be null, nothing but the kind of a union's branch is required."""
     kept = {k: v for k, v in schema.items() if k not in ("title", "required")}
     properties = {name: _property(value) for name, value in schema.get("properties", {}).items()}
     if properties:
         kept["properties"] = properties
-    if "kind" in properties:
+    if "const" in schema.get("properties", {}).get("kind", {}):
         kept["required"] = ["kind"]
         kept["properties"]["kind"] = _plain(schema["properties"]["kind"])
     elif "secret" in properties:

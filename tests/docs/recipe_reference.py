@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pdserve.recipe import connectors, lmcache, model
+from pdserve.pd import routing_settings, settings
+from pdserve.recipe import connectors, lmcache, model, proxy, restart
 from pdserve.recipe.base import SecretRef
 from tests.docs.markdown import anchor
 
@@ -41,7 +42,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("engine", "`engine:`", model.Engine),
     ("prefill, decode, aggregated", "`prefill:`, `decode:` and `aggregated:`, one shape", model.Role),
     ("parallel", "`prefill.parallel:` and those of the other roles", model.Parallel),
-    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", model.Restart),
+    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", restart.Restart),
     ("connector: mooncake", "`connector: {kind: mooncake}`", connectors.Mooncake),
     ("connector: nixl", "`connector: {kind: nixl}`", connectors.Nixl),
     ("connector: lmcache-mp", "`connector: {kind: lmcache-mp}`", connectors.LmcacheMp),
@@ -49,7 +50,24 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("connector: raw", "`connector: {kind: raw}`", connectors.Raw),
     ("lmcache", "`lmcache:`", lmcache.Lmcache),
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
-    ("proxy", "`proxy:`", model.Proxy),
+    ("proxy", "`proxy:`", proxy.Proxy),
+    ("proxy.routing", "`proxy.routing:`", routing_settings.Routing),
+    ("policy: round_robin", "`{kind: round_robin}`", routing_settings.RoundRobin),
+    ("policy: least_loaded", "`{kind: least_loaded}`", routing_settings.LeastLoaded),
+    ("policy: power_of_two", "`{kind: power_of_two}`", routing_settings.PowerOfTwo),
+    ("policy: prefix_aware", "`{kind: prefix_aware}`", routing_settings.PrefixAware),
+    ("policy: kv_events", "`{kind: kv_events}`", routing_settings.KvEvents),
+    ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing_settings.Affinity),
+    ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing_settings.Conditional),
+    ("proxy.admission", "`proxy.admission:`", settings.Admission),
+    ("limits of a pool", "`proxy.admission.prefill:` and those of the other pools", settings.PoolLimits),
+    ("proxy.breaker", "`proxy.breaker:`", settings.Breaker),
+    ("proxy.health", "`proxy.health:`", settings.Health),
+    ("proxy.limits", "`proxy.limits:`", settings.Limits),
+    ("proxy.auth", "`proxy.auth:`", settings.Auth),
+    ("proxy.tls", "`proxy.tls:`", settings.Tls),
+    ("proxy.admin", "`proxy.admin:`", settings.Admin),
+    ("proxy.otel", "`proxy.otel:`", settings.Otel),
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
     ("verify", "`verify:`", model.Verify),

@@ -116,14 +116,81 @@ run_proxy() {
       "name": "aggregated-0",
       "role": "aggregated",
       "url": "http://127.0.0.1:8300",
-      "bootstrap_url": null
+      "bootstrap_url": null,
+      "kv_events_url": null,
+      "kv_replay_url": null
     }
   ],
   "request_timeout_seconds": 3600.0,
   "connect_timeout_seconds": 5.0,
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
-  "transfer_slots": 20
+  "transfer_slots": 20,
+  "processes": 1,
+  "routing": {
+    "prefill": {
+      "kind": "least_loaded"
+    },
+    "decode": {
+      "kind": "least_loaded"
+    },
+    "aggregated": {
+      "kind": "least_loaded"
+    },
+    "affinity": null,
+    "conditional": null,
+    "on_empty_pool": "fail"
+  },
+  "admission": {
+    "prefill": {
+      "max_requests": null,
+      "max_kv_usage": null,
+      "max_prompt_tokens_in_flight": null,
+      "queue_size": 512,
+      "queue_seconds": 60.0
+    },
+    "decode": {
+      "max_requests": null,
+      "max_kv_usage": null,
+      "max_prompt_tokens_in_flight": null,
+      "queue_size": 512,
+      "queue_seconds": 60.0
+    },
+    "aggregated": {
+      "max_requests": null,
+      "max_kv_usage": null,
+      "max_prompt_tokens_in_flight": null,
+      "queue_size": 512,
+      "queue_seconds": 60.0
+    },
+    "priority_header": "x-vllm-priority"
+  },
+  "breaker": {
+    "failures": 5,
+    "open_seconds": 10.0
+  },
+  "health": {
+    "interval_seconds": 2.0,
+    "timeout_seconds": 2.0,
+    "failures": 3
+  },
+  "limits": {
+    "max_header_bytes": 65536,
+    "header_seconds": 10.0,
+    "body_idle_seconds": 30.0,
+    "keep_alive_seconds": 75.0,
+    "max_connections": 8192,
+    "write_buffer_bytes": 262144
+  },
+  "auth": {
+    "keys_file": null,
+    "client_authorization": "replace"
+  },
+  "tls": null,
+  "upstream_tls": null,
+  "admin": null,
+  "log": "text",
+  "otel": null
 }
 END_OF_FILE
   PDSERVE_ENGINE_KEY="${engine_key:?}"

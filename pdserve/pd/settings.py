@@ -1,0 +1,138 @@
+"""The settings that a recipe's `proxy:` section and the proxy's own configuration share, each described once.
+
+Plain data without secrets: keys and tokens are files, named by path. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Settings(BaseModel):
+    """Unknown keys and wrong types are errors; never changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PoolLimits(Settings):
+    """What one pool takes at once, and how requests wait for it. What is null is not limited."""
+
+    max_requests: Count | None = Field(default=None, description="Requests in flight, for each ready worker.")
+    max_kv_usage: Share | None = Field(
+        default=None, description="No new request while every worker of the pool uses more of its KV cache than this."
+    )
+    max_prompt_tokens_in_flight: Count | None = Field(
+        default=None,
+        description="Prompt tokens in flight (estimated), for each ready worker. One request alone always fits.",
+    )
+    queue_size: Annotated[int, Field(ge=0)] = Field(
+        default=512, description="Requests that may wait for a place; beyond them 429. 0: nobody waits."
+    )
+    queue_seconds: Seconds = Field(default=60, description="How long a request may wait before it gets 429.")
+
+
+class Admission(Settings):
+    """How many requests each pool takes."""
+
+    prefill: PoolLimits = Field(default=PoolLimits(), description="Limits of the prefill pool.")
+    decode: PoolLimits = Field(default=PoolLimits(), description="Limits of the decode pool.")
+    aggregated: PoolLimits = Field(default=PoolLimits(), description="Limits of the pool of mode aggregated.")
+    priority_header: str | None = Field(
+        default="x-vllm-priority",
+        min_length=1,
+        description="Header with a whole number, the smaller the sooner, as vLLM's own `priority` in a body, which "
+        "counts where the header is missing. A key's `priority` is the best its requests can get. null: no header.",
+    )
+
+
+class Breaker(Settings):
+    """When a worker that fails is left alone. Answers of 4xx never count."""
+
+    failures: Count = Field(default=5, description="Failures in a row after which a worker is left alone.")
+    open_seconds: Seconds = Field(default=10, description="How long, before one request tries it again.")
+
+
+class Health(Settings):
+    """The proxy's own checks of its workers, beside what the supervisor tells it."""
+
+    interval_seconds: Seconds = Field(default=2, description="Between two checks of one worker.")
+    timeout_seconds: Seconds = Field(default=2, description="A check that takes longer has failed.")
+    failures: Count = Field(default=3, description="Failed checks in a row after which a worker is not used.")
+
+
+class Limits(Settings):
+    """What one client may do to the proxy. `max_body_bytes` stands beside this section."""
+
+    max_header_bytes: Count = Field(default=65_536, description="Request line and headers; larger ones get 431.")
+    header_seconds: Seconds = Field(default=10, description="From the first byte of a request to its last header.")
+    body_idle_seconds: Seconds = Field(default=30, description="The longest pause within a request body.")
+    keep_alive_seconds: Seconds = Field(default=75, description="How long a connection may stay without a request.")
+    max_connections: Count = Field(default=8192, description="Open client connections of one process.")
+    write_buffer_bytes: Count = Field(
+        default=262_144, description="Unsent bytes of one client after which its worker is no longer read."
+    )
+
+
+class Auth(Settings):
+    """Who may ask, and what becomes of a client's Authorization header."""
+
+    keys_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="API keys as hashes, with their limits (`pdserve keys new`); read again when it changes. "
+        "null: the proxy asks for no key.",
+    )
+    client_authorization: Literal["replace", "drop", "forward"] = Field(
+        default="replace",
+        description="What engines get to see. replace: the deployment's engine key. drop: no Authorization. forward: "
+        "the client's own header, byte for byte.",
+    )
+
+
+class Tls(Settings):
+    """TLS towards clients."""
+
+    certificate: str = Field(min_length=1, description="PEM file: the certificate and its chain.")
+    key: str = Field(min_length=1, description="PEM file: the private key, without a passphrase.")
+
+
+class UpstreamTls(Settings):
+    """TLS towards workers, for those whose URL is https."""
+
+    ca: str | None = Field(default=None, min_length=1, description="PEM file of accepted CAs; null: the system's.")
+    certificate: str | None = Field(default=None, min_length=1, description="PEM file: our own certificate (mTLS).")
+    key: str | None = Field(default=None, min_length=1, description="PEM file: the key of our own certificate.")
+    verify: bool = Field(default=True, description="false: any certificate is accepted.")
+
+
+class Admin(Settings):
+    """Endpoints that change the running proxy: workers, and reloading keys and policies. Never on the clients' port."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(default=None, description="TCP port; or `socket`.")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address that the port is on.")
+    socket: str | None = Field(
+        default=None, min_length=1, description="Path of a unix socket, made with mode 0600; or `port`."
+    )
+    token_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File with the bearer token that callers must send; null: whoever reaches it may do everything.",
+    )
+
+
+class Otel(Settings):
+    """OpenTelemetry spans; needs the extra `pdserve[otel]`."""
+
+    endpoint: str = Field(pattern=r"^https?://", description="OTLP over HTTP: http://collector:4318/v1/traces.")
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="Share of requests that get spans when no `traceparent` has decided about them."
+    )
+
+
+LogFormat = Literal["text", "json"]
