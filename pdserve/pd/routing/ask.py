@@ -1,0 +1,44 @@
+"""What a policy may look at of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdserve.pd.routing.chain import TOKEN_BYTES, Chain, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, as far as routing is concerned."""
+
+    prompt: bytes
+    """What shapes the prompt, as the client sent it: raw JSON of system, tools, messages, prompt or input."""
+    tokens: Sequence[int] | None = None
+    """Exact token ids. None when they are not known, and also when ids alone do not name the KV: a request with a
+    cache_salt, images or other media, prompt embeddings, or a LoRA adapter as its model."""
+    estimate: int = 0
+    """Prompt tokens: exact, or len(prompt) / 4."""
+    session: str | None = None
+    """Value of the affinity header or of the body's `user`."""
+    chains: dict[int, Chain] = field(default_factory=dict, compare=False, repr=False)
+    """Block hashes that policies have worked out already: prefill's and decode's need the same ones. By block size,
+    bytes of prompt positive, tokens negative."""
+
+    def prompt_chain(self, block_bytes: int) -> Chain:
+        chain = self.chains.get(block_bytes)
+        if chain is None:
+            chain = self.chains[block_bytes] = Chain(self.prompt, block_bytes)
+        return chain
+
+    def token_chain(self, block_tokens: int) -> Chain | None:
+        """None without tokens, or with ids that no vocabulary has."""
+        chain = self.chains.get(-block_tokens)
+        if chain is None:
+            if self.tokens is None:
+                return None
+            packed = pack(self.tokens)
+            if packed is None:
+                return None
+            chain = self.chains[-block_tokens] = Chain(packed, TOKEN_BYTES * block_tokens)
+        return chain

@@ -1,0 +1,59 @@
+"""How busy a worker is, in its role, and when it is too busy for a request that would otherwise be its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from pdserve.pd.routing.policy import Candidate, W
+from pdserve.pd.routing.settings import LoadSettings, Role
+from pdserve.pd.routing.turns import Turns
+
+Load = tuple[int, int]
+
+
+class Burden:
+    """Loads of one pool, and the least loaded of it."""
+
+    def __init__(self, role: Role, settings: LoadSettings, random: Random) -> None:
+        self.role = role
+        self._settings = settings
+        # At rest all loads are equal and ties decide: in the two pools they must not go in step.
+        self._turns = Turns(random if role == "decode" else None)
+
+    def of(self, worker: Candidate) -> Load:
+        """Smaller is less busy. The second number decides between equal first ones.
+
+        KV use counts in whole streams: differences below that are noise, and would send all requests of the two seconds
+        until the next reading to the same worker.
+        """
+        if self.role == "prefill":
+            return worker.prompt_tokens, worker.requests
+        return worker.requests + int(worker.kv_usage * self._settings.kv_weight), worker.prompt_tokens
+
+    def least(self, candidates: Sequence[W]) -> W:
+        """One with the least load; several with the same have it in turn."""
+        of = self.of
+        least = [candidates[0]]
+        load = of(candidates[0])
+        for candidate in candidates[1:]:
+            other = of(candidate)
+            if other < load:
+                least, load = [candidate], other
+            elif other == load:
+                least.append(candidate)
+        return self._turns.next(least)
+
+    def too_busy(self, worker: Candidate, least: Candidate, saved: int = 0) -> bool:
+        """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
+        settings = self._settings
+        if self.role != "decode" and worker.prompt_tokens - least.prompt_tokens > settings.slack_tokens + saved:
+            return True
+        if self.role == "prefill":
+            return False
+        if worker.requests > settings.slack_ratio * least.requests + settings.slack_requests:
+            return True
+        return worker.kv_usage >= settings.max_kv_usage and least.kv_usage < settings.max_kv_usage
+
+    def forget(self, name: str) -> None:
+        self._turns.forget(name)

@@ -1,0 +1,85 @@
+"""What a routing policy is. A policy belongs to one role: a pool has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, get_args
+
+from pdserve.pd.routing.ask import Ask
+
+Why = Literal[
+    "turn",  # round_robin
+    "least_loaded",
+    "power_of_two",
+    "match",  # holds most of the prompt, and is not too busy
+    "no_match",  # nobody holds enough of it: the least loaded
+    "overloaded",  # who holds most of it is too busy: the least loaded
+    "no_tokens",  # kv_events does not know the token ids: the least loaded
+    "session",  # affinity: the session's own worker
+    "session_spilled",  # affinity: that one is too busy, the session's next
+]
+WHYS: tuple[Why, ...] = get_args(Why)
+
+
+class Candidate(Protocol):
+    """The load figures of a worker, kept up to date by the data plane."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def requests(self) -> int:
+        """Legs in flight, over all proxy processes."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated tokens of prompts in flight that it has not finished prefilling."""
+        ...
+
+    @property
+    def kv_usage(self) -> float:
+        """0..1, at most 2 s old; 0.0 while unknown."""
+        ...
+
+
+W = TypeVar("W", bound=Candidate)
+W_co = TypeVar("W_co", bound=Candidate, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[W_co]):
+    """`why` is a label of the decision counter."""
+
+    worker: W_co
+    why: Why
+
+
+class Policy(Protocol):
+    """Never waits, never raises."""
+
+    @property
+    def name(self) -> str:
+        """As in the recipe."""
+        ...
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Exact token ids are wanted in each Ask."""
+        ...
+
+    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+        """One of the candidates, of which there is at least one; all of them could serve the request."""
+        ...
+
+    def routed(self, worker: Candidate, ask: Ask) -> None:
+        """The request went there: after `choose`, or by another's decision."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """This worker lost its cache: it died, restarted or was removed."""
+        ...
+
+    def matched(self, worker: Candidate, ask: Ask) -> int:
+        """Prompt tokens that this worker probably holds; 0 when the policy knows nothing."""
+        ...

@@ -1,0 +1,33 @@
+"""round_robin: every worker in turn, whatever its load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.settings import Role
+from pdserve.pd.routing.turns import Turns
+
+
+class RoundRobin:
+    """Each worker once a round. Over many requests every pair of a prefill and a decode has its turn."""
+
+    name = "round_robin"
+    needs_tokens = False
+
+    def __init__(self, role: Role, random: Random) -> None:
+        self._turns = Turns(random if role == "decode" else None)
+
+    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+        return Choice(self._turns.next(candidates), "turn")
+
+    def routed(self, worker: Candidate, ask: Ask) -> None:
+        """Turns are counted in `choose`."""
+
+    def forget(self, name: str) -> None:
+        self._turns.forget(name)
+
+    def matched(self, worker: Candidate, ask: Ask) -> int:
+        return 0
