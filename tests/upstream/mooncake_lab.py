@@ -6,6 +6,7 @@ transfer engine over TCP, and back. The KV of a block is whatever a test writes 
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for ggu
 
 import torch
 import vllm.platforms
+import zmq.asyncio
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
@@ -33,6 +35,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from pdserve.patches import mooncake_cpu_device
 
+_PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
 """For good: a worker that is collected shuts down in whichever thread that happens, and can hang there."""
 _prepared: list[tuple[Any, Any]] = []
@@ -139,6 +142,20 @@ class Engine:
         return f"tcp://127.0.0.1:{self.worker.side_channel_port}"
 
 
+def impatient(decode: Engine, milliseconds: int = 300) -> Engine:
+    """It waits no longer than that for prefill's answer. Upstream derives its time from prefill's abort timeout."""
+
+    class Socket(zmq.asyncio.Socket):
+        def setsockopt(self, option: int, value: Any) -> None:
+            super().setsockopt(option, milliseconds if option == zmq.RCVTIMEO else value)
+
+    class Context(zmq.asyncio.Context):
+        _socket_class = Socket
+
+    decode.worker.async_zmq_ctx = Context()
+    return decode
+
+
 class RemotePrefill:
     """A prefill engine in a process of its own, that steps by itself."""
 
@@ -184,6 +201,7 @@ def remote_prefill() -> Iterator[RemotePrefill]:
 
 
 def _serve(pipe: Any) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     pipe.recv()
     global _ports
     _ports = itertools.count(20000 + os.getpid() % 190 * 64)

@@ -134,6 +134,31 @@ def test_blocks_of_a_second_prefill_with_the_same_transfer_id_are_freed(version:
     assert patched["freed"] < AT_ONCE
 
 
+def test_a_prefill_that_is_aborted_in_the_batch_of_another_with_its_id_takes_no_kv_along(version: str) -> None:
+    unpatched, patched = both(version, "same_id_in_one_batch")
+    assert unpatched["served"] is None
+    assert patched["served"] < AT_ONCE
+    assert patched["equal"]
+
+
+def test_without_an_answer_blocks_are_kept_until_prefill_has_let_go_or_is_gone(version: str) -> None:
+    """A write goes on, or could: a stopped prefill may write when it goes on."""
+    unpatched, patched = both(version, "unanswered")
+    for case in ("writing", "stopped"):
+        if version in HAS_FAILURES:
+            assert unpatched[case]["freed"] is not None, "another request's KV would be overwritten"
+        assert patched[case]["freed"] is None
+    assert patched["writing"]["freed then"] < AT_ONCE
+    assert patched["stopped"]["freed then"] < 2
+
+
+def test_without_an_answer_a_pull_that_prefill_lets_go_fails(version: str) -> None:
+    _, patched = both(version, "unanswered")
+    assert patched["nothing comes"]["freed"] < AT_ONCE
+    assert patched["nothing comes"]["reason"] == "error"
+    assert not patched["nothing comes"]["written"], "its prefill came after all"
+
+
 def test_a_restarted_prefill_registers_beside_a_live_bootstrap_server(version: str) -> None:
     unpatched, patched = both(version, "bootstrap")
     refused = ("beside a living one", "after a dead one", "its other rank")

@@ -10,60 +10,35 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-ABORT_SECONDS = 2
-os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(ABORT_SECONDS)
+from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
 
-from tests.upstream.mooncake_lab import (  # noqa: E402  # isort: skip
-    Engine,
-    Relay,
-    free_port,
-    prepare_remote_prefills,
-    remote_prefill,
-    until,
-)
+from tests.upstream.mooncake_lab import Engine, free_port, prepare_remote_prefills, until  # isort: skip
 
-import httpx  # noqa: E402
-import torch  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector, mooncake_utils  # noqa: E402
+import httpx
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector, mooncake_utils
 
-from pdserve.distributions import installed  # noqa: E402
-from pdserve.patches import (  # noqa: E402
+from pdserve.distributions import installed
+from pdserve.patches import (
     effects,
     mooncake_bootstrap,
     mooncake_cpu_device,
+    mooncake_pull_watch,
     mooncake_pulls,
     mooncake_requests,
     mooncake_sends,
 )
-from pdserve.patches.verdict import judge  # noqa: E402
-from tests.upstream.probes import mooncake_requests as parameters  # noqa: E402
+from pdserve.patches.verdict import judge
+from tests.upstream.probes import mooncake_requests as parameters
+from tests.upstream.probes import mooncake_silence as silence
 
 PATCHES = (mooncake_requests.PATCH, mooncake_sends.PATCH, mooncake_pulls.PATCH, mooncake_bootstrap.PATCH)
 CLIENTS = 25
-SHORT, LONG = 1.0, 4.0 * ABORT_SECONDS
-_tokens = iter(range(100, 10**9))
-
-
-def prompt(blocks: int = 2) -> list[int]:
-    return [next(_tokens) for _ in range(32 * blocks)]
-
-
-def arrived(decode: Engine, name: str) -> Callable[[], bool]:
-    return lambda: decode.lab.status(name) == "RUNNING"
-
-
-def all_free(*engines: Engine) -> Callable[[], bool]:
-    return lambda: all(engine.lab.free_blocks == engine.blocks - 1 for engine in engines)
-
-
-def rounded(seconds: float) -> float | None:
-    return None if seconds == float("inf") else round(seconds, 3)
 
 
 def transfer() -> dict[str, Any]:
@@ -189,82 +164,6 @@ def one_of_two_fails() -> dict[str, Any]:
     return {"failed": rounded(failed), "freed during the write": rounded(held), "freed after it": rounded(freed)}
 
 
-def slowed(prefill: Engine) -> tuple[threading.Event, threading.Event]:
-    """Its writes: when one has begun, and what it then waits for."""
-    begun, go_on = threading.Event(), threading.Event()
-    write = prefill.worker._send_blocks
-
-    def slowly(*args: Any) -> int:
-        begun.set()
-        go_on.wait(10)
-        return int(write(*args))
-
-    prefill.worker._send_blocks = slowly
-    return begun, go_on
-
-
-def killed() -> dict[str, Any]:
-    """The prefill that decode waits for is stopped, goes on, and is killed; then another one is asked for."""
-    decode = Engine("kv_consumer")
-    seen: dict[str, Any] = {}
-    with remote_prefill() as prefill:
-        decode.decode("d", "t", prompt(), prefill)
-        until(lambda: bool(decode.worker._remote_agents), decode, seconds=LONG)
-        until(lambda: False, decode, seconds=0.2)
-        prefill.stop()
-        waits = until(lambda: decode.lab.status("d") == "GONE", decode, seconds=SHORT)
-        prefill.go_on()
-        tokens = prompt()
-        prefill.prefill("p2", "t2", tokens)
-        decode.decode("d2", "t2", tokens, prefill)
-        seen["stopped"] = {"gave up": rounded(waits), "then served": rounded(until(arrived(decode, "d2"), decode))}
-        decode.lab.abort("d2")
-        until(lambda: decode.lab.get("d2") is None, decode, seconds=SHORT)
-        prefill.kill()
-        seen["ended"] = rounded(until(lambda: decode.lab.status("d") == "GONE", decode, seconds=2.5))
-        seen["freed"] = rounded(until(all_free(decode), decode, seconds=SHORT))
-        seen["reason"] = decode.lab.finish_reasons.get("d")
-        seen["forgotten"] = prefill.engine_id not in decode.worker._remote_agents
-        decode.decode("d3", "t3", prompt(), prefill)
-        seen["asked again"] = rounded(until(lambda: decode.lab.status("d3") == "GONE", decode, seconds=SHORT))
-    return seen
-
-
-def other_peer() -> dict[str, Any]:
-    """Decode withdraws from a prefill without the patch: nothing is broken, and nothing is released early."""
-    decode = Engine("kv_consumer")
-    with remote_prefill() as prefill:
-        tokens = prompt()
-        decode.decode("d", "t", tokens, prefill)
-        until(lambda: bool(decode.worker._remote_agents), decode, seconds=LONG)
-        until(lambda: False, decode, seconds=0.2)
-        decode.lab.abort("d")
-        freed = until(all_free(decode), decode, seconds=0.5)
-        prefill.prefill("p", "t", tokens)
-        then = until(all_free(decode), decode, seconds=LONG)
-        prefill.prefill("p2", "t2", tokens)
-        decode.decode("d2", "t2", tokens, prefill)
-        served = until(arrived(decode, "d2"), decode, seconds=LONG)
-    return {"freed early": rounded(freed), "freed by the transfer": rounded(then), "next served": rounded(served)}
-
-
-def reconnected() -> dict[str, Any]:
-    """The connection breaks and both live: the answer is lost, the blocks may still be written."""
-    prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
-    with Relay(prefill.worker.side_channel_port) as relay:
-        decode.worker._remote_agents[prefill.engine_id] = {0: {0: f"tcp://127.0.0.1:{relay.port}"}}
-        decode.worker._tp_size[prefill.engine_id] = 1
-        tokens = prompt()
-        decode.decode("d", "t", tokens, prefill)
-        until(lambda: "t" in prefill.worker.reqs_need_send, decode, prefill, seconds=SHORT)
-        relay.cut()
-        ended = until(lambda: decode.lab.status("d") == "GONE", decode, prefill, seconds=SHORT)
-        prefill.kv.fill_(1)
-        prefill.prefill("p", "t", tokens)
-        until(lambda: prefill.lab.get("p") is None, prefill, decode, seconds=0.3)
-    return {"ended": rounded(ended), "reason": decode.lab.finish_reasons.get("d"), "written": bool(decode.kv.any())}
-
-
 def stopped_by_token() -> dict[str, Any]:
     """Prefill's one token is a stop token."""
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
@@ -298,6 +197,23 @@ def same_id_twice() -> dict[str, Any]:
     decode.decode("d1", "t", one, prefill)
     until(arrived(decode, "d1"), prefill, decode, seconds=SHORT)
     return {"freed": rounded(until(all_free(prefill), prefill, decode, seconds=SHORT))}
+
+
+def same_id_in_one_batch() -> dict[str, Any]:
+    """One prefill has ended and another one with its transfer id is aborted: the worker hears of both at once."""
+    prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
+    prefill.kv.copy_(torch.rand_like(prefill.kv))
+    tokens = prompt()
+    prefill.prefill("p1", "t", tokens)
+    prefill.step()
+    source = prefill.kv[prefill.lab.blocks("p1")]
+    prefill.prefill("p2", "t", prompt())
+    prefill.lab.abort("p2")
+    prefill.step()
+    decode.decode("d", "t", tokens, prefill)
+    served = until(arrived(decode, "d"), prefill, decode, seconds=SHORT)
+    equal = torch.equal(decode.kv[decode.lab.blocks("d")[:2]], source) if served < SHORT else None
+    return {"served": rounded(served), "equal": equal}
 
 
 def bootstrap() -> dict[str, Any]:
@@ -342,12 +258,14 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
         left_before_prefill,
         left_during_write,
         one_of_two_fails,
-        killed,
-        other_peer,
-        reconnected,
+        silence.killed,
+        silence.other_peer,
+        silence.reconnected,
         stopped_by_token,
         unknown_transfer,
         same_id_twice,
+        same_id_in_one_batch,
+        silence.unanswered,
         bootstrap,
     )
 }
@@ -355,12 +273,13 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
 
 def main() -> None:
     chosen = sys.argv[1:] or list(SCENARIOS)
-    prepare_remote_prefills(4)
+    prepare_remote_prefills(6)
     seen: dict[str, Any] = {"construction": [construction()]}
     mooncake_cpu_device.apply()
     seen["construction"].append(construction())
     seen["verdicts"] = {patch.name: judge(patch, installed()).outcome for patch in PATCHES}
     mooncake_bootstrap._PATIENCE_SECONDS = 0.5
+    mooncake_pull_watch._LOOK_SECONDS = 0.2
     # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
     with ThreadPoolExecutor(len(SCENARIOS)) as together:
         for name, without in {name: together.submit(SCENARIOS[name]) for name in chosen if name in SCENARIOS}.items():
