@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.upstream.sources import ROOT, source_tree
+from tests.upstream.sources import CACHE, ROOT, source_tree
 
 VLLM_VERSIONS = ("0.21.0", "0.22.1", "0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
 INSTALLED_VLLM = "0.32.0"
@@ -59,6 +59,8 @@ def _environment(version: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_PLUGINS": "",
+        # What one version finds out of a model class displaces what another one did.
+        "VLLM_CACHE_ROOT": str(CACHE / "of-vllm" / version),
         "LMCACHE_TRACK_USAGE": "false",
     }
 
