@@ -13,12 +13,12 @@ from pathlib import Path
 from pdserve.patches.fingerprint import Fingerprint, of_loaded, of_tree
 from pdserve.patches.patch import Target, may_be
 from pdserve.patches.registry import REGISTRY
-from tests.upstream.run import VLLM_VERSIONS
+from tests.upstream.run import ALL_VLLM_VERSIONS
 from tests.upstream.sources import source_tree
 
 TABLE = Path(__file__).parents[2] / "pdserve" / "patches" / "fingerprints.json"
 LMCACHE_VERSIONS = ("0.4.5", "0.4.6", "0.4.7", "0.5.4", "0.5.5", "0.5.6")
-_RELEASES = {"vllm": VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
+_RELEASES = {"vllm": ALL_VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
 
 Table = dict[str, list[dict[str, object]]]
 

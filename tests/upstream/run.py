@@ -14,6 +14,9 @@ from typing import Any
 from tests.upstream.sources import CACHE, ROOT, source_tree
 
 VLLM_VERSIONS = ("0.21.0", "0.22.1", "0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
+BETWEEN = ("0.23.0", "0.28.0", "0.29.0", "0.31.0")
+"""Further releases, each with code that load-timeout relies on and none of the others has."""
+ALL_VLLM_VERSIONS = tuple(sorted((*VLLM_VERSIONS, *BETWEEN)))
 INSTALLED_VLLM = "0.32.0"
 
 

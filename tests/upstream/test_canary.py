@@ -13,7 +13,7 @@ from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge
 from tests.upstream.canary import changes
 from tests.upstream.fingerprints import TABLE, generate
-from tests.upstream.run import VLLM_VERSIONS
+from tests.upstream.run import ALL_VLLM_VERSIONS
 from tests.upstream.sources import source_tree
 
 pytestmark = pytest.mark.upstream
@@ -24,7 +24,7 @@ def test_the_shipped_table_is_what_the_sources_say() -> None:
     assert json.loads(TABLE.read_text()) == generate(), "run python -m tests.upstream.fingerprints"
 
 
-@pytest.mark.parametrize("version", VLLM_VERSIONS)
+@pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)
 def test_every_patch_applies_to_exactly_the_versions_that_need_it(version: str) -> None:
     tree = source_tree("vllm", version)
     for patch in REGISTRY:

@@ -9,11 +9,11 @@ import pytest
 from pdserve.errors import StartError
 from pdserve.patches.given_up_loads import LoadTimeout
 from pdserve.patches.load_timeout import SETTING
-from tests.upstream.run import INSTALLED_VLLM, VLLM_VERSIONS
+from tests.upstream.run import ALL_VLLM_VERSIONS, INSTALLED_VLLM
 from tests.upstream.waiting_loads import OURS, WORKLOADS, facts, run
 
 pytestmark = pytest.mark.upstream
-each_version = pytest.mark.parametrize("version", VLLM_VERSIONS)
+each_version = pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)
 
 
 def seen(version: str, case: str) -> dict[str, Any]:

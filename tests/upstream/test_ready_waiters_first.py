@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.upstream.run import VLLM_VERSIONS
+from tests.upstream.run import ALL_VLLM_VERSIONS
 from tests.upstream.waiting_loads import facts
 
-pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
-OLD = ("0.21.0", "0.22.1", "0.24.0", "0.27.1", "0.30.0")
+pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)]
+OLD = [version for version in ALL_VLLM_VERSIONS if version < "0.31"]
 STUCK = {
     "behind_a_deferred_one": ["head", "loaded"],
     "behind_a_higher_priority": ["loaded", "urgent"],

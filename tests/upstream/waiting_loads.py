@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tests.upstream.run import VLLM_VERSIONS, probe
+from tests.upstream.run import ALL_VLLM_VERSIONS, probe
 
 WORKLOADS = 15
 OURS = ("load_timeout", "ready_waiters_first", "failed_group")
@@ -17,7 +17,7 @@ def facts(version: str) -> dict[str, Any]:
 
     The guard against stale completions wraps the same path. It is applied first on every second version, else last.
     """
-    guard_first = VLLM_VERSIONS.index(version) % 2 == 0
+    guard_first = ALL_VLLM_VERSIONS.index(version) % 2 == 0
     return run(version, ("stale_completions", *OURS) if guard_first else (*OURS, "stale_completions"))
 
 
