@@ -158,6 +158,32 @@ def patches(name: NameArgument = None, json_: JsonOption = False) -> None:
     run(name, as_json=json_)
 
 
+@app.command("new-key")
+def new_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs and metrics.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Add it to this file of keys (proxy.auth.keys_file).")
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="Requests in flight.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", min=1, help="Requests.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option("--tokens-per-minute", min=1, help="Prompt and answer tokens.")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", help="The best its requests can get; 0 unless given.")] = 0,
+) -> None:
+    """Make an API key for the proxy: print it, once, and add its hash to the file of keys."""
+    from pdserve.cli.new_key import run
+
+    run(
+        name,
+        file,
+        max_requests=max_requests,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        priority=priority,
+    )
+
+
 @app.command("list")
 def list_(json_: JsonOption = False) -> None:
     """Deployments of this user on this machine."""

@@ -1,6 +1,6 @@
 """Which worker gets a request: the `routing` part of the settings.
 
-A policy's knobs are those of the dataclass of the same name in pd/routing/settings.py.
+The knobs are those of the dataclasses in pd/routing/settings.py, which `of_role` makes of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pdserve.pd.settings import Count, Seconds, Settings
+from pdserve.pd.routing import settings as knobs
+from pdserve.pd.settings import Count, Seconds, Settings, Share
+
+Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class RoundRobin(Settings):
@@ -31,22 +34,59 @@ class PowerOfTwo(Settings):
 
 
 class PrefixAware(Settings):
-    """The worker that was sent the longest prefix of this prompt, by a tree of what was routed."""
+    """The worker that was sent the longest prefix of this prompt, as far as this proxy process remembers."""
 
     kind: Literal["prefix_aware"] = Field(default="prefix_aware", description="The worker that saw the prefix.")
+    block_bytes: Count = Field(default=256, description="Prompts are compared in blocks of so many bytes.")
+    max_blocks: Count = Field(
+        default=32_768, description="Blocks remembered for each worker (0.2 kB each), the least used forgotten first."
+    )
+    min_match_ratio: Ratio = Field(
+        default=0.3,
+        description="Share of a prompt that a worker must hold to be preferred for it; below it the least loaded gets "
+        "it, so that a system prompt which all share does not draw every session to one worker.",
+    )
 
 
 class KvEvents(Settings):
-    """The worker whose KV cache holds the longest prefix, by the events that engines publish."""
+    """The worker whose KV cache holds the longest prefix, exactly, by the events that engines publish."""
 
     kind: Literal["kv_events"] = Field(default="kv_events", description="The worker that holds the blocks.")
+    max_blocks: Count = Field(
+        default=131_072,
+        description="Blocks remembered for each data parallel rank (0.3 kB each); more than its KV cache has.",
+    )
+    min_match_ratio: Ratio = Field(default=0.3, description="As for prefix_aware.")
+    replay_timeout_seconds: Seconds = Field(
+        default=2, description="How long an engine may be silent while it repeats events that were missed."
+    )
 
 
 Policy = Annotated[RoundRobin | LeastLoaded | PowerOfTwo | PrefixAware | KvEvents, Field(discriminator="kind")]
 
 
+class Load(Settings):
+    """What counts as load, and when a worker that a policy prefers is too busy to get a request."""
+
+    kv_weight: Annotated[float, Field(ge=0)] = Field(
+        default=32, description="Decode: streams that a completely full KV cache counts for; 0: only streams count."
+    )
+    slack_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=4096,
+        description="Prefill: too busy with so many more prompt tokens in flight than the least loaded, beyond what "
+        "holding the prompt would save.",
+    )
+    slack_requests: Annotated[int, Field(ge=0)] = Field(
+        default=8, description="Decode: too busy above slack_ratio * streams of the least loaded + slack_requests."
+    )
+    slack_ratio: Annotated[float, Field(ge=1)] = Field(default=1.5, description="See slack_requests.")
+    max_kv_usage: Share = Field(
+        default=0.95, description="Decode: too busy from this KV use on, unless the least loaded is no better."
+    )
+
+
 class Affinity(Settings):
-    """Requests of one session go to one worker, as long as it is not much busier than the others."""
+    """Requests of one session go to one worker, as long as it is not too busy."""
 
     header: str | None = Field(
         default="x-session-id", min_length=1, description="Header that names a session; null: none does."
@@ -54,18 +94,18 @@ class Affinity(Settings):
     body_user: bool = Field(
         default=False, description="Where the header is missing, `user` of the body names the session."
     )
-    ttl_seconds: Seconds = Field(default=900, description="A session is forgotten after so long without a request.")
 
 
 class Conditional(Settings):
-    """Prompts that skip prefill and are computed by decode itself. One of the thresholds is enough."""
+    """Prompts that skip prefill and are computed by decode itself: those that meet one of the thresholds."""
 
     min_prompt_tokens: Count | None = Field(
         default=None, description="Shorter prompts skip prefill (estimated tokens); null: no prompt is too short."
     )
     max_missing_tokens: Count | None = Field(
         default=None,
-        description="Prompts of which the chosen decode lacks at most so many tokens skip prefill; null: none does.",
+        description="A prompt skips prefill when the chosen decode holds part of it and lacks at most so many tokens; "
+        "null: none does. Needs prefix_aware or kv_events on decode.",
     )
 
 
@@ -75,6 +115,7 @@ class Routing(Settings):
     prefill: Policy = Field(default=LeastLoaded(), description="Policy of the prefill pool.")
     decode: Policy = Field(default=LeastLoaded(), description="Policy of the decode pool.")
     aggregated: Policy = Field(default=LeastLoaded(), description="Policy of the pool of mode aggregated.")
+    load: Load = Field(default=Load(), description="What counts as load, and when a worker is too busy.")
     affinity: Affinity | None = Field(default=None, description="Sessions that stay at a worker; null: none do.")
     conditional: Conditional | None = Field(
         default=None, description="Prompts that skip prefill; null: all go through it."
@@ -83,4 +124,30 @@ class Routing(Settings):
         default="fail",
         description="While one of the two pools has no ready worker. fail: 503 with Retry-After. aggregate: the other "
         "pool computes prompts and answers by itself.",
+    )
+
+
+def policy_of(routing: Routing, role: knobs.Role) -> RoundRobin | LeastLoaded | PowerOfTwo | PrefixAware | KvEvents:
+    """The policy of a role's pool."""
+    return {"prefill": routing.prefill, "decode": routing.decode, "aggregated": routing.aggregated}[role]
+
+
+def of_role(routing: Routing, role: knobs.Role) -> knobs.RoutingSettings:
+    """What the policy of a role's pool gets."""
+    policy = policy_of(routing, role)
+    own = policy.model_dump(exclude={"kind"})
+    affinity = routing.affinity
+    return knobs.RoutingSettings(
+        load=knobs.LoadSettings(**routing.load.model_dump()),
+        prefix=knobs.PrefixSettings(**own) if isinstance(policy, PrefixAware) else knobs.PrefixSettings(),
+        kv_events=knobs.KvEventsSettings(**own) if isinstance(policy, KvEvents) else knobs.KvEventsSettings(),
+        affinity=knobs.AffinitySettings(enabled=affinity is not None, header=(affinity and affinity.header) or ""),
+    )
+
+
+def thresholds(routing: Routing) -> knobs.ConditionalSettings:
+    """Those of conditional disaggregation."""
+    asked = routing.conditional or Conditional()
+    return knobs.ConditionalSettings(
+        min_prompt_tokens=asked.min_prompt_tokens or 0, max_missing_tokens=asked.max_missing_tokens or 0
     )

@@ -85,7 +85,7 @@ class Auth(Settings):
     keys_file: str | None = Field(
         default=None,
         min_length=1,
-        description="API keys as hashes, with their limits (`pdserve keys new`); read again when it changes. "
+        description="API keys as hashes, with their limits (`pdserve new-key`); read again when it changes. "
         "null: the proxy asks for no key.",
     )
     client_authorization: Literal["replace", "drop", "forward"] = Field(

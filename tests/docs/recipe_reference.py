@@ -57,6 +57,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("policy: power_of_two", "`{kind: power_of_two}`", routing_settings.PowerOfTwo),
     ("policy: prefix_aware", "`{kind: prefix_aware}`", routing_settings.PrefixAware),
     ("policy: kv_events", "`{kind: kv_events}`", routing_settings.KvEvents),
+    ("proxy.routing.load", "`proxy.routing.load:`", routing_settings.Load),
     ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing_settings.Affinity),
     ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing_settings.Conditional),
     ("proxy.admission", "`proxy.admission:`", settings.Admission),

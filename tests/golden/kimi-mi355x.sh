@@ -203,6 +203,13 @@ run_proxy() {
     "aggregated": {
       "kind": "least_loaded"
     },
+    "load": {
+      "kv_weight": 32.0,
+      "slack_tokens": 4096,
+      "slack_requests": 8,
+      "slack_ratio": 1.5,
+      "max_kv_usage": 0.95
+    },
     "affinity": null,
     "conditional": null,
     "on_empty_pool": "fail"

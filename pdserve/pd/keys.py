@@ -1,0 +1,200 @@
+"""API keys of clients: a file of hashes with what each key may do, read again when it changes.
+
+One JSON object a line; empty lines and lines that begin with # are skipped:
+
+    {"name": "team-a", "sha256": "9f86d081...", "max_requests": 8, "requests_per_minute": 60,
+     "tokens_per_minute": 100000, "priority": 0}
+
+(on one line). `name` and `sha256` are required; a limit that is missing does not exist. `sha256` is that of the whole
+key as the client sends it. A plain hash is enough because keys are random, 256 bits of `pdserve new-key`: there is
+nothing to guess from it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from pdserve.errors import RecipeError
+from pdserve.pd.errors import ApiError
+
+log = logging.getLogger("pdserve.proxy")
+
+PREFIX = "pds-"
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_BEARER = b"bearer "
+
+
+class KeyLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the file."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
+    max_requests: _Positive | None = None
+    requests_per_minute: _Positive | None = None
+    tokens_per_minute: _Positive | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a client's key. The key itself is nowhere."""
+
+    name: str
+    digest: bytes
+    max_requests: int | None = None
+    """In flight at once."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Prompt and answer together."""
+    priority: int = 0
+    """The best priority that its requests can get, and the one that they have by default; the smaller the sooner."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is anything to count."""
+        return (
+            self.max_requests is not None or self.requests_per_minute is not None or self.tokens_per_minute is not None
+        )
+
+
+_NOBODY = ApiKey("", bytes(32))
+
+
+class Keys:
+    """The keys of one version of the file.
+
+    Looking one up takes the same steps whatever the key is and however many there are: its hash, keyed with a secret of
+    this process, finds at most one entry, which is compared in constant time. How long a lookup takes therefore says
+    nothing about how much of a key is right, and no memory of verified keys is needed to be fast.
+    """
+
+    def __init__(self, keys: list[ApiKey]) -> None:
+        self.names = tuple(key.name for key in keys)
+        self._secret = secrets.token_bytes(32)
+        self._entries = {self._slot(key.digest): key for key in keys}
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """The key that this is, if it is one."""
+        digest = sha256(presented).digest()
+        entry = self._entries.get(self._slot(digest), _NOBODY)
+        return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NOBODY else None
+
+    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> ApiKey:
+        """The key of a request, from `Authorization: Bearer` or, as Anthropic's clients send it, `x-api-key`.
+        ApiError 401 without a valid one."""
+        if authorization is not None and authorization[:7].lower() == _BEARER:
+            presented = authorization[7:].strip()
+        elif x_api_key is not None:
+            presented = x_api_key.strip()
+        else:
+            raise ApiError(401, "An API key is needed: send the header Authorization: Bearer KEY.")
+        key = self.find(presented)
+        if key is None:
+            raise ApiError(401, "The API key is not valid.")
+        return key
+
+    def _slot(self, digest: bytes) -> bytes:
+        return blake2b(digest, key=self._secret, digest_size=16).digest()
+
+
+class KeyFile:
+    """The file of keys and the keys that count now.
+
+    A new version that cannot be used is reported in the log and in `failed`, and the old one stays in force.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """RecipeError: the file cannot be used. There is no old version yet."""
+        self.path = path
+        self.failed = 0
+        """Versions that could not be used."""
+        self._seen = self._version()
+        self.current = Keys(read(path))
+
+    def reload(self) -> bool:
+        """Read the file now (SIGHUP, the admin's order). Whether it could be used."""
+        self._seen = self._version()
+        try:
+            fresh = Keys(read(self.path))
+        except RecipeError as error:
+            self.failed += 1
+            log.error("the API keys stay as they were: %s: %s", error.where, error.what)
+            return False
+        log.info("%d API keys from %s", len(fresh.names), self.path)
+        self.current = fresh
+        return True
+
+    def reload_if_changed(self) -> None:
+        """Cheap enough to be called every second."""
+        if self._version() != self._seen:
+            self.reload()
+
+    def _version(self) -> tuple[int, int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read(path: Path) -> list[ApiKey]:
+    """The keys in a file. RecipeError with the line of the first thing that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"the API keys cannot be read: {what}", where=str(path)) from error
+    found: list[ApiKey] = []
+    names: set[str] = set()
+    digests: set[bytes] = set()
+    for number, text in enumerate(lines, 1):
+        if not text.strip() or text.lstrip().startswith("#"):
+            continue
+        where = f"{path}:{number}"
+        try:
+            line = msgspec.json.decode(text, type=KeyLine)
+        except msgspec.MsgspecError as error:
+            raise RecipeError(f"not an API key: {error}", where=where) from error
+        key = _api_key(line)
+        if key.name in names:
+            raise RecipeError(f"there are two keys of the name {key.name}", where=where)
+        if key.digest in digests:
+            raise RecipeError(f"{key.name} has the same hash as another key", where=where)
+        names.add(key.name)
+        digests.add(key.digest)
+        found.append(key)
+    if not found:
+        raise RecipeError("there is no API key in the file: nobody could use the model", where=str(path))
+    return found
+
+
+def new(name: str, **limits: int | None) -> tuple[str, str]:
+    """A new key, and its line for the file. RecipeError: the name or a limit is not possible."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    fields = {"name": name, "sha256": sha256(key.encode()).hexdigest(), **limits}
+    line = {field: value for field, value in fields.items() if value is not None}
+    try:
+        msgspec.convert(line, KeyLine)
+    except msgspec.MsgspecError as error:
+        raise RecipeError(f"not an API key: {error}") from error
+    return key, json.dumps(line)
+
+
+def _api_key(line: KeyLine) -> ApiKey:
+    return ApiKey(
+        name=line.name,
+        digest=bytes.fromhex(line.sha256),
+        max_requests=line.max_requests,
+        requests_per_minute=line.requests_per_minute,
+        tokens_per_minute=line.tokens_per_minute,
+        priority=line.priority,
+    )

@@ -1,0 +1,69 @@
+"""Numbers that several proxy processes share, and the lock around changing them.
+
+One process uses a plain array and no lock. Several map one file; a number that only one process writes (its own
+requests in flight) may be read by all without the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from array import array
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+_BYTES = 8
+
+
+class Numbers:
+    """`size` doubles, all zero at first, as `cells`; `lock` makes several of them change together."""
+
+    def __init__(
+        self, cells: memoryview[float], lock: AbstractContextManager[object], process: int, processes: int
+    ) -> None:
+        self.cells = cells
+        self.lock = lock
+        self.process = process
+        """Which of `processes` this one is."""
+        self.processes = processes
+        self._taken = 0
+
+    def take(self, count: int) -> memoryview[float]:
+        """The next `count` cells. Every process must take the same in the same order. ValueError: none are left."""
+        if self._taken + count > len(self.cells):
+            raise ValueError(f"{self._taken + count} shared numbers are wanted, there are {len(self.cells)}")
+        self._taken += count
+        return self.cells[self._taken - count : self._taken]
+
+
+def private(size: int) -> Numbers:
+    """The numbers of a proxy that is one process."""
+    cells = memoryview(array("d", bytes(size * _BYTES))).cast("B").cast("d")
+    return Numbers(cells, contextlib.nullcontext(), 0, 1)
+
+
+def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:
+    """The numbers in the file at `path`, which must exist, as the process with that index sees them."""
+    with path.open("r+b") as file:
+        file.truncate(size * _BYTES)
+        mapped = mmap.mmap(file.fileno(), size * _BYTES)
+    # A descriptor of its own, never closed: closing any other of this file would drop the lock.
+    return Numbers(memoryview(mapped).cast("d"), _FileLock(os.open(path, os.O_RDWR)), process, processes)
+
+
+class _FileLock:
+    """Excludes other processes, not other code of this one; the kernel frees it when its holder dies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)

@@ -1,0 +1,199 @@
+"""API keys: a file of hashes, a lookup that tells nothing, and a reload that never leaves the door open."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.main import app
+from pdserve.errors import RecipeError
+from pdserve.pd import keys
+from pdserve.pd.errors import ApiError
+
+
+def line(name: str, key: str, **more: Any) -> str:
+    return json.dumps({"name": name, "sha256": sha256(key.encode()).hexdigest(), **more})
+
+
+def file_of(folder: Path, *lines: str) -> Path:
+    path = folder / "keys.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_key_is_known_by_its_hash_with_what_it_may_do(tmp_path: Path) -> None:
+    path = file_of(
+        tmp_path,
+        "# ours",
+        "",
+        line("a", "key-a", max_requests=2, requests_per_minute=3, tokens_per_minute=4, priority=-5),
+        line("b", "key-b"),
+    )
+    known = keys.KeyFile(path).current
+    first = known.identify(b"Bearer key-a")
+    assert (first.name, first.max_requests, first.requests_per_minute) == ("a", 2, 3)
+    assert (first.tokens_per_minute, first.priority, first.limited) == (4, -5, True)
+    assert (known.identify(b"bearer  key-b").name, known.identify(b"Bearer key-b").limited) == ("b", False)
+    assert known.identify(None, b"key-b").name == "b"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "x_api_key"),
+    [
+        (None, None),
+        (b"", None),
+        (b"Bearer", None),
+        (b"Bearer ", None),
+        (b"Bearer key-", None),
+        (b"Bearer key-aa", None),
+        (b"Basic key-a", None),
+        (b"key-a", None),
+        (b"Bearer wrong", b"key-a"),
+        (None, b""),
+        (b"Bearer \xff\x00", None),
+    ],
+)
+def test_everybody_else_gets_401_in_openais_shape(
+    tmp_path: Path, authorization: bytes | None, x_api_key: bytes | None
+) -> None:
+    known = keys.KeyFile(file_of(tmp_path, line("a", "key-a"))).current
+    with pytest.raises(ApiError) as refused:
+        known.identify(authorization, x_api_key)
+    assert refused.value.status == 401
+    assert "key-a" not in str(refused.value)
+    assert refused.value.body()["error"]["code"] == 401
+
+
+def test_a_hash_is_no_key(tmp_path: Path) -> None:
+    known = keys.KeyFile(file_of(tmp_path, line("a", "key-a"))).current
+    assert known.find(sha256(b"key-a").hexdigest().encode()) is None
+    assert known.find(bytes(32)) is None
+
+
+def test_every_lookup_compares_once_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = keys.KeyFile(file_of(tmp_path, *(line(f"k{i}", f"key-{i}") for i in range(50)))).current
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return real(a, b)
+
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for presented in (b"key-0", b"key-49", b"key-0", b"nobody's", b"", b"key-0x"):
+        compared.clear()
+        known.find(presented)
+        assert len(compared) == 1
+        assert {len(side) for side in compared[0]} == {32}
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "what"),
+    [
+        ("{", 1, "not an API key"),
+        ("[]", 1, "not an API key"),
+        ('{"name": "a"}', 1, "missing required field `sha256`"),
+        ('{"name": "a", "sha256": "00"}', 1, "sha256"),
+        ("\n# x\n" + line("a b", "k"), 3, "name"),
+        (line("a", "k", max_request=1), 1, "max_request"),
+        (line("a", "k", max_requests=0), 1, "max_requests"),
+        (line("a", "k", max_requests="5"), 1, "max_requests"),
+        (line("a", "k") + "\n" + line("a", "l"), 2, "two keys of the name a"),
+        (line("a", "k") + "\n" + line("b", "k"), 2, "b has the same hash"),
+        ("# nothing", None, "no API key in the file"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_line(
+    tmp_path: Path, text: str, number: int | None, what: str
+) -> None:
+    path = file_of(tmp_path, text)
+    with pytest.raises(RecipeError) as refused:
+        keys.KeyFile(path)
+    assert what in refused.value.render()
+    assert refused.value.where == (f"{path}:{number}" if number else str(path))
+
+
+def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="No such file"):
+        keys.KeyFile(tmp_path / "keys.jsonl")
+    (tmp_path / "keys.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        keys.KeyFile(tmp_path / "keys.jsonl")
+
+
+def test_a_changed_file_counts_at_once_and_a_broken_one_leaves_the_old_keys_in_force(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = file_of(tmp_path, line("a", "key-a"))
+    file = keys.KeyFile(path)
+    unchanged = file.current
+    file.reload_if_changed()
+    assert file.current is unchanged
+
+    path.write_text(line("b", "key-b") + "\n" + line("c", "key-c"))
+    file.reload_if_changed()
+    assert file.current.names == ("b", "c")
+    assert file.current.find(b"key-a") is None
+
+    path.write_text(line("b", "key-b") + "\n{")
+    file.reload_if_changed()
+    assert (file.current.names, file.failed) == (("b", "c"), 1)
+    assert f"{path}:2" in caplog.text
+    file.reload_if_changed()
+    assert file.failed == 1, "one complaint for one version"
+
+    path.unlink()
+    file.reload_if_changed()
+    assert (file.current.names, file.failed) == (("b", "c"), 2)
+
+
+def test_a_file_replaced_within_one_tick_of_the_clock_is_seen_and_an_order_reads_it_in_any_case(tmp_path: Path) -> None:
+    path = file_of(tmp_path, line("a", "key-a"))
+    file = keys.KeyFile(path)
+    before = path.stat()
+    fresh = tmp_path / "fresh"
+    fresh.write_text(line("b", "key-b") + "\n")
+    os.utime(fresh, ns=(before.st_atime_ns, before.st_mtime_ns))
+    fresh.replace(path)
+    file.reload_if_changed()
+    assert file.current.names == ("b",)
+
+    path.write_text(line("d", "key-d") + "\n")
+    assert file.reload()
+    assert file.current.names == ("d",)
+
+
+def test_new_key_prints_a_key_that_the_file_then_knows(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    first = CliRunner().invoke(app, ["new-key", "team-a", "--file", str(path), "--max-requests", "4"])
+    second = CliRunner().invoke(app, ["new-key", "team-b", "--file", str(path), "--priority", "3"])
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    known = keys.KeyFile(path).current
+    found = known.identify(b"Bearer " + first.stdout.strip().encode())
+    assert (found.name, found.max_requests) == ("team-a", 4)
+    assert known.identify(b"Bearer " + second.stdout.strip().encode()).priority == 3
+    assert first.stdout.strip() not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_new_key_without_a_file_says_the_line(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["new-key", "team-a"])
+    path = file_of(tmp_path, said.stderr.strip())
+    assert keys.KeyFile(path).current.identify(b"Bearer " + said.stdout.strip().encode()).name == "team-a"
+
+
+@pytest.mark.parametrize(("name", "what"), [("a b", "name"), ("known", "already"), ("", "name")])
+def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
+    path = file_of(tmp_path, line("known", "k"))
+    before = path.read_text()
+    said = CliRunner().invoke(app, ["new-key", name, "--file", str(path)])
+    assert isinstance(said.exception, RecipeError)
+    assert what in said.exception.render()
+    assert path.read_text() == before
