@@ -109,7 +109,7 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
     versions.check_requires(recipe.requires.items(), installed)
     used = []
     names: frozenset[str] = frozenset()
-    for role_name, _, connector in effective.roles(recipe):
+    for role_name, role, connector in effective.roles(recipe):
         classes = kv_transfer.class_names(connector)
         transfer = effective.transfer_of(connector)
         names |= classes
@@ -120,6 +120,7 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
                 connectors=classes,
                 per_tp_rank=recipe.lmcache is not None and recipe.lmcache.per == "tp-rank",
                 device_name=isinstance(transfer, Mooncake) and bool(transfer.device_name),
+                async_scheduling=effective.args_of(recipe, role).get("async-scheduling") is not False,
             )
         )
     yield from versions.check_known(used, installed)

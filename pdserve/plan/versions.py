@@ -94,6 +94,14 @@ DEFECTS: tuple[Defect, ...] = (
         "use vllm >= 0.23, and never cap the load on older ones: that makes it common",
     ),
     Defect(
+        {"vllm": ">=0.27,<0.30"},
+        frozenset({"connector", "async-scheduling"}),
+        "with a connector and overlapping steps two requests that do not fit beside each other in KV memory can "
+        "preempt each other for ever",
+        "vllm#49674",
+        "use vllm >= 0.30, or engine.args.async-scheduling: false",
+    ),
+    Defect(
         {"vllm": "<0.26"},
         frozenset({"mooncake.device_name"}),
         "this vllm ignores device_name of the mooncake connector",
@@ -112,10 +120,20 @@ DEFECTS: tuple[Defect, ...] = (
 
 
 def features(
-    *, role: str, platform: str, connectors: frozenset[str], per_tp_rank: bool, device_name: bool
+    *,
+    role: str,
+    platform: str,
+    connectors: frozenset[str],
+    per_tp_rank: bool,
+    device_name: bool,
+    async_scheduling: bool = True,
 ) -> frozenset[str]:
-    """What a role uses, in the words of DEFECTS."""
+    """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default."""
     found = {*connectors, f"role={role}", f"platform={platform}"}
+    if connectors:
+        found.add("connector")
+    if async_scheduling:
+        found.add("async-scheduling")
     if per_tp_rank and "LMCacheMPConnector" in connectors:
         found.add("lmcache.per=tp-rank")
     if device_name:

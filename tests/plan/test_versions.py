@@ -80,6 +80,25 @@ def test_what_is_doubtful_is_a_warning(change: dict[str, Any], versions: dict[st
     assert [w for w in built.warnings if says in w]
 
 
+@pytest.mark.parametrize("version", ["0.27.0", "0.27.1", "0.29.0"])
+def test_endless_preemption_of_three_releases_is_a_warning_unless_their_steps_do_not_overlap(version: str) -> None:
+    overlapping = plan(recipe(PLAIN), versions=installed(vllm=version))
+    in_turn = plan(recipe({"engine": {"args": {"async-scheduling": False}}}), versions=installed(vllm=version))
+    assert [w for w in overlapping.warnings if "vllm#49674" in w and "async-scheduling: false" in w]
+    assert not [w for w in in_turn.warnings if "vllm#49674" in w]
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0", None])
+def test_of_other_releases_nothing_is_said_of_endless_preemption(version: str | None) -> None:
+    built = plan(recipe(PLAIN), versions=installed(vllm=version))
+    assert not [w for w in built.warnings if "vllm#49674" in w]
+
+
+def test_one_role_whose_steps_overlap_is_enough_for_that_warning() -> None:
+    built = plan(recipe({"prefill": {"args": {"async-scheduling": False}}}), versions=installed(vllm="0.28.0"))
+    assert [w for w in built.warnings if "vllm#49674" in w]
+
+
 def test_packages_that_the_recipe_does_not_use_are_not_missed() -> None:
     assert plan(recipe(), versions=installed(lmcache=None, nixl=None)).warnings == ()
 
