@@ -16,6 +16,7 @@ from tests.upstream.run import VLLM_VERSIONS
 pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
 
 CASCADING = "0.27.1"
+"""vllm#49674: see test_preemption_cascade."""
 
 
 def simulated(version: str) -> dict[str, Any]:
@@ -26,17 +27,11 @@ def simulated(version: str) -> dict[str, Any]:
 def test_with_our_patches_nothing_goes_wrong(version: str) -> None:
     for way, seen in simulated(version)["patched"].items():
         if way == "overlapping" and version == CASCADING:
+            assert seen["kinds"].keys() == {"ok", "endless"}
             continue
         assert seen["failures"] == {}
         assert seen["kinds"] == {"ok": seen["runs"]}
         assert seen["noises"] > 10 * seen["runs"]
-
-
-def test_endless_preemption_without_any_transfer_is_one_releases_own(version: str) -> None:
-    """vllm#49674, by overlapping steps beside a connector that can load; nothing of ours changes it."""
-    assert guards(version)["preemption_cascade"] == (version == CASCADING)
-    if version == CASCADING:
-        assert simulated(version)["patched"]["overlapping"]["kinds"].keys() == {"ok", "endless"}
 
 
 def test_upstream_alone_dies_of_bogus_notifications(version: str) -> None:

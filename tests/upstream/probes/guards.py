@@ -18,7 +18,6 @@ def main() -> None:
     found: dict[str, Any] = {
         "reserves": simulation.reserves(),
         "loaded_go_first": simulation.loaded_go_first(),
-        "preemption_cascade": simulation.preemption_cascade(),
         "stale_completions": {"unpatched": stale_completions.look()},
         "admission_gate": {"unpatched": admission_gate.look()},
         "failed_loads": {"unpatched": failed_loads.look() if simulation.reports_failed_loads() else None},
