@@ -46,6 +46,8 @@ class Burden:
 
     def too_busy(self, worker: Candidate, least: Candidate, saved: int = 0) -> bool:
         """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
+        if worker is least:
+            return False
         settings = self._settings
         if self.role != "decode" and worker.prompt_tokens - least.prompt_tokens > settings.slack_tokens + saved:
             return True

@@ -60,7 +60,7 @@ class AffinitySettings:
 
     enabled: bool = False
     header: str = "x-session-id"
-    """Names the session; without it the body's `user` does."""
+    """Names the session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""Conditional disaggregation: whether decode computes the prompt itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pdserve.pd.routing.settings import ConditionalSettings
+
+Way = Literal["disaggregate", "decode-only"]
+WayWhy = Literal[
+    "off",  # no condition is set
+    "short",  # fewer tokens than min_prompt_tokens
+    "held",  # decode lacks at most max_missing_tokens
+    "long",  # neither
+]
+WAY_WHYS: tuple[WayWhy, ...] = get_args(WayWhy)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`why` is a label of the decision counter."""
+
+    way: Way
+    why: WayWhy
+
+
+_OFF = Decision("disaggregate", "off")
+_SHORT = Decision("decode-only", "short")
+_HELD = Decision("decode-only", "held")
+_LONG = Decision("disaggregate", "long")
+
+
+def decide(estimate: int, held_by_decode: int, thresholds: ConditionalSettings) -> Decision:
+    """Both in tokens, `held_by_decode` of this prompt at the decode worker that was chosen.
+
+    A prompt of which decode holds nothing is never "held", however short: that is what min_prompt_tokens is for.
+    """
+    if estimate < thresholds.min_prompt_tokens:
+        return _SHORT
+    if thresholds.max_missing_tokens and held_by_decode and estimate - held_by_decode <= thresholds.max_missing_tokens:
+        return _HELD
+    return _LONG if thresholds.min_prompt_tokens or thresholds.max_missing_tokens else _OFF

@@ -1,0 +1,49 @@
+"""kv_events: to the worker whose KV cache holds most of the prompt, exactly, by token ids.
+
+Without token ids it has no opinion and says so ("no_tokens"): it never compares text. Events arrive some milliseconds
+after a block is full, so a burst of the same new prompt is spread by load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.burden import Burden
+from pdserve.pd.routing.by_match import by_match
+from pdserve.pd.routing.kv_index import KvIndex
+from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.settings import KvEventsSettings
+
+
+class KvEvents:
+    """The `index` must be fed, by a KvSubscriber."""
+
+    name = "kv_events"
+    needs_tokens = True
+
+    def __init__(self, burden: Burden, settings: KvEventsSettings, index: KvIndex) -> None:
+        self._burden = burden
+        self._settings = settings
+        self.index = index
+
+    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+        if ask.tokens is None:
+            return Choice(self._burden.least(candidates), "no_tokens")
+        return by_match(candidates, self._burden, ask, self.matched, self._settings.min_match_ratio)
+
+    def routed(self, worker: Candidate, ask: Ask) -> None:
+        """The worker's events will tell what it kept."""
+
+    def forget(self, name: str) -> None:
+        self.index.forget(name)
+        self._burden.forget(name)
+
+    def matched(self, worker: Candidate, ask: Ask) -> int:
+        return max(self.index.matched(worker.name, ask).values(), default=0)
+
+    def rank(self, worker: Candidate, ask: Ask) -> int | None:
+        """The data parallel rank that holds most of the prompt; None when none holds any of it."""
+        held = self.index.matched(worker.name, ask)
+        rank = max(held, key=held.__getitem__, default=None)
+        return rank if rank is not None and held[rank] else None

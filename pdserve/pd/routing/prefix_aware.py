@@ -1,0 +1,61 @@
+"""prefix_aware: to the worker that was sent the longest beginning of this prompt.
+
+An approximation on three counts: it knows what this process sent, not what an engine still holds; it compares the bytes
+of the request, not tokens; and it forgets by its own rule. Only load figures are shared between proxy processes, so
+with several of them session affinity, which all agree on, keeps more of the cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.burden import Burden
+from pdserve.pd.routing.by_match import by_match
+from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.settings import PrefixSettings
+
+
+class PrefixAware:
+    """For each worker the blocks of prompts that it was sent, least recently used first."""
+
+    name = "prefix_aware"
+    needs_tokens = False
+
+    def __init__(self, burden: Burden, settings: PrefixSettings) -> None:
+        self._burden = burden
+        self._settings = settings
+        self._sent: dict[str, OrderedDict[int, None]] = {}
+
+    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+        return by_match(candidates, self._burden, ask, self.matched, self._settings.min_match_ratio)
+
+    def routed(self, worker: Candidate, ask: Ask) -> None:
+        bound = self._settings.max_blocks
+        names = ask.prompt_chain(self._settings.block_bytes).first(bound)
+        sent = self._sent.get(worker.name)
+        if sent is None:
+            sent = self._sent[worker.name] = OrderedDict()
+        # From the end to the beginning: an end without its beginning is worth nothing, so it is to be forgotten first.
+        for name in reversed(names):
+            sent[name] = None
+            sent.move_to_end(name)
+        for _ in range(len(sent) - bound):
+            sent.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        self._sent.pop(name, None)
+        self._burden.forget(name)
+
+    def matched(self, worker: Candidate, ask: Ask) -> int:
+        sent = self._sent.get(worker.name)
+        if not sent:
+            return 0
+        held = ask.prompt_chain(self._settings.block_bytes).held(sent) * self._settings.block_bytes
+        return ask.estimate * held // len(ask.prompt) if held else 0
+
+    @property
+    def blocks(self) -> int:
+        """Remembered now, of all workers."""
+        return sum(len(sent) for sent in self._sent.values())

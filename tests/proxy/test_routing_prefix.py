@@ -1,0 +1,196 @@
+"""prefix_aware: who was sent the beginning of a prompt gets the rest of the conversation."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.build import make
+from pdserve.pd.routing.burden import Burden
+from pdserve.pd.routing.chain import Chain
+from pdserve.pd.routing.prefix_aware import PrefixAware
+from pdserve.pd.routing.settings import LoadSettings, PrefixSettings, Role, RoutingSettings
+from tests.proxy.candidates import Worker, workers
+
+ROLES: list[Role] = ["prefill", "decode", "aggregated"]
+
+
+def ask(prompt: bytes) -> Ask:
+    return Ask(prompt=prompt, estimate=len(prompt) // 4)
+
+
+def prefix_aware(role: Role = "prefill", **settings: float) -> PrefixAware:
+    burden = Burden(role, LoadSettings(), Random(1))
+    return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_conversation_stays_where_it_began(role: Role) -> None:
+    policy = make("prefix_aware", role, RoutingSettings(), Random(1))
+    pool = workers(4)
+    prompts = [bytes(f"conversation {number} ", "ascii") * 60 for number in range(8)]
+    homes = []
+    for prompt in prompts:
+        first = policy.choose(pool, ask(prompt))
+        assert first.why == "no_match"
+        policy.routed(first.worker, ask(prompt))
+        homes.append(first.worker)
+    for turn in range(1, 4):
+        for prompt, home in zip(prompts, homes, strict=True):
+            longer = ask(prompt + b"and then some more text " * 20 * turn)
+            choice = policy.choose(pool, longer)
+            assert (choice.worker, choice.why) == (home, "match")
+            policy.routed(choice.worker, longer)
+
+
+def test_matched_is_the_share_of_the_prompt_in_tokens() -> None:
+    policy, (one, other) = prefix_aware(), workers(2)
+    policy.routed(one, ask(b"a" * 1024))
+    longer = ask(b"a" * 1024 + b"b" * 1024)
+    assert policy.matched(one, longer) == 256
+    assert policy.matched(other, longer) == 0
+    assert policy.matched(one, ask(b"b" + b"a" * 1024)) == 0, "only a beginning counts"
+
+
+def test_routing_by_another_is_learnt_too() -> None:
+    policy, (one, other) = prefix_aware(), workers(2)
+    policy.routed(other, ask(b"a" * 1024))
+    assert policy.choose([one, other], ask(b"a" * 1024)).worker is other
+
+
+def test_a_system_prompt_that_all_share_does_not_draw_all_sessions() -> None:
+    """Below min_match_ratio of the prompt it is nobody's own."""
+    policy, pool = prefix_aware(), workers(2)
+    policy.routed(pool[0], ask(b"s" * 1024 + b"1" * 4096))
+    chosen = [policy.choose(pool, ask(b"s" * 1024 + bytes([65 + n]) * 4096)) for n in range(10)]
+    assert {choice.why for choice in chosen} == {"no_match"}
+    assert {choice.worker.name for choice in chosen} == {"worker-0", "worker-1"}
+
+
+def test_an_overloaded_prefill_loses_the_prompt_that_it_holds() -> None:
+    """Once waiting there costs more tokens than its cache saves, and slack_tokens."""
+    policy, (holder, idle) = prefix_aware(), workers(2)
+    prompt = ask(b"p" * 4096)
+    policy.routed(holder, prompt)
+    holder.prompt_tokens = 4096 + 1024
+    assert policy.choose([holder, idle], prompt).why == "match"
+    holder.prompt_tokens += 1
+    choice = policy.choose([holder, idle], prompt)
+    assert (choice.worker, choice.why) == (idle, "overloaded")
+
+
+def test_an_overloaded_decode_loses_the_prompt_that_it_holds() -> None:
+    policy, (holder, other) = prefix_aware("decode"), workers(2)
+    prompt = ask(b"p" * 4096)
+    policy.routed(holder, prompt)
+    holder.requests, other.requests = 8 + 15, 10
+    assert policy.choose([holder, other], prompt).worker is holder
+    holder.requests += 1
+    choice = policy.choose([holder, other], prompt)
+    assert (choice.worker, choice.why) == (other, "overloaded")
+    holder.requests, holder.kv_usage = 1, 0.95
+    assert policy.choose([holder, other], prompt).why == "overloaded"
+    other.kv_usage = 0.96
+    assert policy.choose([holder, other], prompt).why == "match", "the other is no better"
+
+
+def test_of_equal_holders_the_least_loaded() -> None:
+    policy, (one, other, empty) = prefix_aware(), workers(3)
+    prompt = ask(b"p" * 4096)
+    for worker in (one, other):
+        policy.routed(worker, prompt)
+    one.prompt_tokens = 10
+    choice = policy.choose([one, other, empty], prompt)
+    assert (choice.worker, choice.why) == (other, "match")
+
+
+def test_a_restarted_worker_holds_nothing() -> None:
+    policy, (one, other) = prefix_aware(), workers(2)
+    prompt = ask(b"p" * 4096)
+    policy.routed(one, prompt)
+    policy.routed(other, prompt)
+    policy.forget(one.name)
+    assert policy.matched(one, prompt) == 0
+    assert policy.choose([one, other], prompt).worker is other
+
+
+def test_a_prompt_shorter_than_a_block_matches_nobody() -> None:
+    policy, pool = prefix_aware(), workers(2)
+    policy.routed(pool[0], ask(b"hello"))
+    assert policy.choose(pool, ask(b"hello")).why == "no_match"
+    assert policy.choose(pool, ask(b"")).why == "no_match"
+
+
+def test_ends_are_forgotten_before_beginnings() -> None:
+    policy, (one,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
+    policy.routed(one, ask(b"a" * 16 * 6))
+    policy.routed(one, ask(b"b" * 16 * 4))
+    assert policy.matched(one, ask(b"a" * 16 * 6)) == 4 * 16 // 4
+    assert policy.matched(one, ask(b"b" * 16 * 4)) == 4 * 16 // 4
+
+
+def test_what_is_used_is_kept() -> None:
+    policy, (one,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
+    kept = ask(b"k" * 64)
+    for number in range(50):
+        policy.routed(one, ask(bytes([number]) * 64))
+        policy.routed(one, kept)
+        assert policy.matched(one, kept) == 16
+
+
+texts = st.binary(max_size=200) | st.text("ab", max_size=200).map(str.encode)
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["w0", "w1", "w2"]), texts), max_size=40),
+    bound=st.integers(1, 30),
+    block=st.integers(1, 40),
+)
+def test_memory_is_bounded(steps: list[tuple[str, bytes]], bound: int, block: int) -> None:
+    policy = prefix_aware(max_blocks=bound, block_bytes=block)
+    seen = set()
+    for name, prompt in steps:
+        seen.add(name)
+        policy.routed(Worker(name), ask(prompt))
+        assert policy.blocks <= bound * len(seen)
+    for name in seen:
+        policy.forget(name)
+    assert policy.blocks == 0
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["w0", "w1"]), texts), max_size=30), asked=texts, block=st.integers(1, 9)
+)
+def test_it_is_a_longest_common_prefix_in_whole_blocks(
+    steps: list[tuple[str, bytes]], asked: bytes, block: int
+) -> None:
+    """As long as nothing was forgotten."""
+    policy = prefix_aware(block_bytes=block)
+    for name, prompt in steps:
+        policy.routed(Worker(name), ask(prompt))
+    for name in ("w0", "w1"):
+        longest = max((common(prompt, asked, block) for who, prompt in steps if who == name), default=0)
+        estimate = 1_000 * len(asked)
+        assert policy.matched(Worker(name), Ask(prompt=asked, estimate=estimate)) == 1_000 * longest
+
+
+def common(one: bytes, other: bytes, block: int) -> int:
+    blocks = 0
+    while (end := (blocks + 1) * block) <= min(len(one), len(other)) and one[:end] == other[:end]:
+        blocks += 1
+    return blocks * block
+
+
+@given(data=st.binary(max_size=2000), size=st.integers(1, 20), asks=st.lists(st.integers(0, 300), max_size=5))
+def test_a_chain_is_the_same_in_whatever_steps_it_is_asked_for(data: bytes, size: int, asks: list[int]) -> None:
+    whole = Chain(data, size).first(len(data))
+    assert len(whole) == len(data) // size
+    stepwise = Chain(data, size)
+    for count in asks:
+        assert stepwise.first(count) == whole[:count]
+        assert stepwise.held(set(whole[:count])) >= min(count, len(whole))
+    assert stepwise.held(frozenset(whole)) == len(whole)
