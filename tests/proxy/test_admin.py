@@ -1,0 +1,170 @@
+"""The admin endpoints: only with the token, and only what they are asked to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pdserve.errors import RecipeError
+from pdserve.pd import admin
+from pdserve.pd.config import WorkerConfig
+
+TOKEN = "correct-horse-battery"
+NEW = {"name": "decode-9", "role": "decode", "url": "http://10.0.0.9:8200"}
+
+
+class Pool:
+    """A registry that only remembers."""
+
+    def __init__(self) -> None:
+        self.workers = {"decode-0": "ready"}
+        self.added: list[WorkerConfig] = []
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [{"name": name, "state": state} for name, state in self.workers.items()]
+
+    def add(self, worker: WorkerConfig) -> None:
+        if worker.name in self.workers:
+            raise ValueError(f"there is a worker {worker.name} already")
+        self.added.append(worker)
+        self.workers[worker.name] = "starting"
+
+    def drain(self, name: str) -> None:
+        assert self.workers[name]
+        self.workers[name] = "draining"
+
+    def remove(self, name: str) -> None:
+        del self.workers[name]
+
+
+class Admin:
+    def __init__(self, token: str | None = TOKEN, header: str | None = f"Bearer {TOKEN}") -> None:
+        self.pool = Pool()
+        self.reloads = 0
+        headers = {} if header is None else {"authorization": header}
+        self.http = TestClient(admin.app(self.pool, self._reload, token), headers=headers)
+
+    def _reload(self) -> dict[str, str]:
+        self.reloads += 1
+        return {"keys": "ok"}
+
+
+CALLS = [
+    ("GET", "/workers"),
+    ("POST", "/workers"),
+    ("POST", "/workers/decode-0/drain"),
+    ("DELETE", "/workers/decode-0"),
+    ("POST", "/reload"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN]
+)
+def test_without_the_token_nothing_is_told_and_nothing_is_done(method: str, path: str, header: str | None) -> None:
+    there = Admin(header=header)
+    answer = there.http.request(method, path, json=NEW)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == 401
+    assert "decode-0" not in answer.text
+    assert (there.pool.workers, there.pool.added, there.reloads) == ({"decode-0": "ready"}, [], 0)
+
+
+def test_a_header_of_other_bytes_is_refused() -> None:
+    there = Admin(header=None)
+    assert there.http.get("/workers", headers={b"authorization": b"Bearer \xff\xfe"}).status_code == 401
+
+
+def test_without_a_configured_token_none_is_asked_for() -> None:
+    assert Admin(token=None, header=None).http.get("/workers").status_code == 200
+
+
+def test_workers_are_listed_added_drained_and_removed() -> None:
+    there = Admin()
+    assert there.http.get("/workers").json() == {"workers": [{"name": "decode-0", "state": "ready"}]}
+    assert there.http.post("/workers", json=NEW).status_code == 201
+    assert there.pool.added == [WorkerConfig(name="decode-9", role="decode", url="http://10.0.0.9:8200")]
+    assert there.http.post("/workers/decode-0/drain").json()["workers"][0]["state"] == "draining"
+    assert there.http.delete("/workers/decode-0").json() == {"workers": [{"name": "decode-9", "state": "starting"}]}
+
+
+def test_a_prefill_brings_its_bootstrap_server() -> None:
+    there = Admin()
+    prefill = {"name": "prefill-9", "role": "prefill", "url": "http://h:1/", "bootstrap_url": "http://[::1]:8998"}
+    assert there.http.post("/workers", json=prefill).status_code == 201
+    assert (there.pool.added[0].url, there.pool.added[0].bootstrap_url) == ("http://h:1", "http://[::1]:8998")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/workers/nobody/drain"), ("DELETE", "/workers/nobody")])
+def test_a_worker_that_does_not_exist_is_404(method: str, path: str) -> None:
+    answer = Admin().http.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "There is no worker nobody.")
+
+
+def test_a_name_that_is_taken_is_409() -> None:
+    answer = Admin().http.post("/workers", json={**NEW, "name": "decode-0"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (409, "there is a worker decode-0 already")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "router"},
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "n" * 65},
+        {"url": "ftp://h:1"},
+        {"url": "http://h"},
+        {"url": "http://:80"},
+        {"url": "http://h:99999"},
+        {"url": "http://user:pw@h:1"},
+        {"url": "http://h:1/v1"},
+        {"url": "http://h:1?x"},
+        {"bootstrap_url": "tcp://h:1"},
+        {"kv_events_url": "http://h:1"},
+        {"surprise": 1},
+        {"url": 7},
+    ],
+)
+def test_what_is_no_worker_is_400_and_not_added(change: dict[str, Any]) -> None:
+    there = Admin()
+    answer = there.http.post("/workers", json=NEW | change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "BadRequestError"
+    assert there.pool.added == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff"])
+def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
+    assert Admin().http.post("/workers", content=body).status_code == 400
+
+
+def test_reload_says_what_it_did() -> None:
+    there = Admin()
+    assert there.http.post("/reload").json() == {"keys": "ok"}
+    assert there.reloads == 1
+
+
+def test_the_token_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"  {TOKEN}\n")
+    assert admin.read_token(path) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(b"", "fewer than 16"), (b"short\n", "fewer than 16"), (b"\xff", "UTF-8")]
+)
+def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=what):
+        admin.read_token(path)
+
+
+def test_a_token_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="No such file"):
+        admin.read_token(tmp_path / "token")
