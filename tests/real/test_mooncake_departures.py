@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -41,7 +42,7 @@ class Engines:
     def __init__(self, plan: Plan, client: httpx.AsyncClient) -> None:
         workers = plan.proxy.workers
         self._urls = {worker.name: worker.url for worker in workers}
-        self._bootstraps = {worker.name: worker.bootstrap_url for worker in workers}
+        (self._bootstrap,) = (worker.bootstrap_url for worker in workers if worker.bootstrap_url)
         self._client = client
         self._prompts = iter(range(1, 10**6))
 
@@ -64,18 +65,18 @@ class Engines:
         leg = {"max_tokens": 1, "ignore_eos": True, "kv_transfer_params": params}
         return await self.post("prefill-0", prompt, **{**leg, **more})
 
-    async def decode(self, transfer: str, prompt: Sequence[int], prefill: str = "prefill-0") -> httpx.Response:
+    async def decode(self, transfer: str, prompt: Sequence[int]) -> httpx.Response:
         params = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "transfer_id": transfer,
-            "remote_bootstrap_addr": self._bootstraps[prefill],
-            "remote_engine_id": await self.engine_id(prefill),
+            "remote_bootstrap_addr": self._bootstrap,
+            "remote_engine_id": await self.engine_id(),
         }
         return await self.post("decode-0", prompt, kv_transfer_params=params, ignore_eos=True)
 
-    async def engine_id(self, prefill: str) -> str:
-        ranks = (await self._client.get(f"{self._bootstraps[prefill]}/query")).json()
+    async def engine_id(self) -> str:
+        ranks = (await self._client.get(f"{self._bootstrap}/query")).json()
         return str(ranks["0"]["engine_id"])
 
     async def metric(self, name: str, metric: str) -> float:
@@ -114,10 +115,13 @@ def of(deployment: Deployment) -> AbstractAsyncContextManager[Engines]:
 
 @pytest.fixture(scope="module")
 def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """recipes/tiny-cpu.yaml without LMCache, and with a second prefill, so that one may die."""
+    """recipes/tiny-cpu.yaml without LMCache. A prefill that dies is waited for longer than these tests take."""
     document = yaml.safe_load((REPOSITORY / "recipes" / "tiny-cpu.yaml").read_text())
     document["model"]["path"] = str(REPOSITORY / ".cache" / "tiny-model")
-    document["prefill"] = {"instances": 2, "connector": {"kind": "mooncake", "protocol": "tcp"}}
+    document["prefill"] = {
+        "connector": {"kind": "mooncake", "protocol": "tcp"},
+        "restart": {"policy": "on-failure", "backoff_seconds": 600, "backoff_max_seconds": 600},
+    }
     document["timeouts"] = {"transfer_abort_seconds": ABORT_SECONDS, "engine_seconds": 300}
     del document["lmcache"]
     recipe = tmp_path_factory.mktemp("recipe") / "departures.yaml"
@@ -161,18 +165,22 @@ def unpatched(tiny: Deployment, tmp_path: Path) -> Iterator[Plan]:
         for engine in engines:
             engine.terminate()  # killed, it would leave its shared memory
         for engine in engines:
-            with suppress(subprocess.TimeoutExpired):
-                engine.wait(40)
-            with suppress(ProcessLookupError):
-                os.killpg(engine.pid, signal.SIGKILL)
-            engine.wait()
-            with suppress(ChildProcessError):
-                while True:
-                    os.waitpid(-engine.pid, 0)  # its orphans have become children of this process
+            end(engine)
+
+
+def end(engine: subprocess.Popen[bytes]) -> None:
+    """Waits for all of its processes, which remove their shared memory; after 40 s it kills what is left."""
+    late = threading.Timer(40, os.killpg, (engine.pid, signal.SIGKILL))
+    late.start()
+    engine.wait()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-engine.pid, 0)  # its orphans have become children of this process
+    late.cancel()
 
 
 async def healthy(plan: Plan) -> None:
-    urls = [worker.url for worker in plan.proxy.workers if worker.name in ("prefill-0", "decode-0")]
+    urls = [worker.url for worker in plan.proxy.workers]
     deadline = time.monotonic() + 200
     async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
         for url in urls:
@@ -210,7 +218,7 @@ async def next_one(engines: Engines) -> tuple[float, int]:
 
 def test_the_patches_are_active_where_they_must_be(tiny: Deployment) -> None:
     status = read_json(pdserve("status", "--json")[1])
-    for name in ("prefill-0", "prefill-1", "decode-0"):
+    for name in ("prefill-0", "decode-0"):
         assert set(MOONCAKE) <= set(status["processes"][name]["patches"])
 
 
@@ -287,15 +295,15 @@ def test_parameters_that_lie_cost_nobody_else_anything(tiny: Deployment) -> None
 
 
 def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
-    """One prefill is gone then."""
-    worker = member(tiny, "prefill-1", "VLLM::Worker")
+    """The only prefill is gone then."""
+    worker = member(tiny, "prefill-0", "VLLM::Worker")
 
     async def killed() -> tuple[float, float | None]:
         async with of(tiny) as engines:
-            waiting = asyncio.ensure_future(engines.decode("killed", engines.prompt(900), prefill="prefill-1"))
+            waiting = asyncio.ensure_future(engines.decode("killed", engines.prompt(900)))
             assert await engines.until("decode-0", WAITING, 1, 10) is not None
             began = time.monotonic()
-            tiny.fault("prefill-1", worker, signal.SIGKILL)
+            tiny.fault("prefill-0", worker, signal.SIGKILL)
             await asyncio.wait({waiting})
             took = time.monotonic() - began
             return took, await engines.until("decode-0", USED, 0, 5)
@@ -305,19 +313,22 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
     assert took < 3
     assert freed is not None
     status = read_json(pdserve("status", "--json")[1])
-    assert status["processes"]["decode-0"]["patch_effects"]["mooncake-pulls"]["peers-lost"] == 1
+    # Each open pull counts; one without blocks, of a client that left before it was scheduled, may be open too.
+    assert status["processes"]["decode-0"]["patch_effects"]["mooncake-pulls"]["peers-lost"] >= 1
 
 
 def test_without_the_patches_departed_clients_stall_prefill(unpatched: Plan) -> None:
     """Last: it takes the deployment down."""
 
-    async def departures() -> tuple[float, float, int]:
+    async def departures() -> tuple[float, float, float, int]:
         async with reached(unpatched, KEY) as engines:
             alone, _ = await next_one(engines)
+            began = time.monotonic()
             await leave(engines)
-            return alone, *await next_one(engines)
+            return alone, time.monotonic() - began, *await next_one(engines)
 
-    alone, took, status = asyncio.run(departures())
-    print(f"next request after {took:.2f} s with status {status}, {alone:.2f} s with nobody before it")
+    alone, left, took, status = asyncio.run(departures())
+    print(f"next request after {left:.2f} + {took:.2f} s with status {status}, {alone:.2f} s with nobody before it")
     assert alone < ABORT_SECONDS / 4
-    assert took > ABORT_SECONDS / 3
+    assert left < ABORT_SECONDS, "else the first of them is given up by now"
+    assert left + took > ABORT_SECONDS
