@@ -48,26 +48,32 @@ class _Rate:
 
     def total(self, second: int) -> float:
         """What counts in that second."""
-        cells = self._cells
-        last = int(cells[_LAST])
-        if second > last:
-            if second - last >= _SECONDS:
-                cells[:_SECONDS] = _NOTHING
-                cells[_TOTAL] = 0
-            else:
-                for old in range(last + 1, second + 1):
-                    cells[_TOTAL] -= cells[old % _SECONDS]
-                    cells[old % _SECONDS] = 0
-            cells[_LAST] = second
-        return cells[_TOTAL]
+        if second > self._cells[_LAST]:
+            self._advance(second)
+        return self._cells[_TOTAL]
 
     def add(self, amount: float, second: int) -> None:
-        """Count `amount` in that second, which is not in the future. What is no longer counted is not changed."""
+        """Count `amount` in that second, after `total`. What is no longer counted is not changed."""
         cells = self._cells
-        if int(cells[_LAST]) - second < _SECONDS:
-            changed = max(cells[second % _SECONDS] + amount, 0.0)
-            cells[_TOTAL] += changed - cells[second % _SECONDS]
-            cells[second % _SECONDS] = changed
+        place = second % _SECONDS
+        if amount >= 0:
+            cells[place] += amount
+            cells[_TOTAL] += amount
+        elif cells[_LAST] - second < _SECONDS:
+            less = min(-amount, cells[place])
+            cells[place] -= less
+            cells[_TOTAL] -= less
+
+    def _advance(self, second: int) -> None:
+        cells, last = self._cells, int(self._cells[_LAST])
+        if second - last >= _SECONDS:
+            cells[:_SECONDS] = _NOTHING
+            cells[_TOTAL] = 0
+        else:
+            for old in range(last + 1, second + 1):
+                cells[_TOTAL] -= cells[old % _SECONDS]
+                cells[old % _SECONDS] = 0
+        cells[_LAST] = second
 
     def free_in(self, wanted: float, second: int) -> int:
         """Whole seconds from the start of `second` until at most `wanted` is counted."""
@@ -149,9 +155,10 @@ class Quotas:
             if key.tokens_per_minute is not None:
                 self._check(key, "tokens_per_minute", key.tokens_per_minute, row.tokens, estimate, now)
             # Counted also where there is no limit now: a reload can bring one.
-            for rate, amount in ((row.requests, 1), (row.tokens, estimate)):
-                rate.total(second)
-                rate.add(amount, second)
+            row.requests.total(second)
+            row.requests.add(1, second)
+            row.tokens.total(second)
+            row.tokens.add(estimate, second)
             row.in_flight[row.own] += 1
         return Use(self, row, estimate, second)
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -107,12 +108,15 @@ def _json(line: RequestLine) -> bytes:
 
 def _text(line: RequestLine) -> bytes:
     """time outcome status path, then key=value as in JSON."""
-    words = [line.time, line.outcome, str(line.status), _word(line.path), f"id={_word(line.request_id)}"]
+    words = [line.time, line.outcome, str(line.status), _known(line.path), f"id={_word(line.request_id)}"]
     for name, default in _REST:
         value = getattr(line, name)
         if value == default:
             continue
-        words.append(f"{name}={_word(value) if isinstance(value, str) else _ENCODER.encode(value).decode()}")
+        if value.__class__ is str:
+            words.append(f"{name}={_known(value) if name in _REPEATED else _word(value)}")
+        else:
+            words.append(f"{name}={'true' if value is True else value}")
     return " ".join(words).encode() + b"\n"
 
 
@@ -121,6 +125,15 @@ _REST = [
     for field in msgspec.structs.fields(RequestLine)
     if field.name not in ("request_id", "path", "status", "outcome", "time")
 ]
+
+
+_REPEATED = frozenset(("key", "model", "decision", "prefill", "decode"))
+
+
+@lru_cache(maxsize=1024)
+def _known(text: str) -> str:
+    """`_word` of what many lines have in common."""
+    return _word(text)
 
 
 def _word(text: str) -> str:
