@@ -5,175 +5,44 @@
 The configuration is pd.config.ProxyConfig as JSON; PDSERVE_ENGINE_KEY is the bearer token of the engines. Worker states
 come as JSON lines on stdin (pd.control), unless --no-control is given or stdin is no pipe: then all workers count as
 ready. Ends itself only on SIGTERM or SIGINT, after running requests have had `drain_seconds` to finish.
+
+The application here answers what is not relayed: health, lists, figures. Relayed requests go past it (pd.gateway).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
-import re
 import sys
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from pdserve.errors import PdserveError, RecipeError
-from pdserve.pd import control
-from pdserve.pd.aggregated import Aggregated
+from pdserve.errors import PdserveError, RecipeError, StartError
+from pdserve.pd import control, server, shared_numbers
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError
-from pdserve.pd.mooncake import Mooncake
-from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
-from pdserve.pd.relay import Client, Exchange, Upstream
-from pdserve.pd.requests import PATHS, ClientRequest, Kind, check, check_disaggregated, parse
-from pdserve.pd.server import Server
+from pdserve.pd.gateway import Gateway
+from pdserve.pd.http.fetch import FetchError, fetch
+from pdserve.pd.http.front import Front
+from pdserve.pd.load import LoadBoard
+from pdserve.pd.registry import RETRY_AFTER_SECONDS
 
 log = logging.getLogger("pdserve.proxy")
 
 ENGINE_KEY = "PDSERVE_ENGINE_KEY"
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
-PASSED_ON = ("traceparent", "tracestate")
-"""The only headers of a client that reach an engine. Authorization is the deployment's, ranks are ours to choose."""
 
 
-class PdProtocol(Protocol):
-    """How a request reaches the engines."""
-
-    async def serve(self, request: ClientRequest, client: Client) -> None: ...
-
-    async def drained(self) -> None: ...
-
-
-class Proxy:
-    """The state behind the routes. Made by the application's lifespan, because it needs the event loop."""
-
-    def __init__(self, config: ProxyConfig, key: str | None) -> None:
-        self.config = config
-        self.draining = False
-        self.drain_until = 0.0
-        """Loop time at which whatever is still running is cut."""
-        self.registry = Registry(config)
-        self.upstream = Upstream(key, config.connect_timeout_seconds)
-        self.protocol: PdProtocol = (
-            Aggregated(self.registry, self.upstream)
-            if config.protocol == "aggregated"
-            else Mooncake(self.registry, self.upstream)
-        )
-        self._clients: set[Client] = set()
-
-    async def respond(self, kind: Kind, request: Request) -> Exchange:
-        """Read and check a request. What goes wrong later is answered by the Exchange."""
-        request_id = request.headers.get("x-request-id", "")
-        if not REQUEST_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
-        headers = {name: value for name in PASSED_ON if (value := request.headers.get(name))}
-        headers["x-request-id"] = request_id
-        try:
-            raw = await self._read(request)
-        except ApiError as error:
-            return Exchange(request_id, raising(error))
-
-        async def run(client: Client) -> None:
-            body = parse(raw)
-            check(kind, body)
-            if self.config.protocol != "aggregated":
-                check_disaggregated(kind, body)
-            limit = ApiError(504, "The request took longer than this deployment allows.")
-            timer = asyncio.get_running_loop().call_later(self.config.request_timeout_seconds, client.interrupt, limit)
-            self._clients.add(client)
-            try:
-                await self.protocol.serve(ClientRequest(kind, body, request_id, headers), client)
-            finally:
-                timer.cancel()
-                self._clients.discard(client)
-
-        return Exchange(request_id, run)
-
-    async def models(self) -> Response:
-        """The list of a ready engine, or what the configuration says while there is none."""
-        for worker in [worker for role in reversed(self.registry.roles) for worker in self.registry.ready(role)]:
-            with contextlib.suppress(httpx.HTTPError):
-                answer = await self.upstream.get(f"{worker.config.url}/v1/models", key=True)
-                if answer.status_code == 200:
-                    return Response(answer.content, media_type="application/json")
-        card = {"id": self.config.served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
-        return JSONResponse({"object": "list", "data": [card]})
-
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
-        empty = self.registry.empty_pools()
-        ready = not empty and not self.draining
-        return ready, {
-            "ready": ready,
-            "draining": self.draining,
-            "empty_pools": empty,
-            "workers": [worker.describe() for worker in self.registry.workers.values()],
-        }
-
-    async def drain(self) -> None:
-        """Let running requests finish for `drain_seconds`, then end those that are left with an error."""
-        self.draining = True
-        self.drain_until = asyncio.get_running_loop().time() + self.config.drain_seconds
-        limit = ApiError(503, "The proxy is shutting down.", retry_after=RETRY_AFTER_SECONDS)
-        await asyncio.sleep(self.config.drain_seconds)
-        for client in list(self._clients):
-            client.interrupt(limit)
-
-    async def _read(self, request: Request) -> bytes:
-        limit = self.config.max_body_bytes
-        too_large = ApiError(413, f"The request body is larger than {limit} bytes.")
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
-            raise too_large
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-        return bytes(body)
-
-
-def raising(error: ApiError) -> Callable[[Client], Awaitable[None]]:
-    """The run of an Exchange that can only answer this."""
-
-    async def run(_: Client) -> None:
-        raise error
-
-    return run
-
-
-def create_app(config: ProxyConfig, *, key: str | None, with_control: bool) -> FastAPI:
-    """The application. `with_control`: worker states come on stdin."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        proxy = Proxy(config, key)
-        app.state.proxy = proxy
-        listener = asyncio.ensure_future(control.listen(proxy.registry)) if with_control else None
-        if listener is None:
-            proxy.registry.set_all_ready()
-        try:
-            yield
-        finally:
-            if listener is not None:
-                listener.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(proxy.drain_until):
-                    await proxy.protocol.drained()
-            await proxy.upstream.close()
-
-    app = FastAPI(title="pdserve proxy", lifespan=lifespan, docs_url=None, redoc_url=None)
+def create_app() -> FastAPI:
+    """The routes that are not relayed. `app.state.gateway` must be set before the first request."""
+    app = FastAPI(title="pdserve proxy", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -183,51 +52,43 @@ def create_app(config: ProxyConfig, *, key: str | None, with_control: bool) -> F
     @app.get("/ready")
     async def ready() -> JSONResponse:
         """Requests can be served: every pool has a ready worker."""
-        ok, body = app.state.proxy.readiness()
+        ok, body = app.state.gateway.readiness()
         headers = None if ok else {"retry-after": str(RETRY_AFTER_SECONDS)}
         return JSONResponse(body, status_code=200 if ok else 503, headers=headers)
 
     @app.get("/workers")
     async def workers() -> dict[str, Any]:
-        return {"workers": app.state.proxy.readiness()[1]["workers"]}
+        return {"workers": app.state.gateway.readiness()[1]["workers"]}
 
     @app.get("/v1/models")
     async def models() -> Response:
-        proxy: Proxy = app.state.proxy
-        return await proxy.models()
+        gateway: Gateway = app.state.gateway
+        return await _models(gateway)
 
-    def relayed(kind: Kind) -> Any:
-        async def endpoint(request: Request) -> Any:
-            proxy: Proxy = request.app.state.proxy
-            try:
-                return await proxy.respond(kind, request)
-            except ClientDisconnect:
-                return Response(status_code=499)
-
-        return endpoint
-
-    for kind, path in PATHS.items():
-        # Plain routes: FastAPI would parse and copy bodies that are only passed on.
-        app.router.add_route(path, relayed(kind), methods=["POST"], include_in_schema=False)
     _answer_errors_in_openai_shape(app)
     return app
 
 
+async def _models(gateway: Gateway) -> Response:
+    """The list of a ready engine, or what the configuration says while there is none."""
+    registry = gateway.registry
+    for worker in [worker for role in reversed(registry.roles) for worker in registry.ready(role)]:
+        try:
+            answer = await fetch(worker.pool, "GET", "/v1/models", headers=gateway.engines.key_header)
+        except FetchError as error:
+            log.warning("%s does not list its models: %s", worker.name, error)
+            continue
+        if answer.status == 200:
+            return Response(answer.body, media_type="application/json")
+    card = {"id": gateway.config.served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
+    return JSONResponse({"object": "list", "data": [card]})
+
+
 def _answer_errors_in_openai_shape(app: FastAPI) -> None:
-    def answer(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse(error.body(), status_code=error.status, headers={**error.headers(), **(headers or {})})
-
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return answer(error)
-
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return answer(ApiError(error.status_code, str(error.detail)), dict(error.headers or {}))
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        return answer(ApiError(500, f"The proxy failed: {type(error).__name__}"))
+        answer = ApiError(error.status_code, str(error.detail))
+        return JSONResponse(answer.body(), status_code=answer.status, headers=dict(error.headers or {}))
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -244,26 +105,45 @@ def load_config(path: Path) -> ProxyConfig:
     return config
 
 
+async def run(config: ProxyConfig, key: str | None, *, with_control: bool) -> None:
+    """Serves until a signal ends it. StartError: the address cannot be had."""
+    app = create_app()
+    numbers = shared_numbers.private(LoadBoard.cells(1))
+    gateway = Gateway(config, key, numbers, app)
+    app.state.gateway = gateway
+    try:
+        sock = server.listening(config, shared=False)
+    except OSError as error:
+        raise StartError(
+            f"error while attempting to bind on address ({config.host!r}, {config.port}): "
+            f"{(error.strerror or str(error)).lower()}",
+            where="proxy",
+            todo="see who has the port (ss -ltnp), or give the proxy another one: ports.proxy",
+        ) from error
+    listener = asyncio.ensure_future(control.listen(gateway.registry)) if with_control else None
+    if listener is None:
+        gateway.registry.set_all_ready()
+    try:
+        await server.Server(config, Front(gateway, server.front_limits(config)), gateway, sock).run()
+    finally:
+        if listener is not None:
+            listener.cancel()
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.proxy", description="Prefill/decode proxy for vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="ProxyConfig as JSON")
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with_control = not args.no_control and control.stdin_is_control()
     try:
         config = load_config(args.config)
+        with asyncio.Runner(loop_factory=server.new_loop) as runner:
+            runner.run(run(config, os.environ.get(ENGINE_KEY), with_control=with_control))
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
-    with_control = not args.no_control and control.stdin_is_control()
-    app = create_app(config, key=os.environ.get(ENGINE_KEY), with_control=with_control)
-
-    async def drain() -> None:
-        # The lifespan has made it by now.
-        await app.state.proxy.drain()
-
-    Server(app, config, drain).run()
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -15,11 +14,8 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from pdserve.errors import RecipeError
 from pdserve.pd.config import WorkerConfig, WorkerRole
 from pdserve.pd.errors import ApiError, bad_request
-
-_MIN_TOKEN = 16
 
 
 class Workers(Protocol):
@@ -55,18 +51,6 @@ class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     bootstrap_url: str | None = None
     kv_events_url: str | None = None
     kv_replay_url: str | None = None
-
-
-def read_token(path: Path) -> str:
-    """The token in a file. RecipeError: there is none that could protect anything."""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RecipeError(f"the admin token cannot be read: {what}", where=str(path)) from error
-    if len(token) < _MIN_TOKEN:
-        raise RecipeError(f"the admin token has fewer than {_MIN_TOKEN} characters", where=str(path))
-    return token
 
 
 def app(workers: Workers, reload: Reload, token: str | None) -> FastAPI:

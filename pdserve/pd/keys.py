@@ -1,4 +1,4 @@
-"""API keys of clients: a file of hashes with what each key may do, read again when it changes.
+"""API keys of clients: a file of hashes with what each key may do, read again when it changes. And the admin's token.
 
 One JSON object a line; empty lines and lines that begin with # are skipped:
 
@@ -31,6 +31,7 @@ log = logging.getLogger("pdserve.proxy")
 PREFIX = "pds-"
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _BEARER = b"bearer "
+_MIN_TOKEN = 16
 
 
 class KeyLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -175,6 +176,18 @@ def read(path: Path) -> list[ApiKey]:
     if not found:
         raise RecipeError("there is no API key in the file: nobody could use the model", where=str(path))
     return found
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. RecipeError: there is none that could protect anything."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RecipeError(f"the admin token cannot be read: {what}", where=str(path)) from error
+    if len(token) < _MIN_TOKEN:
+        raise RecipeError(f"the admin token has fewer than {_MIN_TOKEN} characters", where=str(path))
+    return token
 
 
 def new(name: str, **limits: int | None) -> tuple[str, str]:

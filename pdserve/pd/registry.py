@@ -1,17 +1,24 @@
-"""The workers and their states, as the launcher tells them, and the choice of one.
+"""The workers, what is known of each, and which of them may be used.
 
-A worker is chosen only while it is ready. Its death is an event that every request at it is waiting for.
+A worker is used only while the supervisor calls it ready, its health checks pass and its breaker lets requests through.
+Its death is told to every attempt that uses it, at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal, get_args
+import ssl
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pdserve.pd.breaker import Breaker
 from pdserve.pd.config import ProxyConfig, WorkerConfig, WorkerRole
-from pdserve.pd.errors import ApiError
+from pdserve.pd.http.upstream import Pool
+from pdserve.pd.load import LoadBoard
+from pdserve.pd.slots import Slots
+
+if TYPE_CHECKING:
+    from pdserve.pd.waiting import Watch
 
 WorkerState = Literal["starting", "ready", "draining", "dead"]
 STATES: tuple[WorkerState, ...] = get_args(WorkerState)
@@ -19,33 +26,76 @@ RETRY_AFTER_SECONDS = 5
 
 
 class Worker:
-    """One engine. Must be made inside a running event loop."""
+    """One engine. Must be made inside a running event loop. Satisfies routing.policy.Candidate."""
 
-    def __init__(self, config: WorkerConfig, transfer_slots: int) -> None:
+    __slots__ = (
+        "breaker",
+        "config",
+        "deaths",
+        "healthy",
+        "kv_usage",
+        "life",
+        "load",
+        "name",
+        "pool",
+        "served",
+        "slots",
+        "state",
+        "watches",
+    )
+
+    def __init__(self, config: WorkerConfig, proxy: ProxyConfig, board: LoadBoard, tls: ssl.SSLContext | None) -> None:
         self.config = config
+        self.name = config.name
         self.state: WorkerState = "starting"
-        self.in_flight = 0
-        """Legs that are open at it now."""
+        self.healthy = True
+        """What our own checks say."""
         self.served = 0
-        """Legs ever sent to it."""
+        """Legs ever sent to it by this process."""
         self.life = 0
         """Grows each time that it comes up: what was learnt of an earlier life is void."""
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when it dies; a new one for each life."""
-        # One below the sender tasks of the prefill: if all of them waited for prefills that are not finished, those
-        # that are could not be sent, and would keep the blocks that the others need.
-        self.slots = asyncio.Semaphore(max(1, transfer_slots - 1))
+        self.deaths = 0
+        self.kv_usage = 0.0
+        self.watches: set[Watch] = set()
+        """The attempts that end when it dies."""
+        self.load = board.worker(config.name)
+        self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
+        self.breaker = Breaker(proxy.breaker.failures, proxy.breaker.open_seconds)
+        self.slots = Slots(proxy.transfer_slots)
 
     @property
-    def name(self) -> str:
-        return self.config.name
+    def requests(self) -> int:
+        return self.load.requests
 
-    def describe(self) -> dict[str, str | int]:
+    @property
+    def prompt_tokens(self) -> int:
+        return self.load.prompt_tokens
+
+    def opened(self) -> None:
+        """A leg to it begins."""
+        self.load.add_request(1)
+        self.served += 1
+        self.breaker.began()
+
+    def closed(self) -> None:
+        """That leg has ended."""
+        self.load.add_request(-1)
+
+    def died(self) -> None:
+        self.deaths += 1
+        for watch in list(self.watches):
+            watch.poke()
+
+    def describe(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "role": self.config.role,
             "state": self.state,
-            "in_flight": self.in_flight,
+            "healthy": self.healthy,
+            "breaker": self.breaker.state,
+            "in_flight": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "kv_usage": round(self.kv_usage, 4),
             "served": self.served,
         }
 
@@ -53,67 +103,83 @@ class Worker:
 class Registry:
     """All workers of the deployment."""
 
-    def __init__(self, config: ProxyConfig) -> None:
-        self.workers = {worker.name: Worker(worker, config.transfer_slots) for worker in config.workers}
+    def __init__(self, config: ProxyConfig, board: LoadBoard, tls: ssl.SSLContext | None = None) -> None:
+        self._config, self._board, self._tls = config, board, tls
+        self._loop = asyncio.get_running_loop()
+        self._on_ready: list[Callable[[Worker], None]] = []
+        self._on_lost: list[Callable[[Worker], None]] = []
+        self.workers: dict[str, Worker] = {}
         self.roles: tuple[WorkerRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
         )
-        self._turn = 0
-        self._listeners: list[Callable[[Worker], None]] = []
+        for worker in config.workers:
+            self.add(worker)
 
     def on_ready(self, listener: Callable[[Worker], None]) -> None:
         """Called with each worker that becomes ready."""
-        self._listeners.append(listener)
+        self._on_ready.append(listener)
+
+    def on_lost(self, listener: Callable[[Worker], None]) -> None:
+        """Called with each worker whose caches are gone: it died, or was removed."""
+        self._on_lost.append(listener)
+
+    def add(self, config: WorkerConfig) -> Worker:
+        """A new worker, starting. ValueError: there is one of that name."""
+        if config.name in self.workers:
+            raise ValueError(f"there is a worker {config.name} already")
+        worker = Worker(config, self._config, self._board, self._tls)
+        self.workers[config.name] = worker
+        return worker
+
+    def remove(self, name: str) -> None:
+        """Attempts that use it end as if it had died. KeyError: no such worker."""
+        self.set_state(name, "dead")
+        worker = self.workers.pop(name)
+        worker.pool.close()
 
     def set_state(self, name: str, state: WorkerState) -> None:
         """KeyError: no such worker."""
         worker = self.workers[name]
         before, worker.state = worker.state, state
-        if state == "dead" and not worker.lost.done():
-            worker.lost.set_result(None)
+        if state == "dead" and before != "dead":
+            worker.died()
+            for listener in self._on_lost:
+                listener(worker)
         if state == "ready" and before in ("starting", "dead"):
             worker.life += 1
-            if worker.lost.done():
-                worker.lost = asyncio.get_running_loop().create_future()
+            worker.healthy = True
+            worker.breaker.succeeded()
         if state == "ready" and before != "ready":
-            for listener in self._listeners:
+            for listener in self._on_ready:
                 listener(worker)
+
+    def set_health(self, worker: Worker, healthy: bool) -> None:
+        """What our own checks say. Its engine may be another one when it comes back."""
+        if healthy and not worker.healthy:
+            worker.life += 1
+            worker.breaker.succeeded()
+        worker.healthy = healthy
 
     def set_all_ready(self) -> None:
         for name in self.workers:
             self.set_state(name, "ready")
 
     def ready(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> list[Worker]:
+        now = self._loop.time()
         return [
             worker
             for worker in self.workers.values()
-            if worker.config.role == role and worker.state == "ready" and worker not in avoid
+            if worker.state == "ready"
+            and worker.healthy
+            and worker.config.role == role
+            and worker not in avoid
+            and worker.breaker.allows(now)
         ]
 
     def empty_pools(self) -> list[WorkerRole]:
-        """Roles without a ready worker: while there is one, nothing can be served."""
+        """Roles without a worker that may be used."""
         return [role for role in self.roles if not self.ready(role)]
 
-    def pick(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> Worker:
-        """The next worker of a role; 503 when there is none."""
-        self._turn += 1
-        workers = self._pool(role, avoid)
-        return workers[self._turn % len(workers)]
-
-    def pick_pair(self, avoid: Collection[Worker] = ()) -> tuple[Worker, Worker]:
-        """The next prefill and decode. Every pair has its turn: with two counters in step, equal pools would only
-        ever form the pairs (0, 0) and (1, 1)."""
-        prefills, decodes = self._pool("prefill", avoid), self._pool("decode", avoid)
-        turn = self._turn
-        self._turn += 1
-        decode = decodes[(turn + turn // math.lcm(len(prefills), len(decodes))) % len(decodes)]
-        free = [worker for worker in prefills if not worker.slots.locked()]
-        if prefills[turn % len(prefills)] in free or not free:
-            return prefills[turn % len(prefills)], decode
-        return free[turn % len(free)], decode
-
-    def _pool(self, role: WorkerRole, avoid: Collection[Worker]) -> Sequence[Worker]:
-        workers = self.ready(role, avoid)
-        if not workers:
-            raise ApiError(503, f"No {role} worker is ready.", retry_after=RETRY_AFTER_SECONDS)
-        return workers
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.pool.close()

@@ -1,61 +1,118 @@
-"""The proxy's listening server and its end."""
+"""The proxy's listening sockets, and its end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+import ssl
+from typing import Protocol
 
-import uvicorn
-from starlette.types import ASGIApp
+import uvloop
 
 from pdserve.pd.config import ProxyConfig
+from pdserve.pd.http.front import Front
+from pdserve.pd.http.front import Limits as FrontLimits
 
 log = logging.getLogger("pdserve.proxy")
 
+_BACKLOG = 2048
+_LAST_WORDS_SECONDS = 1.0
+"""For the errors of requests that were cut at the end of the drain to reach their clients."""
 
-class Server(uvicorn.Server):
-    """uvicorn that drains by our rules: requests cut at the end of the drain get an error, and the exit code is 0."""
 
-    def __init__(self, app: ASGIApp, config: ProxyConfig, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                access_log=False,
-                log_level="warning",
-                server_header=False,
-                timeout_keep_alive=60,
-                # The second after the drain is for sending the errors.
-                timeout_graceful_shutdown=int(config.drain_seconds) + 2,
-            )
-        )
-        self._drain = drain
+class Served(Protocol):
+    """What a Server serves."""
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for server in self.servers:
-            for bound in server.sockets:
-                log.info("serving on http://%s:%d", *bound.getsockname()[:2])
+    def begin(self) -> None:
+        """The loop runs; nothing is accepted yet."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again at the end, which is a death by signal to a supervisor."""
+    def busy(self) -> bool:
+        """A request is being answered."""
+
+    def cut(self) -> None:
+        """The drain is over: end what is still running."""
+
+    async def finish(self, seconds: float) -> None:
+        """Ends everything; what runs in the background gets this long."""
+
+
+def front_limits(config: ProxyConfig) -> FrontLimits:
+    limits = config.limits
+    return FrontLimits(
+        max_body_bytes=config.max_body_bytes,
+        max_header_bytes=limits.max_header_bytes,
+        header_seconds=limits.header_seconds,
+        body_idle_seconds=limits.body_idle_seconds,
+        keep_alive_seconds=limits.keep_alive_seconds,
+        max_connections=limits.max_connections,
+        write_buffer_bytes=limits.write_buffer_bytes,
+    )
+
+
+def listening(config: ProxyConfig, *, shared: bool) -> socket.socket:
+    """A socket that is bound but does not listen yet. `shared`: other processes bind the same port. OSError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind((config.host, config.port))
+    return sock
+
+
+class Server:
+    """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once."""
+
+    def __init__(self, config: ProxyConfig, front: Front, served: Served, sock: socket.socket) -> None:
+        self._config, self._front, self._served, self._sock = config, front, served, sock
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal says otherwise."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._stop, signum)
-        yield
-
-    def _stop(self, signum: signal.Signals) -> None:
-        if self.should_exit:
-            # A second Ctrl-C: somebody at a terminal does not want to wait.
-            self.force_exit = self.force_exit or signum == signal.SIGINT
-            return
+            loop.add_signal_handler(signum, self._signalled, signum)
+        self._served.begin()
+        server = await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG, ssl=self._tls())
+        sweeper = loop.create_task(self._front.sweep())
+        host, port = self._sock.getsockname()[:2]
+        log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
+        await self._stop.wait()
         log.info("draining")
-        self.should_exit = True
-        self._draining = asyncio.ensure_future(self._drain())
+        server.close()
+        self._front.close_idle()
+        began = loop.time()
+        await self._until_quiet(self._config.drain_seconds)
+        if self._served.busy():
+            self._served.cut()
+            await self._until_quiet(_LAST_WORDS_SECONDS)
+        await self._served.finish(max(0.0, self._config.drain_seconds - (loop.time() - began)))
+        self._front.abort()
+        sweeper.cancel()
+
+    async def _until_quiet(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (self._served.busy() or self._front.unsent()) and loop.time() < end and not self._hurry.is_set():  # noqa: ASYNC110  (two counters, at the end of a life: polled)
+            await asyncio.sleep(0.02)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        if self._stop.is_set() and signum == signal.SIGINT:
+            # A second Ctrl-C: somebody at a terminal does not want to wait.
+            self._hurry.set()
+        self._stop.set()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._config.tls is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._config.tls.certificate, self._config.tls.key)
+        return context
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

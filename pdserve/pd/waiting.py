@@ -1,14 +1,17 @@
-"""Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up."""
+"""Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up.
+
+A Watch is poked by whatever may have changed something, and looks for itself: one future at a time, no tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
+from pdserve.pd.client import Client
 from pdserve.pd.errors import ApiError, WorkerFailedError
 from pdserve.pd.registry import Worker
-from pdserve.pd.relay import Client
 
 T = TypeVar("T")
 
@@ -16,39 +19,66 @@ T = TypeVar("T")
 class Watch:
     """What may interrupt an attempt: its client, and the death of a worker that it uses.
 
-    The futures are taken once, so that a worker that dies and comes back at once is still a death for this attempt.
+    The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt.
+    Must be left with `end`, or workers and client keep poking it.
     """
+
+    __slots__ = ("_client", "_future", "_lives", "_loop")
 
     def __init__(self, client: Client, workers: Collection[Worker]) -> None:
         self._client = client
-        self._lost = {worker.lost: worker for worker in workers}
+        self._lives = {worker: worker.deaths for worker in workers}
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        client.watch = self
+        for worker in workers:
+            worker.watches.add(self)
+
+    def poke(self) -> None:
+        """Something has changed."""
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
 
     def check(self) -> None:
         """Raise what has happened: ClientGoneError, ApiError (time is up, shutdown) or WorkerFailedError."""
-        if self._client.interrupted.done():
-            raise self._client.interrupted.result()
-        for lost, worker in self._lost.items():
-            if lost.done():
+        if self._client.interruption is not None:
+            raise self._client.interruption
+        for worker, deaths in self._lives.items():
+            if worker.deaths != deaths:
                 raise WorkerFailedError(worker, ApiError(502, f"{worker.name} died"), retry=True)
 
     def forget(self, worker: Worker) -> None:
         """Its death no longer matters."""
-        self._lost = {lost: other for lost, other in self._lost.items() if other is not worker}
+        self._lives.pop(worker, None)
+        worker.watches.discard(self)
 
-    async def first(self, *tasks: asyncio.Future[Any]) -> None:
-        """Return when one of `tasks` is done, raise when something interrupts. Cancels nothing."""
-        waits: set[asyncio.Future[Any]] = {*tasks, self._client.interrupted, *self._lost}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if not any(task.done() for task in tasks):
+    def end(self) -> None:
+        for worker in list(self._lives):
+            self.forget(worker)
+        if self._client.watch is self:
+            self._client.watch = None
+
+    async def until(self, ready: Callable[[], object]) -> None:
+        """Return when `ready()` is true, raise when something interrupts."""
+        while not ready():
             self.check()
+            self._future = self._loop.create_future()
+            await self._future
+        self._future = None
 
     async def race(self, work: Awaitable[T]) -> T:
         """The result of `work`, which is cancelled when something interrupts."""
-        task = asyncio.ensure_future(work)
+        task: asyncio.Future[T] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.poke())
         try:
-            await self.first(task)
-            return await task
+            await self.until(task.done)
+            return task.result()
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+
+
+def never(_: Any = None) -> None:
+    """Nobody waits."""

@@ -90,11 +90,14 @@ async def run_trials(target: Target) -> Trials:
 
 
 async def _counted(target: Target, trials: tuple[Trial, ...], before: Counters) -> Trials:
-    """Engines count a little after they answer: waits for prefill's counters, but not for long."""
+    """Engines count a little after they answer: waits for their counters, but not for long."""
     until = time.monotonic() + _COUNT_SECONDS
     while True:
         done = Trials(trials, before, await read_counters(target))
         computed = sum(done.computed(worker.name) or 0 for worker in target.producers)
-        if computed >= sum(len(trial.prompt) for trial in trials) or time.monotonic() > until:
+        received = sum(done.received(worker.name) or 0 for worker in target.decoders)
+        wanted = sum(len(trial.prompt) for trial in trials)
+        enough = computed >= wanted and (received >= wanted or not target.decoders)
+        if enough or time.monotonic() > until:
             return done
         await asyncio.sleep(_POLL_SECONDS)

@@ -62,6 +62,11 @@ class Engine:
             if responder.started:
                 raise
             await responder.send(error.status, error.body())
+        except (TypeError, ValueError, AttributeError) as error:
+            # What upstream's validation would refuse.
+            if responder.started:
+                raise
+            await responder.send(400, ApiError(400, str(error)).body())
 
     async def _route(self, request: Request, responder: Responder) -> None:
         key = self.args.api_key or os.environ.get("VLLM_API_KEY")
@@ -148,7 +153,9 @@ class Engine:
 
     async def _generate(self, request: Request, responder: Responder) -> None:
         body = json.loads(request.body)
-        self.requests.append({"path": request.path, "headers": request.headers, "body": body})
+        self.requests.append(
+            {"path": request.path, "headers": request.headers, "body": body, "raw": request.body.decode()}
+        )
         self.gate.notify()
         if self.script.die_at == "request":
             die(self.script, "RuntimeError: Engine core proc died unexpectedly.")
@@ -276,10 +283,8 @@ class Engine:
     def _finish(self, job: Job, rank: int, params: dict[str, Any]) -> None:
         if not (params.get("do_remote_decode") and self.producer and params.get("transfer_id")):
             return
-        if job.finish_reason == "length":
-            self.producer.keep(rank, params["transfer_id"], prefill(job.prompt(0)).hex())
-        else:
-            print(f"WARNING transfer {params['transfer_id']}: finished by stop, KV dropped", flush=True)
+        # By a stop too: the patch mooncake-requests.
+        self.producer.keep(rank, params["transfer_id"], prefill(job.prompt(0)).hex())
 
     def _check_role(self, params: dict[str, Any]) -> None:
         """The engine dies of what it cannot be: the scheduler's assertions."""

@@ -1,7 +1,8 @@
 """The fake's Mooncake: what a prefill keeps for which transfer, and how a decode fetches it.
 
-As upstream: a prefill keeps KV only of requests that ended by length and carried a transfer_id; it keeps it until it
-is fetched or the abort timeout passes; either leg may come first; an unknown engine id is an error at once.
+As upstream with the patch mooncake-requests: a prefill keeps KV of requests that carried a transfer_id, by whatever
+they ended; it keeps it until it is fetched or the abort timeout passes; either leg may come first; an unknown engine
+id is an error at once.
 """
 
 from __future__ import annotations

@@ -113,6 +113,14 @@ class Fake(Child):
     def requests(self) -> list[dict[str, Any]]:
         return list(self.http.get("/fake/requests").json())
 
+    def transferred(self) -> int:
+        """Prompt tokens whose KV came from a prefill."""
+        found = re.search(
+            r"prompt_tokens_by_source_total{[^}]*external_kv_transfer[^}]*} (\d+)", self.http.get("/metrics").text
+        )
+        assert found is not None
+        return int(found[1])
+
     def body(self) -> dict[str, Any]:
         """Body of the only request."""
         (request,) = self.requests()

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pdserve.errors import RecipeError
-from pdserve.pd import admin
+from pdserve.pd import admin, keys
 from pdserve.pd.config import WorkerConfig
 
 TOKEN = "correct-horse-battery"
@@ -152,7 +152,7 @@ def test_reload_says_what_it_did() -> None:
 def test_the_token_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"  {TOKEN}\n")
-    assert admin.read_token(path) == TOKEN
+    assert keys.read_token(path) == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_a_token_that_protects_nothing_is_refused(tmp_path: Path, content: bytes
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(RecipeError, match=what):
-        admin.read_token(path)
+        keys.read_token(path)
 
 
 def test_a_token_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="No such file"):
-        admin.read_token(tmp_path / "token")
+        keys.read_token(tmp_path / "token")

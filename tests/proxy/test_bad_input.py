@@ -1,4 +1,7 @@
-"""What a client may not send: a clear 400 (or 413, 404, 405) in OpenAI's shape, and no engine hears of it."""
+"""What a client may not send: a clear 400 (or 413, 404, 405) in OpenAI's shape, and no engine hears of it.
+
+And what cannot be split over two engines: one answers it, or says what is wrong with it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import KEY, MODEL, Deployment
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -44,14 +48,30 @@ def refused(shared: Deployment, path: str, body: bytes | dict[str, Any]) -> dict
         b'"text"',
         b"null",
         b'{"prompt": NaN}',
-        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "a", "\\u0070rompt": "a"}',
         b'{"prompt": "\xff"}',
         b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     ],
-    ids=["empty", "broken", "list", "string", "null", "nan", "infinite", "no-utf8", "deep"],
+    ids=["empty", "broken", "list", "string", "null", "nan", "twice", "twice-escaped", "no-utf8", "deep"],
 )
 def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
     refused(shared, "/v1/completions", body)
+
+
+def judged_by_one_engine(shared: Deployment, path: str, body: dict[str, Any]) -> httpx.Response:
+    """The answer to a request that only decode has seen, byte for byte as the client sent it: what decode says."""
+    raw = json.dumps(body).encode()
+    untouched = shared.prefills[0].state()["received"]
+    answer = shared.proxy.http.post(path, content=raw)
+    seen = shared.decodes[0].requests()[-1]
+    assert shared.prefills[0].state()["received"] == untouched
+    assert seen["raw"] == raw.decode()
+    alone = shared.decodes[0].http.post(path, content=raw, headers={"authorization": f"Bearer {KEY}"})
+    assert answer.status_code == alone.status_code
+    if answer.status_code == 200 and not answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.json()["choices"] == alone.json()["choices"]
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -80,34 +100,32 @@ def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
         ("return_token_ids", 1),
         ("logprob_token_ids", 1),
         ("stream_interval", 0),
+        ("echo", True),
     ],
 )
-def test_completions_fields_that_prefill_and_decode_cannot_answer_alike(
+def test_completions_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
     shared: Deployment, field: str, value: object
 ) -> None:
-    assert refused(shared, "/v1/completions", {"prompt": "hi", field: value})["param"] == field
+    judged_by_one_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
 
 
 @pytest.mark.parametrize(
     "prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}], ids=lambda value: json.dumps(value)
 )
-def test_prompts_that_are_not_one_prompt(shared: Deployment, prompt: object) -> None:
-    assert refused(shared, "/v1/completions", {"prompt": prompt})["param"] == "prompt"
-
-
-def test_echo_needs_prompt_logprobs_only_with_logprobs(shared: Deployment) -> None:
-    assert refused(shared, "/v1/completions", {"prompt": "hi", "echo": True, "logprobs": 1})["param"] == "echo"
-    answer = shared.complete("hi", echo=True)
-    assert answer.json()["choices"][0]["text"].startswith("hi")
+def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, prompt: object) -> None:
+    answer = judged_by_one_engine(shared, "/v1/completions", {"prompt": prompt})
+    if isinstance(prompt, list) and len(prompt) == 2 and prompt != [1, "a"]:
+        assert len(answer.json()["choices"]) == 2
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("top_logprobs", 2), ("echo", True)],
+    [("messages", None), ("messages", "hi"), ("n", 3), ("logprobs", 5), ("echo", True), ("prompt_logprobs", 1)],
 )
-def test_chat_fields(shared: Deployment, field: str, value: object) -> None:
-    body = CHAT | {"logprobs": field == "echo", field: value}
-    assert refused(shared, "/v1/chat/completions", body)["param"] == field
+def test_chat_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
+    shared: Deployment, field: str, value: object
+) -> None:
+    judged_by_one_engine(shared, "/v1/chat/completions", CHAT | {field: value})
 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])

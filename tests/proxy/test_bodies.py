@@ -1,26 +1,17 @@
-"""Properties of the bodies that the two legs get."""
+"""Properties of the bodies that the legs get: the client's bytes, but for the members that are ours to cut or add."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.pd.body import Body, decode
+from pdserve.pd.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
 from pdserve.pd.errors import ApiError
-from pdserve.pd.requests import (
-    INTERNAL,
-    NOT_FOR_PREFILL,
-    check_disaggregated,
-    decode_body,
-    encode,
-    parse,
-    prefill_body,
-)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -29,17 +20,10 @@ JSON = st.recursive(
 )
 NAMES = st.sampled_from([*INTERNAL, *NOT_FOR_PREFILL, "max_tokens", "max_completion_tokens", "prompt", "model"])
 BODIES = st.dictionaries(NAMES | st.text(), JSON, max_size=8)
-TRANSFER = {"transfer_id": "ours"}
-
-
-@contextlib.contextmanager
-def refusals_are_400() -> Iterator[None]:
-    """Lets a 400 pass, and no other error."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status != 400:
-            raise
+BLANKS = st.sampled_from(["", " ", "\n", "\t ", "\r\n"])
+PLAIN = st.sampled_from(["a", "b", "c", "stream"])
+TRANSFER = b'{"transfer_id": "ours"}'
+DIALECT = st.sampled_from(DIALECTS)
 
 
 def escaped(text: str) -> str:
@@ -48,57 +32,126 @@ def escaped(text: str) -> str:
     return '"' + "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
 
 
-@given(BODIES)
-def test_decode_gets_the_clients_body_and_our_transfer(body: dict[str, Any]) -> None:
-    leg = json.loads(encode(decode_body(parse(json.dumps(body).encode()), TRANSFER)))
+def spelled(members: dict[str, Any], before: str = "", after: str = "") -> bytes:
+    """A JSON object with blanks wherever they may be."""
+    inner = f"{after},{before}".join(
+        f"{json.dumps(name)}{after}:{before}{json.dumps(value)}" for name, value in members.items()
+    )
+    return f"{after}{{{before}{inner}{after}}}{before}".encode()
+
+
+def clean(value: Any) -> Any:
+    """vllm_xargs without the names that are internal."""
+    return {name: inner for name, inner in value.items() if name not in INTERNAL} if isinstance(value, dict) else value
+
+
+@given(BODIES, DIALECT)
+def test_decode_gets_the_clients_members_and_our_transfer(body: dict[str, Any], dialect: Dialect) -> None:
+    leg = json.loads(dialect.decode_body(Body(spelled(body)), TRANSFER))
     expected = {name: value for name, value in body.items() if name not in INTERNAL}
-    assert leg == expected | {"kv_transfer_params": TRANSFER}
+    assert leg == expected | {"kv_transfer_params": {"transfer_id": "ours"}}
+
+
+@given(BODIES, BLANKS, BLANKS)
+def test_decode_gets_the_clients_bytes(body: dict[str, Any], before: str, after: str) -> None:
+    ours = {name: value for name, value in body.items() if name not in INTERNAL}
+    raw = spelled(ours, before, after)
+    leg = COMPLETIONS.decode_body(Body(raw), TRANSFER)
+    end = raw.rindex(b"}")
+    kept = raw[:end].rstrip(b" \t\r\n") if ours else raw[:end]
+    comma = b"," if ours else b""
+    assert leg == kept + comma + b'"kv_transfer_params":' + TRANSFER + raw[len(kept) :]
 
 
 @given(BODIES)
-def test_prefill_always_is_one_token_that_only_length_can_end(body: dict[str, Any]) -> None:
-    leg = prefill_body(parse(json.dumps(body).encode()), TRANSFER)
+def test_one_engine_gets_exactly_what_the_client_sent(body: dict[str, Any]) -> None:
+    raw = spelled({name: value for name, value in body.items() if name not in INTERNAL}, " ")
+    assert COMPLETIONS.whole_body(Body(raw)) == raw
+
+
+@given(BODIES, st.sampled_from([CHAT, COMPLETIONS]))
+def test_prefill_always_is_one_token_that_only_length_can_end(body: dict[str, Any], dialect: Dialect) -> None:
+    leg = json.loads(dialect.prefill_body(Body(spelled(body)), TRANSFER))
     assert (leg["max_tokens"], leg["stream"], leg["ignore_eos"]) == (1, False, True)
-    assert leg.get("max_completion_tokens", 1) == 1
-    assert leg["kv_transfer_params"] == TRANSFER
+    if dialect is CHAT:
+        assert leg.get("max_completion_tokens", 1) == 1
+    assert leg["kv_transfer_params"] == {"transfer_id": "ours"}
     assert not NOT_FOR_PREFILL & leg.keys()
 
 
-@given(BODIES)
-def test_prefill_keeps_every_field_that_it_need_not_change(body: dict[str, Any]) -> None:
-    leg = prefill_body(parse(json.dumps(body).encode()), TRANSFER)
-    ours = {*NOT_FOR_PREFILL, *INTERNAL, "max_tokens", "max_completion_tokens", "stream", "ignore_eos"}
+@given(BODIES, DIALECT)
+def test_prefill_keeps_every_member_that_it_need_not_change(body: dict[str, Any], dialect: Dialect) -> None:
+    leg = json.loads(dialect.prefill_body(Body(spelled(body)), TRANSFER))
+    ours = {*NOT_FOR_PREFILL, *INTERNAL, *dialect.prefill_fields, *dialect.limits}
     assert {n: v for n, v in leg.items() if n not in ours} == {n: v for n, v in body.items() if n not in ours}
 
 
-@given(st.sampled_from(INTERNAL), JSON)
-def test_no_spelling_of_an_internal_name_gets_through(name: str, value: object) -> None:
-    raw = f"{{{escaped(name)}: {json.dumps(value)}, {json.dumps(name)}: 1}}"
-    assert parse(raw.encode()) == {}
+@given(st.dictionaries(PLAIN, JSON), st.sets(PLAIN), st.dictionaries(PLAIN, st.integers(), max_size=3), BLANKS, BLANKS)
+def test_members_are_cut_and_added_and_keep_their_order(
+    body: dict[str, Any], without: set[str], plus: dict[str, int], before: str, after: str
+) -> None:
+    raw = spelled(body, before, after)
+    spliced = Body(raw).spliced(without=without, plus={name: str(value).encode() for name, value in plus.items()})
+    expected = {name: value for name, value in body.items() if name not in without and name not in plus} | plus
+    assert json.loads(spliced) == expected
+    assert list(json.loads(spliced)) == list(expected)
+
+
+@given(st.sampled_from(sorted(INTERNAL)), JSON, DIALECT)
+def test_no_spelling_of_an_internal_name_gets_through(name: str, value: object, dialect: Dialect) -> None:
+    body = Body(f"{{{escaped(name)}: {json.dumps(value)}}}".encode())
+    assert dialect.whole_body(body) == b"{}"
+    assert json.loads(dialect.decode_body(body, TRANSFER)) == {"kv_transfer_params": {"transfer_id": "ours"}}
+
+
+@given(BODIES)
+def test_no_internal_name_gets_through_in_extra_arguments(extra: dict[str, Any]) -> None:
+    body = Body(json.dumps({"prompt": "a", "vllm_xargs": extra}).encode())
+    for leg in (COMPLETIONS.whole_body(body), COMPLETIONS.decode_body(body, TRANSFER)):
+        assert json.loads(leg)["vllm_xargs"] == clean(extra)
+
+
+VALUES = st.sampled_from(["1", "12", '"1"', "[1,2]", "1.0", " 1", "null"])
+
+
+@given(st.lists(st.tuples(PLAIN, VALUES, st.booleans()), min_size=1, max_size=5))
+def test_a_name_that_comes_twice_is_refused_however_it_is_spelled(members: list[tuple[str, str, bool]]) -> None:
+    inner = ",".join(f"{escaped(name) if hide else json.dumps(name)}:{value}" for name, value, hide in members)
+    raw = f"{{{inner}}}".encode()
+    names = [name for name, _, _ in members]
+    if len(set(names)) == len(names):
+        assert {name: Body(raw).get(name) for name in names} == json.loads(raw)
+    else:
+        with pytest.raises(ApiError, match="twice"):
+            Body(raw)
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
-    with refusals_are_400():
-        assert isinstance(parse(raw), dict)
+def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
+    try:
+        parsed = json.loads(raw.decode())
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict):
+        assert json.loads(COMPLETIONS.whole_body(Body(raw))) == parsed
+    else:
+        with pytest.raises(ApiError) as refused:
+            Body(raw)
+        assert refused.value.status == 400
 
 
-@given(BODIES)
-def test_what_passes_the_checks_is_one_sequence_of_one_prompt(body: dict[str, Any]) -> None:
-    with refusals_are_400():
-        check_disaggregated("completions", body)
-        assert body.get("n") in (None, 1)
-        prompt = body["prompt"]
-        assert isinstance(prompt, str) or len(prompt) == 1 or all(isinstance(token, int) for token in prompt)
+@given(BODIES, DIALECT)
+def test_every_body_can_be_judged(body: dict[str, Any], dialect: Dialect) -> None:
+    field = dialect.needs_one_engine(Body(spelled(body)))
+    if field is None:
+        assert body.get("n", 1) in (1, None)
+        assert body.get("prompt_logprobs") is None
+    else:
+        assert field in body or field in dialect.checks or field == "prompt"
 
 
-@given(BODIES)
-def test_checking_a_chat_fails_only_by_a_400(body: dict[str, Any]) -> None:
-    with refusals_are_400():
-        check_disaggregated("chat", body)
-
-
-@pytest.mark.parametrize("text", ["0.123456789", "1e-7", "123456789012345678901234567890", '"\\ud83d\\ude00"', "1.0"])
-def test_numbers_and_text_survive_the_way_to_decode(text: str) -> None:
-    sent = json.loads(encode(decode_body(parse(f'{{"x": {text}}}'.encode()), TRANSFER)))["x"]
-    assert (sent, type(sent)) == (json.loads(text), type(json.loads(text)))
+@pytest.mark.parametrize("raw", [b"NaN", b"[1", b"[" * 100_000 + b"]" * 100_000])
+def test_a_value_that_is_no_json_is_a_400(raw: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        decode(raw)
+    assert refused.value.status == 400

@@ -136,5 +136,15 @@ def test_workers_shows_state_and_legs_in_flight(deployment: Deployment) -> None:
     with deployment.proxy.open("/v1/completions", STREAM):
         deployment.decodes[0].wait(running=1)
         workers = {worker["name"]: worker for worker in deployment.proxy.http.get("/workers").json()["workers"]}
-    assert workers["decode-0"] == {"name": "decode-0", "role": "decode", "state": "ready", "in_flight": 1, "served": 1}
+    assert workers["decode-0"] == {
+        "name": "decode-0",
+        "role": "decode",
+        "state": "ready",
+        "healthy": True,
+        "breaker": "closed",
+        "in_flight": 1,
+        "prompt_tokens": 0,
+        "kv_usage": 0.0,
+        "served": 1,
+    }
     deployment.idle()

@@ -277,6 +277,7 @@ def test_a_replay_endpoint_that_is_silent_does_not_stop_the_events(
     run(test)
 
 
+@pytest.mark.real
 def test_the_installed_vllm_s_publisher_is_followed(tmp_path: Path) -> None:
     """Its own ZmqEventPublisher and event classes: events from before by its replay, then live ones."""
     events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")

@@ -62,6 +62,7 @@ def test_recorded_bytes(version: str) -> None:
     assert isinstance(cleared, AllBlocksCleared)
 
 
+@pytest.mark.real
 def test_the_installed_vllm_encodes_what_is_read_here() -> None:
     events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
     stored = events.BlockStored(
@@ -88,6 +89,7 @@ def test_the_installed_vllm_encodes_what_is_read_here() -> None:
             assert getattr(event, field) == msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field
 
 
+@pytest.mark.real
 def test_the_installed_vllm_has_no_event_that_is_unknown_here() -> None:
     events = pytest.importorskip("vllm.distributed.kv_events", reason="NOT CHECKED against vLLM: it is not installed")
     assert {kind.__name__ for kind in events.KVCacheEvent.__subclasses__()} == {

@@ -1,0 +1,148 @@
+"""A JSON object as the bytes that a client sent: its members are found, cut out and added, never written anew.
+
+So what nobody here understands survives as it was: the spelling of numbers, the order, the fields of vendors. Names are
+compared after unescaping, and a name that comes twice is refused, because two readers could see two values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from pdserve.pd.errors import bad_request
+
+_MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
+_KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
+_SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
+
+
+class Body:
+    """The members of one JSON object, as they were sent."""
+
+    __slots__ = ("_spans", "_values", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        """400 for what is no JSON object, for NaN and the like, and for a name that comes twice."""
+        self.raw = raw
+        try:
+            if not raw.isascii():
+                # The inside of values is only skipped over below.
+                raw.decode()
+            self._values = _MEMBERS.decode(raw)
+        except RecursionError:
+            raise bad_request("The request body is nested too deeply.") from None
+        except msgspec.ValidationError:
+            raise bad_request("The request body must be a JSON object.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+        self._spans = self._walk()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def raw_value(self, name: str) -> bytes | None:
+        """The value as it was sent; None when there is none."""
+        value = self._values.get(name)
+        return None if value is None else bytes(value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, decoded. For small ones: nothing is remembered."""
+        value = self._values.get(name)
+        return default if value is None else decode(bytes(value))
+
+    def begins(self, name: str) -> bytes:
+        """The first byte of a value, which is its type; empty when there is none."""
+        value = self._values.get(name)
+        return b"" if value is None else bytes(memoryview(value)[:1])
+
+    def items(self, name: str) -> list[bytes]:
+        """The items of a list as they were sent; ValueError when it is none."""
+        try:
+            return [bytes(item) for item in _ITEMS.decode(self._values[name])]
+        except (KeyError, msgspec.DecodeError) as error:
+            raise ValueError(f"{name} is no list") from error
+
+    def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> bytes:
+        """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
+        its names need no escape."""
+        raw, spans = self.raw, self._spans
+        pieces: list[bytes] = []
+        first: int | None = None
+        last = 0
+        for name, start, end in spans:
+            if name in without or name in plus:
+                if first is not None:
+                    pieces.append(raw[first:last])
+                    first = None
+            else:
+                first = start if first is None else first
+                last = end
+        if first is not None:
+            pieces.append(raw[first:last])
+        pieces += [b'"%b":%b' % (name.encode(), value) for name, value in plus.items()]
+        begin, end = (spans[0][1], spans[-1][2]) if spans else (raw.rindex(b"}"),) * 2
+        return b"".join((raw[:begin], b",".join(pieces), raw[end:]))
+
+    def _walk(self) -> list[tuple[str, int, int]]:
+        """(name, start, end) of each member, in order. What msgspec took is walked along; a step that does not fit is
+        a member that it has dropped, which only happens to one of two with the same name."""
+        raw = self.raw
+        position = raw.index(b"{") + 1
+        spans = []
+        for name, value in self._values.items():
+            key = _KEY.match(raw, position)
+            assert key is not None
+            start = key.start(1)
+            if _name(key[1]) != name or not raw.startswith(value, key.end()):
+                raise _twice()
+            end = key.end() + len(memoryview(value))
+            after = _SEPARATOR.match(raw, end)
+            if after is None:
+                raise _twice()
+            spans.append((name, start, end))
+            position = after.end()
+            closed = after[1] == b"}"
+            if closed and len(spans) < len(self._values):
+                raise _twice()
+        if spans and not closed:
+            raise _twice()
+        return spans
+
+
+def decode(raw: bytes) -> Any:
+    """A JSON value. 400 when it is none: the inside of a value is not looked at before."""
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except RecursionError:
+        raise bad_request("The request body is nested too deeply.") from None
+    except ValueError as error:
+        raise bad_request(f"The request body is not valid JSON: {error}.") from None
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _name(quoted: bytes) -> str:
+    if b"\\" not in quoted:
+        return quoted[1:-1].decode()
+    name: str = json.loads(quoted)
+    return name
+
+
+def _twice() -> Exception:
+    return bad_request("A name comes twice in the request body.")
+
+
+def _said(error: Exception) -> str:
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

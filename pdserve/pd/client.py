@@ -1,0 +1,188 @@
+"""Who is being answered: a relayed answer on its way to the client, and what is said when it cannot be given.
+
+What arrives from an engine is written to the client as it is, in whole events: so an error event can always follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.http import event_stream
+from pdserve.pd.http.reply import Reply
+
+if TYPE_CHECKING:
+    from pdserve.pd.dialects import Dialect
+    from pdserve.pd.leg import Leg
+    from pdserve.pd.waiting import Watch
+
+log = logging.getLogger("pdserve.proxy")
+
+_CACHED = re.compile(rb'("(?:cached_tokens|cache_read_input_tokens)" ?: ?)\d+')
+"""In a JSON text, quotes inside a string have a backslash: this is never something that a model has said."""
+_CACHED_HINT = b"cache"
+_TAIL_BYTES = 256
+
+
+class Client:
+    """One client. `interruption` is why the answer must end early, if it must."""
+
+    __slots__ = (
+        "_leg",
+        "_pending",
+        "_tail",
+        "cached_tokens",
+        "chunks",
+        "dialect",
+        "ended",
+        "first_byte",
+        "interruption",
+        "last_byte",
+        "relayed_bytes",
+        "reply",
+        "request_id",
+        "stream",
+        "watch",
+    )
+
+    def __init__(self, reply: Reply, request_id: str, dialect: Dialect) -> None:
+        self.reply = reply
+        self.request_id = request_id
+        self.dialect = dialect
+        self.watch: Watch | None = None
+        self.interruption: ApiError | ClientGoneError | None = None
+        self.cached_tokens: int | None = None
+        """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
+        self.stream = False
+        self.ended = False
+        self.chunks = 0
+        self.relayed_bytes = 0
+        self.first_byte = 0.0
+        self.last_byte = 0.0
+        """Loop times of the first and the last write; 0: none yet."""
+        self._pending = b""
+        self._tail = b""
+        self._leg: Leg | None = None
+        reply.on_gone = self._gone
+
+    @property
+    def started(self) -> bool:
+        return self.reply.started
+
+    def interrupt(self, reason: ApiError | ClientGoneError) -> None:
+        if self.interruption is None:
+            self.interruption = reason
+            if self.watch is not None:
+                self.watch.poke()
+
+    # --- relaying
+
+    def relay(self, leg: Leg) -> None:
+        """Sends a leg's answer on, as it comes, from what has come already. Poked when it has ended."""
+        self._leg = leg
+        answer = leg.answer
+        assert answer is not None
+        self.stream = answer.content_type.startswith(event_stream.CONTENT_TYPE)
+        headers = [(b"content-type", answer.content_type.encode("latin-1")), self._id_header()]
+        if self.stream:
+            headers.append((b"cache-control", b"no-cache"))
+        data, answer.data = answer.data, b""
+        if answer.complete and not self.stream:
+            data = self._honest(data)
+            self.reply.start(200, headers, len(data))
+            self._count(data)
+            self.reply.end(data)
+            self.ended = True
+            return
+        self.reply.start(200, headers)
+        self.reply.on_pressure = leg.hold
+        leg.relay_to(self)
+        if data:
+            self.on_data(data)
+        if answer.complete:
+            self.on_end()
+
+    def on_data(self, data: bytes) -> None:
+        if not self.stream:
+            self._count(data)
+            self.reply.write(data)
+            return
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        if not data.endswith(event_stream.END):
+            end = event_stream.whole_events(data)
+            self._pending, data = data[end:], data[:end]
+            if not data:
+                return
+        if self.cached_tokens is not None and _CACHED_HINT in data:
+            data = self._honest(data)
+        self._tail = data
+        self._count(data)
+        self.reply.write(data)
+
+    def on_end(self) -> None:
+        """The leg is complete."""
+        if self._pending:
+            self.reply.write(self._pending)
+            self._tail += self._pending
+            self._pending = b""
+        done = self.dialect.end_of_stream
+        if self.stream and done is not None and done not in self._tail[-_TAIL_BYTES:]:
+            self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
+            return
+        self.reply.end()
+        self.ended = True
+        if self.watch is not None:
+            self.watch.poke()
+
+    def on_cut(self) -> None:
+        """The leg's connection was lost in the middle."""
+        self._pending = b""
+        self.interrupt(ApiError(502, f"{self._name()} closed the connection in the middle of its answer"))
+
+    # --- errors
+
+    def fail(self, error: ApiError) -> None:
+        """Answer with an error: as the response if there is none yet, otherwise as the last event of the stream."""
+        self._leg = None
+        self.reply.on_pressure = None
+        if not self.started:
+            body = self.dialect.error_body(error)
+            headers = [(b"content-type", b"application/json"), self._id_header()]
+            headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
+            self.reply.start(error.status, headers, len(body))
+            self.reply.end(body)
+        elif self.stream:
+            self.reply.end(self.dialect.error_event(error))
+        else:
+            # Half of a JSON document cannot be completed: the client must see that it is cut.
+            self.reply.cut()
+        self.ended = True
+
+    # --- inside
+
+    def _gone(self) -> None:
+        self.interrupt(ClientGoneError())
+
+    def _count(self, data: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self.first_byte:
+            self.first_byte = now
+        self.last_byte = now
+        self.chunks += 1
+        self.relayed_bytes += len(data)
+
+    def _honest(self, data: bytes) -> bytes:
+        if self.cached_tokens is None:
+            return data
+        return _CACHED.sub(b"\\g<1>%d" % self.cached_tokens, data)
+
+    def _id_header(self) -> tuple[bytes, bytes]:
+        return b"x-request-id", self.request_id.encode("latin-1")
+
+    def _name(self) -> str:
+        return self._leg.worker.name if self._leg is not None else "The engine"

@@ -1,0 +1,263 @@
+"""The APIs whose requests are split over prefill and decode, and what each means by its fields.
+
+Both legs must tokenise to the same prompt, so whatever can shape the prompt stays in the prefill leg: messages, tools,
+tool_choice and response_format too (the renderers of Kimi-K3 and Cohere put them into the prompt), templates,
+truncation, cache_salt, media. What goes is what would end the one token other than by length, multiply it, or is only
+about the answer. Sampling constraints (grammars, biases) stay: with ignore_eos they cannot end a request.
+
+A request that one prefill and one decode leg cannot answer as a single engine would, or of which a field has a type
+that we do not know, goes to one engine as it is: that engine answers it, or says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdserve.pd.body import Body, encode
+from pdserve.pd.errors import ApiError
+
+INTERNAL = frozenset(("kv_transfer_params", "ec_transfer_params"))
+"""Between proxy and engines only. From a client they point decode at any address or end an EngineCore."""
+
+NOT_FOR_PREFILL = frozenset(
+    (
+        # They could end the token by "stop".
+        *("stop", "stop_token_ids", "stop_sequences", "min_tokens"),
+        # They multiply the sequences; only one of them can own the transfer.
+        *("n", "best_of", "use_beam_search"),
+        # They are about the answer, which nobody reads here; some are invalid without the client's own max_tokens.
+        *("stream_options", "stream_interval", "echo", "logprobs", "top_logprobs", "prompt_logprobs"),
+        *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
+        *("return_mm_kwargs", "max_tool_calls", "include"),
+    )
+)
+
+Check = Callable[[Any], bool]
+
+
+def _count(least: int) -> Check:
+    return lambda value: value is None or (type(value) is int and value >= least)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool | None)
+
+
+def _only(*allowed: Any) -> Check:
+    """None, or exactly one of these: 1 and True are not the same here."""
+    return lambda value: value is None or any(type(value) is type(one) and value == one for one in allowed)
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, str | None) or _list_of(str)(value)
+
+
+def _list_of(kind: type) -> Check:
+    return lambda value: value is None or (isinstance(value, list) and all(type(item) is kind for item in value))
+
+
+def _stream_options(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(isinstance(inner, bool | None) for inner in value.values())
+    )
+
+
+# If decode alone refused a field, prefill would have computed for nobody: so every field that the prefill leg does not
+# get is looked at here. What does not pass is one engine's to judge.
+_SPLITTABLE: Mapping[str, Check] = {
+    "stream": _flag,
+    "n": _only(1),
+    "best_of": _only(1),
+    "use_beam_search": _only(False),
+    "prompt_logprobs": _only(),
+    "prompt_embeds": _only(),
+    "truncate_prompt_tokens": _count(0),
+    "max_tokens": _count(1),
+    "max_completion_tokens": _count(1),
+    "max_output_tokens": _count(1),
+    "stream_interval": _count(1),
+    "min_tokens": _count(0),
+    "top_logprobs": _count(0),
+    "ignore_eos": _flag,
+    "echo": _only(False),
+    "return_token_ids": _flag,
+    "return_tokens_as_token_ids": _flag,
+    "return_prompt_text": _flag,
+    "return_mm_kwargs": _flag,
+    "stop": _strings,
+    "stop_token_ids": _list_of(int),
+    "logprob_token_ids": _list_of(int),
+    "stop_sequences": _list_of(str),
+    "stream_options": _stream_options,
+    # State that one engine keeps under an id, for later requests.
+    "background": _only(False),
+    "previous_response_id": _only(),
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One API."""
+
+    name: str
+    path: str
+    prompt_fields: tuple[str, ...]
+    """What of a body shapes the prompt, in the order in which templates use it."""
+    prefill_fields: Mapping[str, bytes]
+    """What the prefill leg's body says instead of the client's."""
+    limits: tuple[str, ...] = ()
+    """Limits of tokens that become 1 on prefill when the client has set them."""
+    end_of_stream: bytes | None = None
+    """In the last event of a complete stream."""
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """Beside those of all APIs."""
+    one_prompt: bool = True
+    """False: `prompt` may be a list of prompts."""
+
+    def needs_one_engine(self, body: Body) -> str | None:
+        """The field because of which this request cannot be split; None: it can."""
+        for name, allowed in _SPLITTABLE.items():
+            if name in body and not allowed(body.get(name)):
+                return name
+        for name, allowed in self.checks.items():
+            if not allowed(body.get(name)):
+                return name
+        if not self.one_prompt and not _is_one_prompt(body):
+            return "prompt"
+        if "stream_options" in body and body.get("stream_options") is not None and body.get("stream") is not True:
+            return "stream_options"
+        return None
+
+    def prefill_body(self, body: Body, transfer: bytes) -> bytes:
+        """The leg that computes the prompt: one token that only length ends."""
+        plus = dict(self.prefill_fields)
+        for name in self.limits:
+            if name in body:
+                plus[name] = b"1"
+        return body.spliced(without=_LEFT_OUT, plus={**plus, **_clean_extra(body), "kv_transfer_params": transfer})
+
+    def decode_body(self, body: Body, transfer: bytes) -> bytes:
+        """The leg that answers: the client's own body, and where its KV comes from."""
+        return body.spliced(without=INTERNAL, plus={**_clean_extra(body), "kv_transfer_params": transfer})
+
+    def whole_body(self, body: Body) -> bytes:
+        """For one engine that does both."""
+        extra = _clean_extra(body)
+        if not extra and not any(name in body for name in INTERNAL):
+            return body.raw
+        return body.spliced(without=INTERNAL, plus=extra)
+
+    def prompt(self, body: Body) -> bytes:
+        """What shapes the prompt, as it was sent: equal bytes are equal prompts."""
+        return b"".join(body.raw_value(name) or b"" for name in self.prompt_fields)
+
+    def error_body(self, error: ApiError) -> bytes:
+        """The JSON document of an error, in the shape that this API's clients read."""
+        return json.dumps(error.body()).encode()
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The same as the last event of a stream."""
+        return b"data: " + self.error_body(error) + b"\n\n"
+
+
+class _Responses(Dialect):
+    """OpenAI's Responses API: events have a type, errors among them."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        event = {"type": "error", "code": error.type, "message": error.message, "param": error.param}
+        return b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+
+
+class _Messages(Dialect):
+    """Anthropic's Messages API."""
+
+    def error_body(self, error: ApiError) -> bytes:
+        return json.dumps({"type": "error", "error": {"type": _anthropic(error), "message": error.message}}).encode()
+
+    def error_event(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
+
+
+_ONE_TOKEN = {"max_tokens": b"1", "stream": b"false", "ignore_eos": b"true"}
+_LEFT_OUT = INTERNAL | NOT_FOR_PREFILL
+
+CHAT = Dialect(
+    "chat",
+    "/v1/chat/completions",
+    prompt_fields=("tools", "documents", "chat_template_kwargs", "messages"),
+    prefill_fields=_ONE_TOKEN,
+    limits=("max_completion_tokens",),
+    end_of_stream=b"data: [DONE]",
+    checks={
+        "logprobs": _flag,
+        "messages": lambda value: isinstance(value, list),
+    },
+)
+COMPLETIONS = Dialect(
+    "completions",
+    "/v1/completions",
+    prompt_fields=("prompt",),
+    prefill_fields=_ONE_TOKEN,
+    limits=("max_completion_tokens",),
+    end_of_stream=b"data: [DONE]",
+    checks={"logprobs": _count(0)},
+    one_prompt=False,
+)
+RESPONSES = _Responses(
+    "responses",
+    "/v1/responses",
+    prompt_fields=("tools", "instructions", "input"),
+    # store: nobody will ask prefill for this answer.
+    prefill_fields={"max_output_tokens": b"1", "stream": b"false", "ignore_eos": b"true", "store": b"false"},
+)
+MESSAGES = _Messages(
+    "messages",
+    "/v1/messages",
+    prompt_fields=("tools", "system", "messages"),
+    # It has no ignore_eos. A token that ends the turn does not matter: the patch mooncake-requests keeps the KV of a
+    # prefill that ends by stop, and NIXL does so itself.
+    prefill_fields={"max_tokens": b"1", "stream": b"false"},
+    end_of_stream=b"event: message_stop",
+)
+DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+BY_PATH = {dialect.path.encode(): dialect for dialect in DIALECTS}
+
+
+def _is_one_prompt(body: Body) -> bool:
+    first = body.begins("prompt")
+    if first != b"[":
+        return first == b'"'
+    items = body.items("prompt")
+    return bool(items) and (len(items) == 1 or not any(item[:1] in (b'"', b"[") for item in items))
+
+
+def _clean_extra(body: Body) -> dict[str, bytes]:
+    """vLLM merges vllm_xargs into the same mapping that carries kv_transfer_params to the connector."""
+    raw = body.raw_value("vllm_xargs")
+    if raw is None or not raw.startswith(b"{"):
+        return {}
+    extra = Body(raw)
+    if not any(name in extra for name in INTERNAL):
+        return {}
+    return {"vllm_xargs": extra.spliced(without=INTERNAL, plus={})}
+
+
+def _anthropic(error: ApiError) -> str:
+    names = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+    return names.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+
+
+def transfer_params(params: Mapping[str, Any]) -> bytes:
+    """JSON of kv_transfer_params."""
+    return encode(params)

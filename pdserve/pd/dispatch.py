@@ -1,0 +1,118 @@
+"""From a request to the workers that answer it: split or not, which of them, and what to try when one fails.
+
+An attempt that fails before the first byte because of a worker is made again at once with other workers: a new
+transfer and both legs anew. A 4xx is the request's own fault and never tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
+
+from pdserve.pd.client import Client
+from pdserve.pd.config import ProxyConfig, WorkerRole
+from pdserve.pd.engines import Engines
+from pdserve.pd.errors import WorkerFailedError
+from pdserve.pd.mooncake import Mooncake
+from pdserve.pd.one_engine import OneEngine
+from pdserve.pd.pools import Pools
+from pdserve.pd.registry import Registry, Worker
+from pdserve.pd.request import ClientRequest
+
+log = logging.getLogger("pdserve.proxy")
+
+ATTEMPTS = 3
+DISAGGREGATED = "disaggregated"
+
+Attempt = Callable[[set[Worker]], Awaitable[None]]
+
+
+class Split(Protocol):
+    """A P/D protocol."""
+
+    async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None: ...
+
+
+class Dispatcher:
+    """Of one proxy process."""
+
+    def __init__(self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines) -> None:
+        self._config = config
+        self._registry = registry
+        self._pools = pools
+        self._one = OneEngine(engines)
+        self._mooncake = Mooncake(registry, engines)
+        self._split: Split = self._mooncake
+
+    async def serve(self, request: ClientRequest, client: Client) -> None:
+        """Answers one client. Raises ApiError or ClientGoneError; what it leaves running ends by itself."""
+        if self._config.protocol == "aggregated":
+            await self._at_one("aggregated", "aggregated", request, client)
+            return
+        field = request.dialect.needs_one_engine(request.body)
+        if field is not None:
+            await self._at_one(self._whole_role(), f"field:{field}", request, client)
+            return
+        empty = self._registry.empty_pools()
+        if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
+            role: WorkerRole = "prefill" if empty[0] == "decode" else "decode"
+            await self._at_one(role, f"no-{empty[0]}", request, client)
+            return
+        decode = self._pools.pick("decode", request.ask)
+        skip = self._pools.skips_prefill(request.ask, decode)
+        if skip is not None:
+            await self._at_one("decode", skip, request, client, first=decode)
+        else:
+            await self._at_two(request, client, first=decode)
+
+    async def drained(self) -> None:
+        """Returns when nothing is running in the background."""
+        await self._mooncake.background.drained()
+
+    async def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> None:
+        request.decision = DISAGGREGATED
+
+        async def attempt(avoid: set[Worker]) -> None:
+            prefill = self._pools.pick("prefill", request.ask, avoid)
+            decode = first if request.attempts == 1 else self._pools.pick("decode", request.ask, avoid)
+            request.prefill, request.decode = prefill.name, decode.name
+            await self._split.attempt(request, client, prefill, decode)
+
+        await self._try(request, client, self._registry.roles, attempt)
+
+    async def _at_one(
+        self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
+    ) -> None:
+        request.decision = why
+
+        async def attempt(avoid: set[Worker]) -> None:
+            worker = first if first and request.attempts == 1 else self._pools.pick(role, request.ask, avoid)
+            request.decode = worker.name
+            await self._one.attempt(request, client, worker)
+
+        await self._try(request, client, (role,), attempt)
+
+    async def _try(
+        self, request: ClientRequest, client: Client, roles: Collection[WorkerRole], attempt: Attempt
+    ) -> None:
+        avoid: set[Worker] = set()
+        while True:
+            request.attempts += 1
+            try:
+                await attempt(avoid)
+            except WorkerFailedError as failure:
+                if failure.avoid:
+                    avoid.add(failure.worker)
+                others = all(self._registry.ready(role, avoid) for role in roles)
+                if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
+                    raise failure.error from failure
+                log.warning("%s: %s; once more", request.request_id, failure)
+            else:
+                return
+
+    def _whole_role(self) -> WorkerRole:
+        """Who computes what cannot be split: decode, whose answers are then its own."""
+        if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
+            return "prefill"
+        return "decode"

@@ -1,0 +1,133 @@
+"""The answer to one request, written straight to its connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdserve.pd.http.front import Connection
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_NO_BODY = frozenset((204, 304))
+
+
+class Reply:
+    """What a handler answers with. Everything written after the client has gone is dropped: `gone` says so."""
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "_head",
+        "_head_only",
+        "_http10",
+        "ended",
+        "gone",
+        "keep_alive",
+        "on_gone",
+        "on_pressure",
+        "started",
+    )
+
+    def __init__(self, connection: Connection, *, keep_alive: bool, head_only: bool, http10: bool) -> None:
+        self._connection = connection
+        self._head: bytes | None = None
+        self._chunked = False
+        self._head_only = head_only
+        self._http10 = http10
+        self.keep_alive = keep_alive
+        self.started = False
+        """The status is decided: whatever goes wrong from now on cannot have one of its own."""
+        self.ended = False
+        self.gone = False
+        self.on_gone: Callable[[], None] | None = None
+        """Called once when the client's connection is lost before the end of the reply."""
+        self.on_pressure: Callable[[bool], None] | None = None
+        """Called with True when the client does not read what it is sent, and with False when it does again."""
+
+    @property
+    def congested(self) -> bool:
+        """The client is behind: what is written now waits in our memory."""
+        return self._connection.congested
+
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Status and headers; they leave together with the first data. `length`: bytes, None when not known."""
+        self.started = True
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        if length is not None:
+            parts.append(b"content-length: %d\r\n" % length)
+        elif self._http10:
+            self.keep_alive = False
+        elif status not in _NO_BODY:
+            self._chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        elif self._http10:
+            parts.append(b"connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
+
+    def write(self, data: bytes) -> None:
+        """Some of the body. Nothing at all is written for an empty chunk, which would mean the end."""
+        if self.gone or self.ended:
+            return
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._connection.send(head + self._framed(data))
+        elif self._chunked:
+            self._connection.send(b"%x\r\n%b\r\n" % (len(data), data))
+        elif not self._head_only:
+            self._connection.send(data)
+
+    def end(self, data: bytes = b"") -> None:
+        """The rest of the body, and the end of the reply."""
+        if self.gone or self.ended:
+            return
+        head, self._head = self._head or b"", None
+        last = head + self._framed(data) if data else head
+        if self._chunked and not self._head_only:
+            last += b"0\r\n\r\n"
+        if last:
+            self._connection.send(last)
+        self.ended = True
+        self._connection.replied(self)
+
+    def cut(self) -> None:
+        """Ends the reply so that the client sees that something is missing: the connection is closed in the middle."""
+        if not (self.gone or self.ended):
+            self.ended = True
+            self._connection.abort()
+
+    def lost(self) -> None:
+        """Called by the connection when the client has gone."""
+        if self.gone or self.ended:
+            return
+        self.gone = True
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _framed(self, data: bytes) -> bytes:
+        if self._head_only or not data:
+            return b""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+
+async def drained(reply: Reply) -> None:
+    """Returns when the client has caught up or has gone."""
+    if reply.congested and not reply.gone:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def finish(_: bool = False) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        reply.on_pressure, reply.on_gone = finish, finish
+        await done
+        reply.on_pressure = reply.on_gone = None

@@ -1,0 +1,243 @@
+"""Pooled HTTP/1.1 connections to one engine. Never through a proxy of the environment.
+
+A Sink is what hears of one response. A connection is in use from `send` until the end of the response; then it is kept
+for the next request. Whoever does not want the rest of a response aborts the connection: that is how an engine learns
+that its client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+IDLE_SECONDS = 2.0
+"""vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
+_MAX_IDLE = 256
+
+
+class Sink(Protocol):
+    """Who hears of a response. All calls come from the event loop; none may raise."""
+
+    def on_status(self, status: int, content_type: str) -> None: ...
+
+    def on_data(self, data: bytes) -> None:
+        """Some of the body, chunked coding removed; once for each read from the network."""
+
+    def on_end(self) -> None:
+        """The response is complete. The connection is no longer this sink's."""
+
+    def on_sent(self) -> None:
+        """The whole request has left our memory."""
+
+    def on_lost(self, *, stale: bool) -> None:
+        """The connection ended first. `stale`: it was an old one, and the engine has said nothing on it."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to an engine. Owned by its pool while it is idle, by the sink of its request otherwise."""
+
+    __slots__ = (
+        "_complete",
+        "_content_type",
+        "_data",
+        "_keep",
+        "_loop",
+        "_parser",
+        "_pool",
+        "_responded",
+        "_sink",
+        "_transport",
+        "_unsent",
+        "idle_since",
+        "used",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: Sink | None = None
+        self._content_type = ""
+        self._data: list[bytes] = []
+        self._complete = False
+        self._responded = False
+        self._unsent = False
+        self.used = 0
+        """Requests ever sent on it."""
+        self.idle_since = 0.0
+
+    def send(self, request: bytes, body: bytes, sink: Sink) -> None:
+        """One request. The connection must be open and idle."""
+        self._sink = sink
+        self._responded = False
+        self.used += 1
+        transport = self._transport
+        if len(body) < 65536:
+            transport.write(request + body)
+        else:
+            transport.writelines((request, body))
+        if transport.get_write_buffer_size() == 0:
+            sink.on_sent()
+        else:
+            self._unsent = True
+            self._loop.call_soon(self._check_sent)
+
+    def abort(self) -> None:
+        """Leaves at once. The sink hears nothing more."""
+        self._sink = None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    @property
+    def open(self) -> bool:
+        return not self._transport.is_closing()
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # resume_writing is then called when all of a request has been sent.
+        self._transport.set_write_buffer_limits(high=0)
+
+    def resume_writing(self) -> None:
+        self._check_sent()
+
+    def data_received(self, data: bytes) -> None:
+        if self._sink is None:
+            # Nothing was asked: this engine does not speak HTTP as it should, or its client has left.
+            self._transport.abort()
+            return
+        self._responded = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._break()
+            return
+        sink = self._sink
+        if sink is None:
+            return
+        if self._data:
+            parts = self._data
+            self._data = []
+            sink.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._complete:
+            self._finish()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._pool.forget(self)
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.on_lost(stale=self.used > 1 and not self._responded)
+
+    # --- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._content_type = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._sink is not None:
+            self._sink.on_status(status, self._content_type or "application/json")
+
+    def on_body(self, data: bytes) -> None:
+        self._data.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._complete = True
+        self._content_type = ""
+
+    # --- inside
+
+    def _finish(self) -> None:
+        sink, self._sink = self._sink, None
+        self._complete = False
+        keep = self._parser.should_keep_alive() and not self._unsent and not self._transport.is_closing()
+        if keep:
+            self._pool.keep(self)
+        else:
+            self._transport.close()
+        if sink is not None:
+            sink.on_end()
+
+    def _break(self) -> None:
+        sink, self._sink = self._sink, None
+        self._transport.abort()
+        if sink is not None:
+            sink.on_lost(stale=False)
+
+    def _check_sent(self) -> None:
+        if self._unsent and self._transport.get_write_buffer_size() == 0:
+            self._unsent = False
+            if self._sink is not None:
+                self._sink.on_sent()
+
+
+class Pool:
+    """The connections to one origin."""
+
+    def __init__(self, url: str, *, connect_timeout: float, tls: ssl.SSLContext | None = None) -> None:
+        """`url`: http(s)://host:port. `tls` is used for https; None means the system's own trust."""
+        parts = urlsplit(url)
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._tls = (tls or ssl.create_default_context()) if self._secure else None
+        self._connect_timeout = connect_timeout
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._loop = asyncio.get_running_loop()
+        self.host_header = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+
+    def take(self) -> Connection | None:
+        """An idle connection that is still fresh."""
+        oldest = self._loop.time() - IDLE_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new one. Raises OSError (TimeoutError among them, and TLS errors) when it cannot be had."""
+        async with asyncio.timeout(self._connect_timeout):
+            _, connection = await self._loop.create_connection(
+                self._new, self._host, self._port, ssl=self._tls, server_hostname=self._host if self._tls else None
+            )
+        return connection
+
+    def keep(self, connection: Connection) -> None:
+        """Its response is complete: it may serve again."""
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+        oldest = connection.idle_since - IDLE_SECONDS
+        while self._idle and (len(self._idle) > _MAX_IDLE or self._idle[0].idle_since < oldest):
+            self._idle.popleft().abort()
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+    def close(self) -> None:
+        """Aborts every connection, in use or not."""
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()
+
+    def _new(self) -> Connection:
+        connection = Connection(self)
+        self._open.add(connection)
+        return connection

@@ -1,0 +1,261 @@
+"""One request to one worker, from now until its end.
+
+A leg holds back the head of a stream until its first data event, because vLLM answers 200 before it knows whether the
+KV arrives: up to then a failure still has a proper status, and another attempt is still possible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
+from pdserve.pd.http import event_stream
+from pdserve.pd.http.upstream import Connection
+from pdserve.pd.registry import Worker
+from pdserve.pd.waiting import never
+
+if TYPE_CHECKING:
+    from pdserve.pd.client import Client
+
+HELD_BYTES = 1024 * 1024
+"""An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A good answer whose beginning has arrived."""
+
+    content_type: str
+    data: bytes
+    """What has come so far and was not relayed yet."""
+    complete: bool
+
+
+class Leg:
+    """A Sink of its connection (http.upstream). `poke` is called whenever `answer`, `failure` or `sent` change."""
+
+    __slots__ = (
+        "_body",
+        "_client",
+        "_closed",
+        "_connecting",
+        "_connection",
+        "_content_type",
+        "_data",
+        "_head",
+        "_on_complete",
+        "_status",
+        "answer",
+        "failure",
+        "first_byte",
+        "poke",
+        "reached",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        head: bytes,
+        body: bytes,
+        poke: Callable[[], None],
+        on_complete: Callable[[], None] | None = None,
+    ) -> None:
+        """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
+        come or nobody wants it any more."""
+        self.worker = worker
+        self._on_complete = on_complete
+        self.poke = poke
+        self.reached = False
+        """The engine has the whole request."""
+        self.answer: Answer | None = None
+        self.failure: WorkerFailedError | None = None
+        self.first_byte = 0.0
+        """Loop time of the answer's beginning."""
+        self._head, self._body = head, body
+        self._status = 0
+        self._content_type = ""
+        self._data = b""
+        self._client: Client | None = None
+        self._closed = False
+        self._connecting: asyncio.Task[None] | None = None
+        worker.opened()
+        self._connection: Connection | None = worker.pool.take()
+        if self._connection is not None:
+            self._connection.send(head, body, self)
+        else:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    @property
+    def settled(self) -> bool:
+        """There is an answer or a failure."""
+        return self.answer is not None or self.failure is not None
+
+    @property
+    def delivered(self) -> bool:
+        """The engine has it, or never will."""
+        return self.reached or self.failure is not None
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more will come: a failure, or the end of the answer."""
+        return self.failure is not None or (self.answer is not None and self.answer.complete)
+
+    def close(self) -> None:
+        """Ends the leg: an engine that is still working on it sees its client leave and aborts."""
+        if self._closed:
+            return
+        self._closed = True
+        self.poke = never
+        self._client = None
+        self.worker.closed()
+        if not self.settled:
+            self.worker.breaker.left()
+            self.failure = self._failed("was left", retry=False)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._completed()
+
+    def relay_to(self, client: Client) -> None:
+        """From now on data goes straight to the client."""
+        self._client = client
+
+    def hold(self, wait: bool) -> None:
+        """Stops reading from the engine while its client does not read from us."""
+        if self._connection is not None:
+            self._connection.pause() if wait else self._connection.resume()
+
+    def result(self) -> Answer:
+        """The answer; raises the failure."""
+        if self.failure is not None:
+            raise self.failure
+        assert self.answer is not None
+        return self.answer
+
+    # --- Sink
+
+    def on_status(self, status: int, content_type: str) -> None:
+        self._status, self._content_type = status, content_type
+
+    def on_data(self, data: bytes) -> None:
+        client = self._client
+        if client is not None:
+            client.on_data(data)
+        elif self.answer is not None:
+            self.answer.data += data
+        else:
+            if not self.first_byte:
+                self.first_byte = asyncio.get_running_loop().time()
+            self._data = self._data + data if self._data else data
+            if self._status == 200:
+                self._begin()
+            elif len(self._data) > HELD_BYTES:
+                self._fail(from_upstream(self.worker.name, self._status, b""), retry=False)
+
+    def on_end(self) -> None:
+        self._connection = None
+        if self.answer is not None:
+            self.answer.complete = True
+            self._completed()
+            if self._client is not None:
+                self._client.on_end()
+            else:
+                self.poke()
+        elif self._status != 200:
+            error = from_upstream(self.worker.name, self._status, self._data)
+            self._fail(error, retry=self._status >= 500)
+        elif self._content_type.startswith(event_stream.CONTENT_TYPE):
+            self._fail(ApiError(502, f"{self.worker.name} ended the stream before its first event"), retry=True)
+        else:
+            self._answer(complete=True)
+
+    def on_sent(self) -> None:
+        self.reached = True
+        self._body = b""
+        self.poke()
+
+    def on_lost(self, *, stale: bool) -> None:
+        self._connection = None
+        if stale and not self._closed:
+            # The engine closed an old connection at the moment when we used it: it has not seen the request.
+            self.reached = False
+            self.worker.breaker.left()
+            error = ApiError(502, f"{self.worker.name} closed the connection")
+            self._end_with(WorkerFailedError(self.worker, error, retry=True, avoid=False))
+        elif self.answer is None:
+            self._fail(ApiError(502, f"{self.worker.name} closed the connection"), retry=True)
+        else:
+            self.worker.breaker.failed(asyncio.get_running_loop().time())
+            client = self._client
+            self._end_with(self._failed("closed the connection in the middle of its answer", retry=False))
+            if client is not None:
+                client.on_cut()
+
+    # --- inside
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self.worker.pool.connect()
+        except TimeoutError:
+            self._fail(ApiError(502, f"{self.worker.name} cannot be reached in time"), retry=True)
+        except OSError:
+            self._fail(ApiError(502, f"{self.worker.name} cannot be reached"), retry=True)
+        else:
+            self._connecting = None
+            if self._closed:
+                connection.abort()
+                return
+            self._connection = connection
+            connection.send(self._head, self._body, self)
+
+    def _begin(self) -> None:
+        """Looks whether enough of a good answer is there."""
+        if not self._content_type.startswith(event_stream.CONTENT_TYPE):
+            if len(self._data) > HELD_BYTES:
+                self._answer(complete=False)
+            return
+        event = event_stream.first_event(self._data)
+        if event is None:
+            return
+        if b'"error"' in event and (error := from_event(self.worker.name, event)) is not None:
+            self._fail(error, retry=error.status >= 500)
+        else:
+            self._answer(complete=False)
+
+    def _answer(self, *, complete: bool) -> None:
+        self.worker.breaker.succeeded()
+        self.answer = Answer(self._content_type, self._data, complete)
+        self._data = b""
+        if complete:
+            self._completed()
+        self.poke()
+
+    def _fail(self, error: ApiError, *, retry: bool) -> None:
+        """The worker has failed, or (4xx) has refused the request, which says nothing against the worker."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        if error.status >= 500:
+            self.worker.breaker.failed(asyncio.get_running_loop().time())
+        else:
+            self.worker.breaker.succeeded()
+        self._end_with(WorkerFailedError(self.worker, error, retry=retry))
+
+    def _end_with(self, failure: WorkerFailedError) -> None:
+        self.failure = failure
+        self._completed()
+        self.poke()
+
+    def _completed(self) -> None:
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            on_complete()
+
+    def _failed(self, what: str, *, retry: bool) -> WorkerFailedError:
+        return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)

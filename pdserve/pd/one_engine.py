@@ -1,0 +1,43 @@
+"""One engine computes the prompt and answers: the aggregated mode, and what cannot or need not be split."""
+
+from __future__ import annotations
+
+from pdserve.pd.client import Client
+from pdserve.pd.engines import Engines
+from pdserve.pd.errors import WorkerFailedError
+from pdserve.pd.leg import Leg
+from pdserve.pd.registry import Worker
+from pdserve.pd.request import ClientRequest
+from pdserve.pd.waiting import Watch
+
+
+class OneEngine:
+    """Sends each request to one worker, as it is."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    async def attempt(self, request: ClientRequest, client: Client, worker: Worker) -> None:
+        """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError."""
+        watch = Watch(client, (worker,))
+        body = request.dialect.whole_body(request.body)
+        tokens = request.ask.estimate
+        worker.load.add_prompt_tokens(tokens)
+        head = self._engines.post(worker, request.target, request.headers, body)
+        leg = Leg(worker, head, body, watch.poke)
+        computing = True
+        try:
+            await watch.until(lambda: leg.settled)
+            leg.result()
+            worker.load.add_prompt_tokens(-tokens)
+            computing = False
+            client.relay(leg)
+            try:
+                await watch.until(lambda: client.ended)
+            except WorkerFailedError as failure:
+                raise failure.error from failure
+        finally:
+            if computing:
+                worker.load.add_prompt_tokens(-tokens)
+            leg.close()
+            watch.end()
