@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pdserve import host, procfs
 from pdserve.errors import PreflightError
 from pdserve.lmcache_server import check_memory
+from pdserve.pd import keys
+from pdserve.pd.config import ProxyConfig
+from pdserve.pd.settings import Tls
 from pdserve.plan.model import Plan, Process
 
 ENGINE_KEY = "engine_key"
@@ -22,6 +26,7 @@ def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] =
     """
     _check_protocol(plan)
     _check_model(plan)
+    _check_proxy_files(plan.proxy)
     for process in starting:
         _check_program(process)
     _check_ports(starting, held_by_us)
@@ -52,6 +57,40 @@ def _check_model(plan: Plan) -> None:
             cause="a wrong path, or a download that has not finished",
             todo="correct model.path, relative to the recipe that names it (the tiny model: ./scripts/tiny-model)",
         )
+
+
+def _check_proxy_files(proxy: ProxyConfig) -> None:
+    """The files that the proxy reads at its start. What is wrong inside one is told with its line."""
+    named = {"proxy.auth.keys_file": proxy.auth.keys_file}
+    if proxy.tls is not None:
+        named |= {"proxy.tls.certificate": proxy.tls.certificate, "proxy.tls.key": proxy.tls.key}
+    if proxy.admin is not None:
+        named["proxy.admin.token_file"] = proxy.admin.token_file
+    for key, path in named.items():
+        if path is None:
+            continue
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            todo = "make it with: pdserve new-key NAME --file FILE" if key == "proxy.auth.keys_file" else None
+            raise PreflightError(f"{path} cannot be read: {error.strerror}", where=key, todo=todo) from error
+    if proxy.auth.keys_file is not None:
+        keys.read(Path(proxy.auth.keys_file))
+    if proxy.admin is not None and proxy.admin.token_file is not None:
+        keys.read_token(Path(proxy.admin.token_file))
+    if proxy.tls is not None:
+        _check_pair(proxy.tls)
+
+
+def _check_pair(tls: Tls) -> None:
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certificate, tls.key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise PreflightError(
+            f"certificate and key are not usable together: {error}",
+            where="proxy.tls",
+            cause="no PEM files, a key of another certificate, or a key with a passphrase",
+        ) from error
 
 
 def _check_program(process: Process) -> None:

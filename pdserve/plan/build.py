@@ -55,7 +55,7 @@ def build_plan(
         recipe,
         [
             *(need for server in servers for need in server.needs()),
-            *(need for i in instances for need in port_needs(i, connectors[i.role_name])),
+            *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
             proxy.port_need(nodes[0]),
         ],
     )

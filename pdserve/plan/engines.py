@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pdserve.plan import kv_transfer
 from pdserve.plan.environment import engine_env
@@ -40,7 +41,7 @@ class EngineInputs:
     """Addresses of all nodes."""
 
 
-def port_needs(instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
+def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
     """The ports of an instance on each of its nodes."""
     names = kv_transfer.class_names(connector)
     parallel = instance.role.parallel
@@ -50,6 +51,8 @@ def port_needs(instance: Instance, connector: AnyConnector | None) -> Iterator[N
             yield Need(node, process, instance.role_name)
             if "MooncakeConnector" in names and instance.role_name == "prefill":
                 yield Need(node, process, "bootstrap")
+            if effective.publishes_kv_events(recipe, instance.role_name):
+                yield Need(node, process, "kv_events", 2 * parallel.dp)
         if "MooncakeConnector" in names:
             yield Need(node, process, "transfer", TRANSFER_PORTS)
         if "NixlConnector" in names:
@@ -84,6 +87,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 model=inputs.model,
                 port=port,
                 kv_transfer=config,
+                kv_events=_kv_events(instance, ports),
                 rendezvous=_rendezvous(instance, ports),
                 python=recipe.engine.python or inputs.python,
             ),
@@ -117,6 +121,19 @@ def _ranks(instance: Instance, rank: int) -> Ranks:
     parallel = instance.role.parallel
     cores = max(parallel.dp // len(instance.shares), 1 if rank == 0 else 0)
     return Ranks(cores=cores, workers=instance.shares[rank].workers)
+
+
+def _kv_events(instance: Instance, ports: Ports) -> dict[str, Any] | None:
+    """vLLM's KVEventsConfig. A publisher whose endpoint names an address would connect to it instead of listening."""
+    taken = ports.range(instance.name, "kv_events")
+    if not taken:
+        return None
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{taken[0]}",
+        "replay_endpoint": f"tcp://*:{taken[len(taken) // 2]}",
+    }
 
 
 def _rendezvous(instance: Instance, ports: Ports) -> Rendezvous | None:

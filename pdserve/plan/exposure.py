@@ -23,8 +23,17 @@ def exposed(
     return (
         *(entry for server in servers for entry in _server(server, ports)),
         *(entry for instance in instances for entry in _instance(recipe, instance, ports)),
-        Exposure(process="proxy", address=proxy.host, port=proxy.port, what="the OpenAI API: clients need no key"),
+        *_proxy(proxy),
     )
+
+
+def _proxy(proxy: ProxyConfig) -> Iterator[Exposure]:
+    who = "clients need no key" if proxy.auth.keys_file is None else "clients need a key"
+    yield Exposure(process="proxy", address=proxy.host, port=proxy.port, what=f"the OpenAI API: {who}")
+    if proxy.admin is not None and proxy.admin.port is not None:
+        who = "asks for no token" if proxy.admin.token_file is None else "asks for its token"
+        what = f"admin of the proxy: workers, reloading; {who}"
+        yield Exposure(process="proxy", address=proxy.admin.host, port=proxy.admin.port, what=what)
 
 
 def _server(server: Server, ports: Ports) -> Iterator[Exposure]:
@@ -72,6 +81,14 @@ def _instance(recipe: Recipe, instance: Instance, ports: Ports) -> Iterator[Expo
                     port=RANDOM_PORT,
                     what="Mooncake side channel, one a worker: asks prefill to send KV",
                 )
+        if events := ports.range(process, "kv_events"):
+            yield Exposure(
+                process=process,
+                address=EVERYWHERE,
+                port=events.start,
+                last_port=events.stop - 1,
+                what="KV events: token ids of the prompts and answers in the cache",
+            )
         if nixl := ports.range(process, "nixl"):
             yield Exposure(
                 process=process,

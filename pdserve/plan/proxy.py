@@ -75,7 +75,7 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
         node=node.name,
         argv=(*program, "--config", f"{run_dir}/{CONFIG_FILE}"),
         env=proxy_env(),
-        ports={"http": config.port},
+        ports={"http": config.port, **({"admin": config.admin.port} if config.admin and config.admin.port else {})},
         log=f"logs/{NAME}@{node.name}.log",
         files={CONFIG_FILE: config.model_dump_json(indent=2) + "\n"},
         probe=HttpProbe(host=host, port=config.port, path="/health"),
@@ -99,11 +99,14 @@ def _located(section: Section, folder: str, *fields: str) -> Section:
 def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
     address = instance.leader.node.address
     bootstrap = ports.range(instance.name, "bootstrap")
+    events = ports.range(instance.name, "kv_events")
     return WorkerConfig(
         name=instance.name,
         role=instance.role_name,
         url=_url(address, ports.first(instance.name, "http")),
         bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
+        kv_events_url=_url(address, events[0], "tcp") if events else None,
+        kv_replay_url=_url(address, events[len(events) // 2], "tcp") if events else None,
     )
 
 
@@ -116,5 +119,5 @@ def _transfer_slots(recipe: Recipe) -> int:
     return 2 * Mooncake().num_workers
 
 
-def _url(address: str, port: int) -> str:
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+def _url(address: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"

@@ -37,6 +37,7 @@ def vllm_argv(
     model: str,
     port: int | None,
     kv_transfer: Mapping[str, Any] | None,
+    kv_events: Mapping[str, Any] | None,
     rendezvous: Rendezvous | None,
     python: str,
 ) -> tuple[str, ...]:
@@ -62,6 +63,8 @@ def vllm_argv(
         argv += _multi_node(instance, rank, rendezvous)
     if kv_transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(kv_transfer)]
+    if kv_events is not None:
+        argv += ["--kv-events-config", json.dumps(kv_events)]
     return (*argv, *flags(_free_flags(recipe, instance)))
 
 
@@ -104,8 +107,9 @@ def _multi_node(instance: Instance, rank: int, rendezvous: Rendezvous) -> list[s
 
 def _free_flags(recipe: Recipe, instance: Instance) -> dict[str, Any]:
     defaults = dict(DEFAULTS)
-    if recipe.lmcache is not None and instance.role_name in recipe.lmcache.on:
-        # LMCache stores and looks up by the engine's block hashes.
+    attached = recipe.lmcache is not None and instance.role_name in recipe.lmcache.on
+    if attached or effective.publishes_kv_events(recipe, instance.role_name):
+        # LMCache stores and looks up by the engine's block hashes, and events are about cached blocks.
         defaults["enable-prefix-caching"] = True
     return {**defaults, **recipe.engine.args, **instance.role.args}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pdserve.pd import routing_settings
 from pdserve.recipe.connectors import LmcacheMp, Mooncake, Multi, Nixl, Raw
 from pdserve.recipe.lmcache import RoleName
 from pdserve.recipe.model import Recipe, Role
@@ -78,6 +79,16 @@ def transfer_mode_of(recipe: Recipe, connector: LmcacheMp) -> tuple[str, str]:
     asked = connector.transfer_mode or server
     effective = ("engine_driven" if recipe.platform == "cpu" else "lmcache_driven") if asked == "auto" else asked
     return asked, effective
+
+
+def policy_of(recipe: Recipe, name: RoleName) -> str:
+    """The routing policy of a role's pool."""
+    return routing_settings.policy_of(recipe.proxy.routing, name).kind
+
+
+def publishes_kv_events(recipe: Recipe, name: RoleName) -> bool:
+    """Whether the engines of a role are asked to say what their KV caches hold."""
+    return policy_of(recipe, name) == "kv_events"
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[RoleName, Role, AnyConnector | None]]:

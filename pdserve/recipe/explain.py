@@ -62,15 +62,20 @@ def _problem(path: Path, details: list[ErrorDetails], data: dict[str, Any]) -> P
     value = _at(path, data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
-        return Problem(path, f"a connector needs a `kind`: one of {_list(shape.kinds())}")
+        return Problem(path, f"a {_union(path)} needs a `kind`: one of {_list(shape.kinds(path))}")
     if "union_tag_invalid" in kinds:
         given = value.get("kind") if isinstance(value, dict) else None
-        known = [k for k in shape.kinds() if "of" not in path or k not in ("multi", "raw")]
+        known = shape.kinds(path)
         guess = did_you_mean(str(given), known)
         kind_path = (*path, "kind")
-        what = f"no connector is called {show.value(given)}; there are {_list(known)}"
+        what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         return Problem(kind_path, what, f"did you mean {guess}?" if guess else None)
     return _wrong_value(path, details, value, shown, data)
+
+
+def _union(path: Path) -> str:
+    """What the branches of the union at `path` are."""
+    return "policy" if path[:2] == ("proxy", "routing") else "connector"
 
 
 def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str, data: dict[str, Any]) -> Problem:

@@ -7,6 +7,7 @@ inherited and has its default again (inside `args` null is data: it drops the fl
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os.path
 from collections.abc import Callable
@@ -19,6 +20,14 @@ from pdserve.recipe import yaml12
 from pdserve.recipe.problems import Origin, Path, Problem
 
 MAX_BYTES = 1 << 20
+PATHS = (
+    ("model", "path"),
+    ("proxy", "auth", "keys_file"),
+    ("proxy", "tls", "certificate"),
+    ("proxy", "tls", "key"),
+    ("proxy", "admin", "token_file"),
+)
+"""Values that are paths, relative to the file that says them."""
 Interpolate = Callable[[str], str]
 
 
@@ -67,7 +76,8 @@ def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...])
             inherited = _read(target, interpolate, seen)
         except _MissingFileError as missing:
             raise RecipeError(f"extends: {missing.what}", where=str(origin), todo=missing.todo) from None
-        _rebase_model_path(inherited, target.parent, path.parent)
+        for place in PATHS:
+            _rebase(inherited, place, target.parent, path.parent)
         merge(merged, inherited)
     merge(merged, own)
     return merged
@@ -153,11 +163,25 @@ def _same(a: FilePath, b: FilePath) -> bool:
         return a == b
 
 
-def _rebase_model_path(document: Document, written_in: FilePath, read_in: FilePath) -> None:
-    """A relative model.path is relative to the file that says it, so it is rewritten for the folder of its reader."""
-    model = document.data.get("model")
-    path = model.get("path") if isinstance(model, dict) else None
+def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any]:
+    """A copy in which the files of the proxy are named so that they can be found from anywhere; relative ones are
+    relative to `folder`."""
+    copied = copy.deepcopy(data)
+    for *sections, key in PATHS[1:]:
+        section: Any = copied
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = os.path.normpath(folder.absolute() / section[key])
+    return copied
+
+
+def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
+    """A relative path is relative to the file that says it, so it is rewritten for the folder of its reader."""
+    section: Any = document.data
+    for key in place[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    path = section.get(place[-1]) if isinstance(section, dict) else None
     if not isinstance(path, str) or not path or path.startswith(("/", "${")) or _same(written_in, read_in):
         return
-    assert isinstance(model, dict)
-    model["path"] = os.path.normpath(FilePath(os.path.relpath(written_in, read_in)) / path)
+    section[place[-1]] = os.path.normpath(FilePath(os.path.relpath(written_in, read_in)) / path)

@@ -51,7 +51,7 @@ class LoadedRecipe:
     def to_yaml(self, *, model_path: str | None = None) -> str:
         """The resolved document as a recipe of its own, loadable from the same folder; with `model_path`, the
         absolute path of a local model, loadable from anywhere."""
-        document = self.document
+        document = extends.with_absolute_files(self.document, self.path.parent)
         if model_path is not None:
             document = {**document, "model": {**document["model"], "path": model_path}}
         return yaml12.dump(environment.escape(document))

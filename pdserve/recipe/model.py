@@ -101,6 +101,11 @@ class Ports(Strict):
         "bind every interface and cannot be pinned one by one.",
     )
     nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
+    kv_events: Port = Field(
+        default=5700,
+        description="KV events of an engine (ZMQ, binds 0.0.0.0), where a routing policy listens to them: dp ports for "
+        "the events and dp for asking again.",
+    )
     lmcache: Port = Field(default=5555, description="LMCache request socket.")
     lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
     dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")

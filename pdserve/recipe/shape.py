@@ -12,6 +12,9 @@ from pydantic.fields import FieldInfo
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Path
 
+_MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ("prefill", "decode", "aggregated")}
+"""A document in which a connector can have children."""
+
 
 def models_at(path: Path, data: Any) -> list[type[BaseModel]]:
     """The models that may stand at `path` of the document `data`; of connectors, the one whose `kind` is there."""
@@ -31,12 +34,10 @@ def field_at(path: Path, data: Any) -> FieldInfo | None:
     return None
 
 
-def kinds() -> list[str]:
-    """The connector kinds of the registry."""
-    found = []
-    for model in models_at(("prefill", "connector"), {}):
-        found.extend(_kinds(model))
-    return found
+def kinds(path: Path) -> list[str]:
+    """The kinds of the union at `path`: of connectors, or of policies."""
+    places = tuple(0 if isinstance(part, int) else part for part in path)
+    return [kind for model in models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
 
 
 def choices(path: Path, data: Any) -> list[Any]:

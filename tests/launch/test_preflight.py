@@ -94,6 +94,27 @@ def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Pat
     assert "has no config.json" in output
 
 
+@pytest.mark.parametrize(
+    ("section", "content", "says"),
+    [
+        ({"auth": {"keys_file": "f"}}, None, "cannot be read: No such file or directory"),
+        ({"auth": {"keys_file": "f"}}, '\n{"name": "a"}', "missing required field `sha256`"),
+        ({"admin": {"port": 1, "token_file": "f"}}, "short", "the admin token has fewer than 16 characters"),
+        ({"tls": {"certificate": "f", "key": "f"}}, "no PEM", "certificate and key are not usable together"),
+    ],
+)
+def test_a_file_of_the_proxy_that_it_could_not_use(
+    tmp_path: Path, pdserve_home: Path, section: dict[str, object], content: str | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / "f").write_text(content)
+    code, output = pdserve("up", recipe(tmp_path, proxy=section))
+    assert code in (2, 3)
+    assert says in output
+    assert f"{tmp_path}/f" in output or "recipe.yaml:" in output
+    assert not pdserve_home.exists()
+
+
 def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_home: Path) -> None:
     code, output = pdserve("up", REPOSITORY / "recipes/kimi-mi355x-2node.yaml")
     assert code == 3

@@ -10,7 +10,7 @@ from itertools import chain
 
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
-from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, rocm, structure
+from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, proxy, rocm, structure
 
 _RULES = (
     structure.sections,
@@ -34,10 +34,17 @@ _RULES = (
     rocm.switches,
     engines.flags,
     engines.environment,
+    proxy.kinds,
+    proxy.pools,
+    proxy.conditions,
+    proxy.events,
+    proxy.times,
+    proxy.admin,
     ports.clashes,
 )
 _WARNINGS = (
     structure.exposure,
+    proxy.doors,
     connectors.unverified,
     lmcache.leases,
     loading.uneven_caps,

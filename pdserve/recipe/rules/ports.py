@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdserve.recipe.connectors import Mooncake, Nixl
-from pdserve.recipe.effective import roles, transfer_of
+from pdserve.recipe.effective import publishes_kv_events, roles, transfer_of
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Problem
+from pdserve.recipe.problems import Path, Problem
 
 TRANSFER_PORTS = 100
 """Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""
@@ -20,6 +20,12 @@ class _Range:
     first: int
     count: int
     what: str
+    path: Path | None = None
+    """Where the port is set, if not below `ports`."""
+
+    @property
+    def at(self) -> Path:
+        return self.path or ("ports", self.key)
 
     @property
     def last(self) -> int:
@@ -31,16 +37,16 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
     ranges = list(_ranges(recipe)) if _on_one_node(recipe) else []
     for r in ranges:
         if r.last > 65535:
-            yield Problem(("ports", r.key), f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535")
+            yield Problem(r.at, f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535")
     for i, a in enumerate(ranges):
         for b in ranges[:i]:
             if a.first <= b.last and b.first <= a.last:
                 port = max(a.first, b.first)
                 yield Problem(
-                    ("ports", a.key),
+                    a.at,
                     f"port {port} is needed twice: by {a.what} ({_shown(a)}) and by {b.what} ({_shown(b)})",
                     "move one of them",
-                    also=(("ports", b.key),),
+                    also=(b.at,),
                 )
 
 
@@ -54,7 +60,10 @@ def _on_one_node(recipe: Recipe) -> bool:
 def _ranges(recipe: Recipe) -> Iterator[_Range]:
     ports = recipe.ports
     yield _Range("proxy", ports.proxy, 1, "the proxy")
-    nixl = transfers = 0
+    admin = recipe.proxy.admin
+    if admin is not None and admin.port is not None:
+        yield _Range("admin", admin.port, 1, "the proxy's admin endpoints", ("proxy", "admin", "port"))
+    nixl = transfers = events = 0
     for name, role, connector in roles(recipe):
         yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
         leaf = transfer_of(connector)
@@ -64,10 +73,14 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
             transfers += role.instances
         if isinstance(leaf, Nixl):
             nixl += role.instances * role.parallel.dp
+        if publishes_kv_events(recipe, name):
+            events += role.instances * role.parallel.dp * 2
     if transfers:
         yield _Range("transfer", ports.transfer, transfers * TRANSFER_PORTS, f"Mooncake transfers x{transfers}")
     if nixl:
         yield _Range("nixl", ports.nixl, nixl, f"NIXL side channels x{nixl}")
+    if events:
+        yield _Range("kv_events", ports.kv_events, events, f"KV events x{events}")
     if recipe.lmcache is not None:
         servers = 1
         if recipe.lmcache.per == "tp-rank":

@@ -1,0 +1,274 @@
+"""The `proxy:` section: what contradicts itself is refused, with the key, the reason and what to write instead."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.pd import routing_settings
+from pdserve.pd.routing import settings as knobs
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.proxy import Proxy
+from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
+
+REFUSED = [
+    (CPU, ("proxy.kind=vllm-router",), "proxy.kind: this version starts no vllm-router", "write kind: pdserve"),
+    (CPU, ("proxy.kind=nginx",), 'proxy.kind: expected one of pdserve and vllm-router, got "nginx"', ""),
+    (CPU, ("proxy.workers=0",), "proxy.workers: expected at least 1, got 0", ""),
+    # Pools
+    (
+        CPU,
+        ("proxy.admission.aggregated={max_requests: 1}",),
+        "proxy.admission.aggregated: mode disaggregated has no pool aggregated",
+        "set it for prefill and decode",
+    ),
+    (
+        AGGREGATED,
+        ("proxy.routing.prefill={kind: round_robin}",),
+        "proxy.routing.prefill: mode aggregated has no pool prefill (mode at",
+        "set it for aggregated",
+    ),
+    (
+        AGGREGATED,
+        ("proxy.routing.on_empty_pool=aggregate",),
+        "proxy.routing.on_empty_pool: there is one pool, and nobody to take over",
+        "write fail",
+    ),
+    (
+        AGGREGATED,
+        ("proxy.routing.conditional={min_prompt_tokens: 5}",),
+        "proxy.routing.conditional: mode aggregated has no prefill that could be skipped",
+        "remove it",
+    ),
+    # Policies
+    (CPU, ("proxy.routing.decode={kind: random}",), 'proxy.routing.decode.kind: no policy is called "random"', ""),
+    (CPU, ("proxy.routing.decode={kind: prefix}",), "no policy is called", "did you mean prefix_aware?"),
+    (CPU, ("proxy.routing.decode={block_bytes: 5}",), "proxy.routing.decode: a policy needs a `kind`: one of", ""),
+    (
+        CPU,
+        ("proxy.routing.decode={kind: round_robin, block_bytes: 5}",),
+        "proxy.routing.decode.block_bytes: unknown key",
+        "",
+    ),
+    (
+        CPU,
+        ("proxy.routing.decode={kind: prefix_aware, min_match_ratio: 1.5}",),
+        "proxy.routing.decode.min_match_ratio: expected at most 1, got 1.5",
+        "",
+    ),
+    (
+        CPU,
+        ("proxy.routing.prefill={kind: kv_events}", "engine.args.enable-prefix-caching=false", "lmcache=null",
+         "prefill.connector={kind: mooncake, protocol: tcp}"),
+        "engine.args.enable-prefix-caching: there is no cache that an engine could publish events about",
+        "remove the flag, or the policy",
+    ),
+    (
+        CPU,
+        ("proxy.routing.decode={kind: kv_events}", "decode.args={kv-events-config: {enable_kv_cache_events: false}}"),
+        "decode.args.kv-events-config: pdserve sets this flag for the policy kv_events (proxy.routing.decode.kind at",
+        "remove the flag, or the policy",
+    ),
+    (
+        GPU,
+        ("proxy.routing.decode={kind: kv_events}", "decode.parallel={dp: 16, nodes: 2}"),
+        "proxy.routing.decode.kind: the ranks of a decode publish on the nodes they run on",
+        "use prefix_aware",
+    ),
+    # Conditions and sessions
+    (
+        CPU,
+        ("proxy.routing.conditional={}",),
+        "proxy.routing.conditional: has no threshold, so no prompt skips prefill",
+        "set min_prompt_tokens, or remove it",
+    ),
+    (
+        CPU,
+        ("proxy.routing.conditional={max_missing_tokens: 100}",),
+        "proxy.routing.conditional.max_missing_tokens: least_loaded does not know what a decode holds",
+        "set proxy.routing.decode: {kind: prefix_aware}",
+    ),
+    (
+        CPU,
+        # Null would be the default again: an empty text is no name either.
+        ("proxy.routing.affinity={header: ''}",),
+        "proxy.routing.affinity.header: expected something",
+        "",
+    ),
+    # Times
+    (
+        CPU,
+        ("proxy.health={interval_seconds: 1, timeout_seconds: 3}",),
+        "proxy.health.timeout_seconds: a check may take 3 s and the next one is due after 1 s",
+        "lower it, or raise interval_seconds",
+    ),
+    (
+        CPU,
+        ("proxy.request_timeout_seconds=60",),
+        "proxy.admission.prefill.queue_seconds: a request that waits for 60 s has no time left of 60 s",
+        "lower it, or raise proxy.request_timeout_seconds",
+    ),
+    # Admin and TLS
+    (CPU, ("proxy.admin={}",), "proxy.admin: neither port nor socket is set", "set one of them"),
+    (CPU, ("proxy.admin={port: 9000, socket: s}",), "proxy.admin: both port and socket are set", "set one of them"),
+    (
+        CPU,
+        ("proxy.admin={socket: s, host: 127.0.0.1}",),
+        "proxy.admin.host: a socket has no address (proxy.admin.socket at",
+        "remove it",
+    ),
+    (
+        CPU,
+        ("proxy.admin={port: 9000, host: 0.0.0.0}",),
+        "proxy.admin.host: anybody who reaches 0.0.0.0 could add and remove workers",
+        "set token_file, or keep 127.0.0.1",
+    ),
+    (
+        CPU,
+        ("proxy.admin={port: 8000, token_file: t}",),
+        "proxy.admin.port: port 8000 is needed twice: by the proxy's admin endpoints (8000) and by the proxy (8000)",
+        "move one of them",
+    ),
+    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "PEM file: the certificate and its chain."),
+    (CPU, ("proxy.tls={certificate: c.pem}",), "proxy.tls.key: missing", "PEM file: the private key"),
+    # Single values
+    (CPU, ("proxy.admission.decode.max_kv_usage=90",), "max_kv_usage: expected at most 1, got 90", ""),
+    (CPU, ("proxy.admission.decode.max_request=9",), "max_request: unknown key", "did you mean max_requests?"),
+    (CPU, ("proxy.auth.client_authorization=keep",), "client_authorization: expected one of replace, drop and", ""),
+    (CPU, ("proxy.log=yaml",), 'proxy.log: expected one of text and json, got "yaml"', ""),
+    (CPU, ("proxy.otel={endpoint: 'collector:4317'}",), "proxy.otel.endpoint: expected text like ^https?://", ""),
+    (CPU, ("proxy.otel={}",), "proxy.otel.endpoint: missing", "OTLP over HTTP"),
+    (
+        CPU,
+        ("proxy.routing.decode={kind: kv_events}", "ports.kv_events=8000"),
+        "ports.kv_events: port 8000 is needed twice: by KV events x2 (8000 to 8001) and by the proxy",
+        "move one of them",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "set_", "what", "todo"), REFUSED, ids=lambda value: value[-1] if value else None)
+def test_it_is_refused(tmp_path: Path, text: str, set_: tuple[str, ...], what: str, todo: str) -> None:
+    said = refused(tmp_path, text, *set_)
+    assert what in said
+    assert todo in said
+
+
+def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:
+    text = CPU + "proxy:\n  admin:\n    port: 9000\n    host: 0.0.0.0\n"
+    line = text.splitlines().index("    host: 0.0.0.0") + 1
+    assert f"recipe.yaml:{line}" in refused(tmp_path, text)
+
+
+WARNED = [
+    (("proxy.host=0.0.0.0",), "the proxy asks for no key", "set proxy.auth.keys_file"),
+    (("proxy.host=0.0.0.0", "proxy.auth.keys_file=k"), "keys and prompts travel to 0.0.0.0 in the clear", "proxy.tls"),
+    (("proxy.admin={port: 9000}",), "every user of this machine can add and remove workers", "use socket"),
+    (("proxy.auth.client_authorization=forward",), "take only its own key", "write replace"),
+]
+
+
+@pytest.mark.parametrize(("set_", "what", "todo"), WARNED)
+def test_it_is_warned_about(tmp_path: Path, set_: tuple[str, ...], what: str, todo: str) -> None:
+    warnings = load(tmp_path, CPU, *set_).warnings
+    found = [warning for warning in warnings if what in warning]
+    assert len(found) == 1
+    assert todo in found[0]
+
+
+def test_a_guarded_proxy_is_not_warned_about(tmp_path: Path) -> None:
+    guarded = (
+        "proxy.host=0.0.0.0",
+        "proxy.auth.keys_file=k",
+        "proxy.tls={certificate: c, key: k}",
+        "proxy.admin={port: 9000, host: 0.0.0.0, token_file: t}",
+    )
+    assert not [warning for warning in load(tmp_path, CPU, *guarded).warnings if "proxy" in warning]
+
+
+def test_a_full_section_loads(tmp_path: Path) -> None:
+    text = (
+        CPU
+        + """\
+proxy:
+  workers: 2
+  routing:
+    prefill: {kind: kv_events, max_blocks: 1000}
+    decode: {kind: prefix_aware, block_bytes: 128, min_match_ratio: 0.5}
+    load: {slack_requests: 2}
+    affinity: {header: x-conversation, body_user: true}
+    conditional: {min_prompt_tokens: 32, max_missing_tokens: 64}
+    on_empty_pool: aggregate
+  admission:
+    prefill: {max_prompt_tokens_in_flight: 100000}
+    decode: {max_requests: 64, max_kv_usage: 0.9, queue_size: 16, queue_seconds: 5}
+  breaker: {failures: 3, open_seconds: 5}
+  health: {interval_seconds: 1, timeout_seconds: 0.5, failures: 2}
+  limits: {max_header_bytes: 8192, max_connections: 100}
+  auth: {keys_file: keys.jsonl}
+  tls: {certificate: c.pem, key: k.pem}
+  admin: {socket: admin.sock}
+  log: json
+  otel: {endpoint: "http://127.0.0.1:4318/v1/traces", sample_ratio: 0.1}
+"""
+    )
+    proxy = load(tmp_path, text).recipe.proxy
+    routing = routing_settings.of_role(proxy.routing, "prefill")
+    assert (routing.kv_events.max_blocks, routing.load.slack_requests) == (1000, 2)
+    assert routing.affinity == knobs.AffinitySettings(enabled=True, header="x-conversation")
+    assert routing_settings.of_role(proxy.routing, "decode").prefix.block_bytes == 128
+    assert routing_settings.thresholds(proxy.routing) == knobs.ConditionalSettings(32, 64)
+
+
+def test_what_a_section_leaves_out_is_what_the_policies_themselves_have() -> None:
+    routing = Proxy().routing
+    for role in ("prefill", "decode", "aggregated"):
+        assert routing_settings.of_role(routing, role) == knobs.RoutingSettings(
+            affinity=knobs.AffinitySettings(enabled=False, header="")
+        )
+    assert routing_settings.thresholds(routing) == knobs.ConditionalSettings()
+
+
+@pytest.mark.parametrize(
+    ("described", "used"),
+    [
+        (routing_settings.PrefixAware(), knobs.PrefixSettings()),
+        (routing_settings.KvEvents(), knobs.KvEventsSettings()),
+        (routing_settings.Load(), knobs.LoadSettings()),
+    ],
+)
+def test_every_knob_of_a_policy_can_be_set_and_has_its_default(described: Any, used: Any) -> None:
+    assert described.model_dump(exclude={"kind"}) == asdict(used)
+
+
+def test_another_policy_replaces_an_inherited_one_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(CPU + "proxy: {routing: {decode: {kind: prefix_aware, block_bytes: 64}}}\n")
+    own = "extends: base.yaml\nproxy: {routing: {decode: {kind: power_of_two}}}\n"
+    assert load(tmp_path, own).recipe.proxy.routing.decode == routing_settings.PowerOfTwo()
+
+
+def test_files_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/base.yaml").write_text(
+        CPU + "proxy: {auth: {keys_file: keys.jsonl}, tls: {certificate: /etc/c.pem, key: k.pem},"
+        " admin: {port: 9000, token_file: ../token}}\n"
+    )
+    loaded = load(tmp_path, "extends: site/base.yaml\n")
+    proxy = loaded.recipe.proxy
+    assert proxy.auth.keys_file == "site/keys.jsonl"
+    assert proxy.tls is not None
+    assert (proxy.tls.certificate, proxy.tls.key) == ("/etc/c.pem", "site/k.pem")
+    assert proxy.admin is not None
+    assert proxy.admin.token_file == "token"
+    saved = tmp_path / "elsewhere" / "saved.yaml"
+    saved.parent.mkdir()
+    again = load(saved.parent, loaded.to_yaml(), name=saved.name).recipe.proxy
+    assert again.auth.keys_file == f"{tmp_path}/site/keys.jsonl"
+
+
+def test_the_section_is_a_whole_by_default() -> None:
+    base = {"schema": 1, "name": "t", "platform": "cpu", "model": {"id": "m", "served_name": "m"}}
+    assert Recipe.model_validate(base).proxy == Proxy()
