@@ -38,9 +38,12 @@ class PrefixAware:
         if sent is None:
             sent = self._sent[worker.name] = OrderedDict()
         # From the end to the beginning: an end without its beginning is worth nothing, so it is to be forgotten first.
+        again = sent.move_to_end
         for name in reversed(names):
-            sent[name] = None
-            sent.move_to_end(name)
+            if name in sent:
+                again(name)
+            else:
+                sent[name] = None
         for _ in range(len(sent) - bound):
             sent.popitem(last=False)
 
