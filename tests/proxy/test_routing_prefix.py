@@ -194,3 +194,29 @@ def test_a_chain_is_the_same_in_whatever_steps_it_is_asked_for(data: bytes, size
         assert stepwise.first(count) == whole[:count]
         assert stepwise.held(set(whole[:count])) >= min(count, len(whole))
     assert stepwise.held(frozenset(whole)) == len(whole)
+
+
+@given(
+    data=st.binary(max_size=300),
+    cut=st.integers(0, 300),
+    size=st.integers(1, 5),
+    fine=st.integers(0, 20),
+    coarse=st.integers(1, 4),
+)
+def test_blocks_far_behind_are_larger(data: bytes, cut: int, size: int, fine: int, coarse: int) -> None:
+    ends = [size * number for number in range(1, fine + 1)]
+    ends += range(size * (fine + coarse), 301, size * coarse)
+    chain = Chain(data, size, fine, coarse)
+    assert [chain.length(blocks) for blocks in range(1, chain.blocks + 1)] == [end for end in ends if end <= len(data)]
+    changed = data[:cut] + b"different"
+    same = [end for end in ends if end <= min(len(data), len(changed)) and data[:end] == changed[:end]]
+    assert chain.held(frozenset(Chain(changed, size, fine, coarse).first(400))) == len(same)
+
+
+def test_a_long_conversation_is_known_to_its_end() -> None:
+    policy, (one,) = prefix_aware(), workers(1)
+    prompt = Random(4).randbytes(1_000_000)
+    policy.routed(one, ask(prompt))
+    longer = ask(prompt + b"and more" * 1000)
+    assert 1_000_000 - 4096 < 4 * policy.matched(one, longer) <= 1_000_000
+    assert policy.blocks < 500

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from pdserve.pd.routing.chain import TOKEN_BYTES, Chain, pack
 
+FINE_BLOCKS, COARSE = 256, 16
+"""With blocks of 256 bytes: 64 kB in these, the rest in blocks of 4 kB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -28,7 +31,7 @@ class Ask:
     def prompt_chain(self, block_bytes: int) -> Chain:
         chain = self.chains.get(block_bytes)
         if chain is None:
-            chain = self.chains[block_bytes] = Chain(self.prompt, block_bytes)
+            chain = self.chains[block_bytes] = Chain(self.prompt, block_bytes, FINE_BLOCKS, COARSE)
         return chain
 
     def token_chain(self, block_tokens: int) -> Chain | None:

@@ -43,20 +43,28 @@ def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> Iter
 class Chain:
     """The names of the whole blocks of `data`, worked out as far as they are asked for."""
 
-    __slots__ = ("_data", "_names", "_size", "blocks")
+    __slots__ = ("_coarse", "_data", "_fine", "_names", "_size", "blocks")
 
-    def __init__(self, data: bytes, size: int) -> None:
+    def __init__(self, data: bytes, size: int, fine: int | None = None, coarse: int = 1) -> None:
+        """Blocks after the first `fine` ones are `coarse` times as large: of a megabyte it is not worth knowing to 256
+        bytes where it differs, but every block costs."""
         self._data = data
         self._size = size
+        self._coarse = coarse
+        self._fine = len(data) // size if fine is None else min(fine, len(data) // size)
         self._names: list[int] = []
-        self.blocks = len(data) // size
+        self.blocks = self._fine + (len(data) - self._fine * size) // (size * coarse)
+
+    def length(self, blocks: int) -> int:
+        """In bytes, of so many blocks from the beginning on."""
+        return self._size * (min(blocks, self._fine) + max(blocks - self._fine, 0) * self._coarse)
 
     def first(self, count: int) -> list[int]:
         """At most `count` names from the beginning on."""
         known = self._names
         count = min(count, self.blocks)
         while len(known) < count:
-            self._grow(min(_STEP, count - len(known)))
+            self._grow()
         return known[:count]
 
     def held(self, by: Container[int]) -> int:
@@ -67,14 +75,18 @@ class Chain:
             if depth == len(known):
                 if depth == self.blocks:
                     return depth
-                self._grow(min(_STEP, self.blocks - depth))
+                self._grow()
             batch = known[depth : depth + _STEP]
             found = len(list(takewhile(by.__contains__, batch)))
             depth += found
             if found < len(batch):
                 return depth
 
-    def _grow(self, blocks: int) -> None:
+    def _grow(self) -> None:
+        """By a few blocks of one size."""
         known = self._names
-        parent = known[-1] if known else ROOT
-        known.extend(names(parent, self._data, self._size, len(known) * self._size, blocks))
+        done = len(known)
+        fine = done < self._fine
+        size = self._size if fine else self._size * self._coarse
+        count = min(_STEP, (self._fine if fine else self.blocks) - done)
+        known.extend(names(known[-1] if known else ROOT, self._data, size, self.length(done), count))

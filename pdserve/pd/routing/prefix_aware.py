@@ -55,8 +55,9 @@ class PrefixAware:
         sent = self._sent.get(worker.name)
         if not sent:
             return 0
-        held = ask.prompt_chain(self._settings.block_bytes).held(sent) * self._settings.block_bytes
-        return ask.estimate * held // len(ask.prompt) if held else 0
+        chain = ask.prompt_chain(self._settings.block_bytes)
+        held = chain.held(sent)
+        return ask.estimate * chain.length(held) // len(ask.prompt) if held else 0
 
     @property
     def blocks(self) -> int:

@@ -33,7 +33,8 @@ class PrefixSettings:
     """prefix_aware: an approximation, from what this proxy process has itself sent to whom."""
 
     block_bytes: int = 256
-    """Prompts are compared in blocks of this many bytes of the client's JSON."""
+    """Prompts are compared in blocks of this many bytes of the client's JSON; after the first 256 in blocks of 16 times
+    as many."""
     max_blocks: int = 32_768
     """Remembered for each worker, the least recently used forgotten first: about 0.2 kB of memory each."""
     min_match_ratio: float = 0.3
