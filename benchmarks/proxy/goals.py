@@ -1,0 +1,81 @@
+"""What pdserve's proxy is to reach, as ratios to vllm-router in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.proxy.results import Summary
+from benchmarks.proxy.scenarios import ADMISSION
+
+OURS, REFERENCE = "pdserve", "vllm-router"
+STREAMS = ("streams-64-paced", "streams-64-saturated", "streams-512-paced", "streams-512-saturated")
+SAVED_SHARE = 0.9
+"""Of decode's admission time that concurrent dispatch must save: timers of the mock are good to a millisecond."""
+EQUAL = 0.99
+"""A delivered rate from here on counts as equal: at a given rate of offers it varies by that much between rounds."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One line of the verdict. `value` is a ratio to the reference, or what `unit` says."""
+
+    name: str
+    scenario: str
+    figure: str
+    limit: float
+    at_most: bool
+    ours: float
+    reference: float | None
+    value: float
+    unit: str = "x"
+    aim: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+
+RATIOS = (
+    ("CPU per request", "requests", "cpu_ms_per_request", 1.0, True, None),
+    ("requests/s", "requests", "requests_per_s", 1.0, False, None),
+    ("CPU at a 1 MB body", "body-1MB", "cpu_ms_per_request", 1.0, True, None),
+    *(("CPU per chunk", name, "cpu_s_per_1000_chunks", 1.25, True, 1.0) for name in STREAMS),
+    *(("delivered chunk rate", name, "delivered_per_s", EQUAL, False, None) for name in STREAMS),
+    *(("p99 chunk delay", name, "delay_p99_ms", 1.5, True, None) for name in STREAMS),
+    ("added TTFT p50, no prefill time", "ttft", "added_ttft_p50_ms", 1.0, True, None),
+    ("memory at 512 streams", "streams-512-paced", "rss_streams_mib", 0.6, True, None),
+    ("memory at 512 streams", "streams-512-saturated", "rss_streams_mib", 0.6, True, None),
+)
+
+
+def judge(summary: Summary, soak: Iterable[dict[str, Any]] = ()) -> list[Goal]:
+    """Every goal that this run can judge: one whose figures it does not have is left out."""
+    found = []
+    for name, scenario, figure, limit, at_most, aim in RATIOS:
+        ours, reference = _pair(summary, scenario, figure)
+        if ours is not None and reference is not None and reference > 0:
+            found.append(Goal(name, scenario, figure, limit, at_most, ours, reference, ours / reference, aim=aim))
+    ours, reference = _pair(summary, "ttft-prefill", "added_ttft_p50_ms")
+    if ours is not None and reference is not None:
+        limit = SAVED_SHARE * ADMISSION * 1e3
+        name = "TTFT p50 below the reference's, with prefill time"
+        found.append(
+            Goal(name, "ttft-prefill", "added_ttft_p50_ms", limit, False, ours, reference, reference - ours, unit="ms")
+        )
+    for row in soak:
+        if row["system"] == OURS:
+            for name in ("requests", "streams"):
+                found.append(
+                    Goal(
+                        f"memory growth over {row[name]:,} {name}", "soak", f"growth_{name}", row["limit"], True,
+                        row[f"rss_after_{name}_mib"], None, row[f"growth_{name}_mib"], unit="MiB",
+                    )
+                )  # fmt: skip
+    return found
+
+
+def _pair(summary: Summary, scenario: str, figure: str) -> tuple[float | None, float | None]:
+    systems = summary.get(scenario, {})
+    return systems.get(OURS, {}).get(figure), systems.get(REFERENCE, {}).get(figure)

@@ -1,0 +1,56 @@
+"""Writes the results section of README.md from results.json and soak.json beside it.
+
+python -m benchmarks.proxy.readme
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.proxy.goals import judge
+from benchmarks.proxy.results import Results
+from benchmarks.proxy.table import Row, goal_rows, remarks, soak_rows, tables
+
+BEGIN, END = "<!-- results: written by benchmarks.proxy.readme -->", "<!-- end of results -->"
+
+
+def fill_in(readme: Path, folder: Path) -> None:
+    """ValueError: the README has lost its marks."""
+    text = readme.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"{readme} has no marks for the results")
+    readme.write_text(f"{before}{BEGIN}\n\n{section(folder)}\n{END}{after}")
+
+
+def section(folder: Path) -> str:
+    results = Results.read(folder / "results.json")
+    if (folder / "soak.json").exists():
+        results.soak = Results.read(folder / "soak.json").soak
+    meta = results.meta
+    versions = ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
+    features = ", ".join(meta["pdserve_features"]) or "none switched on"
+    parts = [
+        f"Size `{meta['size']}`, {meta['rounds']} rounds, {meta['started'][:10]}. {meta['cpu']}, {meta['cpus']} CPUs, "
+        f"kernel {meta['kernel']}, Python {meta['python']}; {versions}. pdserve's features: {features}.",
+        "![The systems side by side](results.png)",
+        "### Goals",
+        markdown(*goal_rows(judge(results.summary(), results.soak))),
+    ]
+    for title, header, rows in tables(results.summary()):
+        parts += [f"### {title.capitalize()}", markdown(header, rows)]
+    if results.soak:
+        parts += ["### Memory over many requests and streams", markdown(*soak_rows(results))]
+    parts += [f"- {line}" for line in remarks(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(header: Row, rows: list[Row]) -> str:
+    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    fill_in(here / "README.md", here)

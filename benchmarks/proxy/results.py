@@ -1,0 +1,124 @@
+"""results.json: every sample, medians over rounds, and the goals. No I/O but reading and writing that file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOREIGN_LIMIT = 0.3
+"""CPUs. A sample while others were busier than this is marked."""
+BASELINE = "direct"
+ADDED = ("ttft_p50_ms", "ttft_p99_ms", "delay_p50_ms", "delay_p99_ms")
+"""Figures of which the baseline's is taken off, as added_*: within a round, because load changes between rounds."""
+
+Summary = dict[str, dict[str, dict[str, float]]]
+"""scenario -> system -> figure -> median."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One scenario on one system in one round."""
+
+    round: int
+    scenario: str
+    system: str
+    figures: dict[str, float]
+    foreign: float = 0.0
+    waited: float = 0.0
+    error: str | None = None
+    """Why it has no figures."""
+
+    @property
+    def clean(self) -> bool:
+        return self.foreign <= FOREIGN_LIMIT
+
+
+@dataclass
+class Results:
+    """What a run found out."""
+
+    meta: dict[str, Any]
+    samples: list[Sample] = field(default_factory=list)
+    soak: list[dict[str, Any]] = field(default_factory=list)
+
+    def summary(self) -> Summary:
+        return summarise(self.samples)
+
+    def failures(self) -> list[Sample]:
+        return [sample for sample in self.samples if sample.error]
+
+    def noisy(self) -> dict[str, list[str]]:
+        """system -> scenarios of which no sample was clean: their medians are of marked ones."""
+        found: dict[str, list[str]] = {}
+        for (scenario, system), group in _grouped(self.samples).items():
+            if not any(sample.clean for sample in group):
+                found.setdefault(system, []).append(scenario)
+        return found
+
+    def write(self, path: Path, goals: Iterable[Any]) -> None:
+        document = {
+            "meta": self.meta,
+            "summary": self.summary(),
+            "goals": [asdict(goal) for goal in goals],
+            "noisy": self.noisy(),
+            "soak": self.soak,
+            "samples": [asdict(sample) | {"clean": sample.clean} for sample in self.samples],
+        }
+        path.write_text(json.dumps(_rounded(document), indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Results:
+        document = json.loads(path.read_text())
+        for sample in document["samples"]:
+            del sample["clean"]
+        return Results(document["meta"], [Sample(**sample) for sample in document["samples"]], document["soak"])
+
+
+def summarise(samples: Iterable[Sample]) -> Summary:
+    """Medians over clean rounds; over all of them where none was clean."""
+    samples = list(samples)
+    # Of a baseline that was taken again, the last: it is the clean one, if any is.
+    baselines = {(item.round, item.scenario): item for item in samples if item.system == BASELINE}
+    found: Summary = {}
+    for (scenario, system), group in _grouped(samples).items():
+        rows = []
+        for sample in group:
+            baseline = baselines.get((sample.round, scenario))
+            rows.append((sample.clean, sample.figures))
+            if baseline and system != BASELINE and not baseline.error:
+                added = {
+                    f"added_{name}": sample.figures[name] - baseline.figures[name]
+                    for name in ADDED
+                    if name in sample.figures
+                }
+                rows.append((sample.clean and baseline.clean, added))
+        names = dict.fromkeys(name for _, figures in rows for name in figures)
+        found.setdefault(scenario, {})[system] = {name: _median(rows, name) for name in names}
+    return found
+
+
+def _grouped(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
+    found: dict[tuple[str, str], list[Sample]] = {}
+    samples = list(samples)
+    order = list(dict.fromkeys(sample.system for sample in samples))  # the turning order of later scenarios is no order
+    for sample in sorted(samples, key=lambda sample: order.index(sample.system)):
+        if not sample.error:
+            found.setdefault((sample.scenario, sample.system), []).append(sample)
+    return found
+
+
+def _median(rows: list[tuple[bool, dict[str, float]]], name: str) -> float:
+    having = [(clean, figures[name]) for clean, figures in rows if name in figures]
+    return statistics.median([value for clean, value in having if clean] or [value for _, value in having])
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
