@@ -21,6 +21,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -32,7 +33,6 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.front import Front
-from pdserve.pd.load import LoadBoard
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 
 log = logging.getLogger("pdserve.proxy")
@@ -59,6 +59,10 @@ def create_app() -> FastAPI:
     @app.get("/workers")
     async def workers() -> dict[str, Any]:
         return {"workers": app.state.gateway.readiness()[1]["workers"]}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(app.state.gateway.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -108,7 +112,7 @@ def load_config(path: Path) -> ProxyConfig:
 async def run(config: ProxyConfig, key: str | None, *, with_control: bool) -> None:
     """Serves until a signal ends it. StartError: the address cannot be had."""
     app = create_app()
-    numbers = shared_numbers.private(LoadBoard.cells(1))
+    numbers = shared_numbers.private(Gateway.numbers(config))
     gateway = Gateway(config, key, numbers, app)
     app.state.gateway = gateway
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pdserve.pd.errors import ApiError, ClientGoneError
@@ -24,14 +25,19 @@ log = logging.getLogger("pdserve.proxy")
 _CACHED = re.compile(rb'("(?:cached_tokens|cache_read_input_tokens)" ?: ?)\d+')
 """In a JSON text, quotes inside a string have a backslash: this is never something that a model has said."""
 _CACHED_HINT = b"cache"
-_TAIL_BYTES = 256
+_END_BYTES = 256
+_TAIL_BYTES = 2048
+"""Of the end of an answer, where its usage is."""
 
 
 class Client:
     """One client. `interruption` is why the answer must end early, if it must."""
 
     __slots__ = (
+        "_before",
+        "_between_chunks",
         "_leg",
+        "_loop",
         "_pending",
         "_tail",
         "cached_tokens",
@@ -48,8 +54,13 @@ class Client:
         "watch",
     )
 
-    def __init__(self, reply: Reply, request_id: str, dialect: Dialect) -> None:
+    def __init__(
+        self, reply: Reply, request_id: str, dialect: Dialect, between_chunks: Callable[[float], None] | None = None
+    ) -> None:
+        """`between_chunks`: told the seconds between two chunks of a stream."""
         self.reply = reply
+        self._between_chunks = between_chunks
+        self._loop = asyncio.get_running_loop()
         self.request_id = request_id
         self.dialect = dialect
         self.watch: Watch | None = None
@@ -64,6 +75,7 @@ class Client:
         self.last_byte = 0.0
         """Loop times of the first and the last write; 0: none yet."""
         self._pending = b""
+        self._before = b""
         self._tail = b""
         self._leg: Leg | None = None
         reply.on_gone = self._gone
@@ -71,6 +83,11 @@ class Client:
     @property
     def started(self) -> bool:
         return self.reply.started
+
+    @property
+    def last_words(self) -> bytes:
+        """The end of what was relayed: usage comes in the last event but one."""
+        return self._before[-_TAIL_BYTES:] + self._tail[-_TAIL_BYTES:]
 
     def interrupt(self, reason: ApiError | ClientGoneError) -> None:
         if self.interruption is None:
@@ -93,6 +110,7 @@ class Client:
         if answer.complete and not self.stream:
             data = self._honest(data)
             self.reply.start(200, headers, len(data))
+            self._tail = data[-_TAIL_BYTES:]
             self._count(data)
             self.reply.end(data)
             self.ended = True
@@ -107,6 +125,7 @@ class Client:
 
     def on_data(self, data: bytes) -> None:
         if not self.stream:
+            self._tail = (self._tail + data)[-_TAIL_BYTES:]
             self._count(data)
             self.reply.write(data)
             return
@@ -120,7 +139,7 @@ class Client:
                 return
         if self.cached_tokens is not None and _CACHED_HINT in data:
             data = self._honest(data)
-        self._tail = data
+        self._before, self._tail = self._tail, data
         self._count(data)
         self.reply.write(data)
 
@@ -131,7 +150,7 @@ class Client:
             self._tail += self._pending
             self._pending = b""
         done = self.dialect.end_of_stream
-        if self.stream and done is not None and done not in self._tail[-_TAIL_BYTES:]:
+        if self.stream and done is not None and done not in self._tail[-_END_BYTES:]:
             self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
             return
         self.reply.end()
@@ -169,9 +188,11 @@ class Client:
         self.interrupt(ClientGoneError())
 
     def _count(self, data: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if not self.first_byte:
             self.first_byte = now
+        elif self._between_chunks is not None:
+            self._between_chunks(now - self.last_byte)
         self.last_byte = now
         self.chunks += 1
         self.relayed_bytes += len(data)

@@ -6,6 +6,7 @@ transfer and both legs anew. A 4xx is the request's own fault and never tried ag
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
@@ -13,10 +14,11 @@ from typing import Protocol
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerRole
 from pdserve.pd.engines import Engines
+from pdserve.pd.entrance import Entrance
 from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.mooncake import Mooncake
 from pdserve.pd.one_engine import OneEngine
-from pdserve.pd.pools import Pools
+from pdserve.pd.pools import Pools, no_worker
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
 
@@ -37,10 +39,14 @@ class Split(Protocol):
 class Dispatcher:
     """Of one proxy process."""
 
-    def __init__(self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines) -> None:
+    def __init__(
+        self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance
+    ) -> None:
         self._config = config
+        self._entrance = entrance
         self._registry = registry
         self._pools = pools
+        self._loop = asyncio.get_running_loop()
         self._one = OneEngine(engines)
         self._mooncake = Mooncake(registry, engines)
         self._split: Split = self._mooncake
@@ -59,6 +65,8 @@ class Dispatcher:
             role: WorkerRole = "prefill" if empty[0] == "decode" else "decode"
             await self._at_one(role, f"no-{empty[0]}", request, client)
             return
+        if empty:
+            raise no_worker(empty[0])
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
@@ -79,7 +87,7 @@ class Dispatcher:
             request.prefill, request.decode = prefill.name, decode.name
             await self._split.attempt(request, client, prefill, decode)
 
-        await self._try(request, client, self._registry.roles, attempt)
+        await self._admitted(request, client, self._registry.roles, attempt)
 
     async def _at_one(
         self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
@@ -91,7 +99,24 @@ class Dispatcher:
             request.decode = worker.name
             await self._one.attempt(request, client, worker)
 
-        await self._try(request, client, (role,), attempt)
+        await self._admitted(request, client, (role,), attempt)
+
+    async def _admitted(
+        self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
+    ) -> None:
+        """With a place in each pool, until the end."""
+        if empty := [role for role in roles if not self._registry.ready(role)]:
+            # Nobody waits in a queue for a pool that has no worker.
+            raise no_worker(empty[0])
+        tickets = await self._entrance.enter(roles, client, request.priority, request.ask.estimate)
+        request.stages.admitted = self._loop.time()
+        if len(tickets) > 1:
+            request.prefill_ticket = tickets[0]
+        try:
+            await self._try(request, client, roles, attempt)
+        finally:
+            for ticket in tickets:
+                ticket.release()
 
     async def _try(
         self, request: ClientRequest, client: Client, roles: Collection[WorkerRole], attempt: Attempt

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 
+from pdserve.errors import RecipeError
 from pdserve.pd.registry import Worker
+from pdserve.pd.settings import UpstreamTls
 
 PASSED_ON = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
 """The only headers of a client that reach an engine. Ranks are ours to choose, addresses are nobody's to claim."""
@@ -50,3 +53,21 @@ class Engines:
                 b"content-length: %d\r\n\r\n" % len(body),
             )
         )
+
+
+def upstream_tls(settings: UpstreamTls | None) -> ssl.SSLContext | None:
+    """For workers whose URL is https. RecipeError: a file that is named cannot be used."""
+    if settings is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+        if settings.certificate is not None:
+            context.load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        raise RecipeError(
+            f"the TLS files for the workers cannot be used: {error}", where="proxy.upstream_tls"
+        ) from error
+    if not settings.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -6,74 +6,119 @@ import asyncio
 import contextlib
 import logging
 import re
+import sys
 import uuid
+from collections.abc import Coroutine, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from pdserve.pd.accounting import Accounting
+from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.body import Body
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
 from pdserve.pd.dispatch import Dispatcher
-from pdserve.pd.engines import Engines
+from pdserve.pd.engines import Engines, upstream_tls
+from pdserve.pd.entrance import Entrance, priority_of
 from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.health_checks import HealthChecks
 from pdserve.pd.http import bridge
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.keys import KeyFile
 from pdserve.pd.load import LoadBoard
+from pdserve.pd.metrics import Labels, Metrics
 from pdserve.pd.pools import Pools
+from pdserve.pd.quotas import Quotas, Use, cells_needed
 from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
 from pdserve.pd.request import ClientRequest, Stages
+from pdserve.pd.request_log import RequestLog
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.shared_numbers import Numbers
+from pdserve.pd.spans import Trace, open_spans
 
 log = logging.getLogger("pdserve.proxy")
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
+_INTEGER = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN = 4
+_TICK_SECONDS = 1.0
+_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
+"""For probes and Prometheus, which have no key of a client."""
 
 
 class Gateway:
     """The state of one proxy process: the Handler of its front, and what is Served. Must be made inside its loop."""
 
     def __init__(self, config: ProxyConfig, key: str | None, numbers: Numbers, app: ASGIApp) -> None:
+        """RecipeError: the keys or certificates that the configuration names cannot be used."""
         self.config = config
         self.draining = False
-        self.registry = Registry(config, LoadBoard(numbers))
+        self.keys = KeyFile(Path(config.auth.keys_file)) if config.auth.keys_file else None
+        self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
         self.engines = Engines(key, config.auth.client_authorization)
         self.pools = Pools(config, self.registry)
+        self.metrics = Metrics()
+        self.log = RequestLog(write_stderr, config.log)
+        self.quotas = Quotas(numbers) if self.keys is not None else None
+        self._spans = open_spans(config.otel, config.served_name)
         self._app = app
         self._loop = asyncio.get_running_loop()
-        self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines)
+        self._accounting = Accounting(self.metrics, self.log, self._spans)
+        self._entrance = Entrance(config, self.registry, numbers)
+        self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
+        self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
+        self._priority_header = (config.admission.priority_header or "").encode()
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics.read_gauges_from(self._gauges)
+
+    @staticmethod
+    def numbers(config: ProxyConfig) -> int:
+        """How many shared numbers it takes."""
+        processes = config.processes
+        quotas = cells_needed(processes) if config.auth.keys_file else 0
+        return LoadBoard.cells(processes) + quotas + 2 * CELLS_PER_PROCESS * processes
 
     # --- Handler
 
     def refuse(self, request: Request) -> ApiError | None:
+        if self.keys is None or request.path in _WITHOUT_KEY:
+            return None
+        try:
+            request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
+        except ApiError as error:
+            self.metrics.count("unauthorized")
+            return error
         return None
 
     def handle(self, request: Request, reply: Reply) -> None:
         dialect = BY_PATH.get(request.path)
-        if dialect is not None:
-            if request.method == b"POST":
-                self._start(self._answer(dialect, request, reply), request, reply)
-            else:
-                self.failed(request, reply, ApiError(405, "Method Not Allowed"))
-        else:
+        if dialect is None:
             self._start(bridge.serve(self._app, request, reply), request, reply)
+        elif request.method == b"POST":
+            self._start(self._answer(dialect, request, reply), request, reply)
+        else:
+            self.failed(request, reply, ApiError(405, "Method Not Allowed"))
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
         request_id = _request_id(request) if request is not None else uuid.uuid4().hex
-        Client(reply, request_id, dialect).fail(error)
+        client = Client(reply, request_id, dialect)
+        client.fail(error)
+        path = dialect.path if request is not None and request.path in BY_PATH else "other"
+        self._accounting.over(None, client, path, error, now=self._loop.time())
 
     # --- Served
 
     def begin(self) -> None:
-        """Nothing to do: it was made in the loop."""
+        for worker in self.registry.workers.values():
+            self._health.watch(worker)
+        self._ticker = self._loop.create_task(self._tick())
 
     def busy(self) -> bool:
         return bool(self._tasks)
@@ -83,11 +128,21 @@ class Gateway:
         for client in list(self._clients):
             client.interrupt(limit)
 
+    def reload(self) -> dict[str, str]:
+        """Reads the API keys again, without dropping a stream; what cannot be read stays as it was."""
+        if self.keys is None:
+            return {}
+        return {"keys": "ok" if self.keys.reload() else "not usable: see the proxy's log; the old ones stay in force"}
+
     async def finish(self, seconds: float) -> None:
+        self._health.stop()
+        self._ticker.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._dispatcher.drained()
         self.registry.close()
+        self.log.flush()
+        self._spans.close()
 
     # --- for the application
 
@@ -105,35 +160,91 @@ class Gateway:
     # --- inside
 
     async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
-        client = Client(reply, _request_id(request), dialect)
+        loop, received = self._loop, self._loop.time()
+        client = Client(reply, _request_id(request), dialect, self.metrics.itl.observe)
         self._clients.add(client)
         limit = ApiError(504, "The request took longer than this deployment allows.")
-        timer = self._loop.call_later(self.config.request_timeout_seconds, client.interrupt, limit)
+        timer = loop.call_later(self.config.request_timeout_seconds, client.interrupt, limit)
+        asked: ClientRequest | None = None
+        use: Use | None = None
+        trace = self._spans.begin(_text(request.header(b"traceparent")))
+        reason: ApiError | ClientGoneError | None = None
         try:
-            await self._dispatcher.serve(self._read(dialect, request, client.request_id), client)
+            asked = self._read(dialect, request, client.request_id, trace, received)
+            if request.key is not None and self.quotas is not None:
+                use = self.quotas.enter(request.key, asked.ask.estimate)
+            await self._dispatcher.serve(asked, client)
         except ApiError as error:
-            log.warning("%s: %d %r", client.request_id, error.status, error.message)
+            reason = error
             client.fail(error)
-        except ClientGoneError:
-            log.info("%s: the client left", client.request_id)
+        except ClientGoneError as gone:
+            reason = gone
         finally:
             timer.cancel()
             self._clients.discard(client)
+            key = request.key.name if request.key is not None else ""
+            self._accounting.over(asked, client, dialect.path, reason, now=loop.time(), key=key, use=use, trace=trace)
 
-    def _read(self, dialect: Dialect, request: Request, request_id: str) -> ClientRequest:
+    def _read(
+        self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float
+    ) -> ClientRequest:
         body = Body(request.body)
         prompt = dialect.prompt(body)
+        headers = request.headers
+        if trace is not None:
+            headers = [pair for pair in headers if pair[0] != b"traceparent"]
+            headers.append((b"traceparent", trace.traceparent.encode()))
         return ClientRequest(
             dialect=dialect,
             body=body,
             target=request.target,
             request_id=request_id,
-            headers=self.engines.client_headers(request.headers, request_id),
-            ask=Ask(prompt, estimate=max(1, len(prompt) // _BYTES_PER_TOKEN)),
-            stages=Stages(received=self._loop.time()),
+            headers=self.engines.client_headers(headers, request_id),
+            ask=Ask(prompt, estimate=max(1, len(prompt) // _BYTES_PER_TOKEN), session=self._session(request, body)),
+            stages=Stages(received=received),
+            priority=self._priority(request, body),
         )
 
-    def _start(self, work: Any, request: Request, reply: Reply) -> None:
+    def _session(self, request: Request, body: Body) -> str | None:
+        affinity = self.config.routing.affinity
+        if affinity is None:
+            return None
+        named = request.header(affinity.header.encode()) if affinity.header else None
+        if named is None and affinity.body_user and body.begins("user") == b'"':
+            named = body.raw_value("user")
+        return None if named is None else named.decode("latin-1")
+
+    def _priority(self, request: Request, body: Body) -> int:
+        best = request.key.priority if request.key is not None else 0
+        asked = request.header(self._priority_header) if self._priority_header else None
+        if asked is None and "priority" in body:
+            asked = body.raw_value("priority")
+        if asked is None:
+            return best
+        return priority_of(int(asked) if _INTEGER.fullmatch(asked) else None, best)
+
+    def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
+        for worker in self.registry.workers.values():
+            labels = (worker.config.role, worker.name)
+            yield "in_flight", labels, worker.requests
+            yield "prompt_tokens_in_flight", labels, worker.prompt_tokens
+            yield "kv_usage_ratio", labels, worker.kv_usage
+            yield "worker_ready", labels, worker.state == "ready" and worker.healthy
+            yield "breaker_open", labels, worker.breaker.state == "open"
+        for role, gate in self._entrance.gates.items():
+            yield "queue_depth", (role,), gate.waiting
+            yield "pool_requests", (role,), gate.requests
+        yield "draining", (), self.draining
+
+    async def _tick(self) -> None:
+        """What nothing else tells of: a changed file, and places in a pool that another process has freed."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            if self.keys is not None:
+                self.keys.reload_if_changed()
+            self._entrance.refresh()
+
+    def _start(self, work: Coroutine[Any, Any, None], request: Request, reply: Reply) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, request, reply))
@@ -146,6 +257,17 @@ class Gateway:
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
         if not reply.ended:
             self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
+
+
+def write_stderr(lines: bytes) -> None:
+    """The request log goes where the rest of the log goes. Its end is not ours to die of."""
+    with contextlib.suppress(OSError):
+        sys.stderr.buffer.write(lines)
+        sys.stderr.buffer.flush()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
 
 
 def _request_id(request: Request) -> str:

@@ -98,6 +98,7 @@ class Mooncake:
             self.background.start(self._deliver_and_abort(legs))
             raise
         watch.forget(prefill)
+        request.stages.decoding = legs.decode.first_byte
         try:
             if answer.complete and not legs.prefill.complete:
                 await self._prefill_answered(legs.prefill, watch)
@@ -137,6 +138,8 @@ class Mooncake:
         await watch.until(lambda: prefill.complete or decode.settled)
         if prefill.complete:
             request.stages.prefilled = prefill.first_byte
+            if request.prefill_ticket is not None and prefill.failure is None:
+                request.prefill_ticket.release()
         if not decode.settled:
             _check_prefill(prefill)
             await watch.until(lambda: decode.settled)

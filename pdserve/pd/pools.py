@@ -12,7 +12,7 @@ from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.conditional import decide
 from pdserve.pd.routing.policy import Policy
-from pdserve.pd.routing.settings import AffinitySettings, ConditionalSettings, RoutingSettings
+from pdserve.pd.routing_settings import of_role, policy_of, thresholds
 
 
 class Pools:
@@ -27,17 +27,10 @@ class Pools:
     def configure(self, config: ProxyConfig) -> None:
         """Other policies from now on; what they had learnt is gone."""
         routing = config.routing
-        affinity = routing.affinity
-        settings = RoutingSettings(affinity=AffinitySettings(enabled=affinity is not None))
         self.policies: dict[WorkerRole, Policy] = {
-            role: make(getattr(routing, role).kind, role, settings) for role in self._registry.roles
+            role: make(policy_of(routing, role).kind, role, of_role(routing, role)) for role in self._registry.roles
         }
-        conditional = routing.conditional
-        self._conditional = (
-            None
-            if conditional is None
-            else ConditionalSettings(conditional.min_prompt_tokens or 0, conditional.max_missing_tokens or 0)
-        )
+        self._thresholds = thresholds(routing) if routing.conditional is not None else None
 
     @property
     def needs_tokens(self) -> bool:
@@ -51,7 +44,7 @@ class Pools:
             # One whose places for transfers are all taken would let the request wait.
             candidates = [worker for worker in candidates if not worker.slots.full] or candidates
         if not candidates:
-            raise ApiError(503, f"No {role} worker is ready.", retry_after=RETRY_AFTER_SECONDS)
+            raise no_worker(role)
         policy = self.policies[role]
         choice = policy.choose(candidates, ask)
         policy.routed(choice.worker, ask)
@@ -60,12 +53,17 @@ class Pools:
 
     def skips_prefill(self, ask: Ask, decode: Worker) -> str | None:
         """Why this decode computes the prompt itself; None: prefill does."""
-        if self._conditional is None:
+        if self._thresholds is None:
             return None
         held = self.policies["decode"].matched(decode, ask)
-        decision = decide(ask.estimate, held, self._conditional)
+        decision = decide(ask.estimate, held, self._thresholds)
         return decision.why if decision.way == "decode-only" else None
 
     def _forget(self, worker: Worker) -> None:
         for policy in self.policies.values():
             policy.forget(worker.name)
+
+
+def no_worker(role: WorkerRole) -> ApiError:
+    """What a client gets while a pool has no worker."""
+    return ApiError(503, f"No {role} worker is ready.", retry_after=RETRY_AFTER_SECONDS)

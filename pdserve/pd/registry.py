@@ -108,6 +108,7 @@ class Registry:
         self._loop = asyncio.get_running_loop()
         self._on_ready: list[Callable[[Worker], None]] = []
         self._on_lost: list[Callable[[Worker], None]] = []
+        self._on_change: list[Callable[[], None]] = []
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[WorkerRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
@@ -123,6 +124,14 @@ class Registry:
         """Called with each worker whose caches are gone: it died, or was removed."""
         self._on_lost.append(listener)
 
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Called whenever another set of workers may be used."""
+        self._on_change.append(listener)
+
+    def changed(self) -> None:
+        for listener in self._on_change:
+            listener()
+
     def add(self, config: WorkerConfig) -> Worker:
         """A new worker, starting. ValueError: there is one of that name."""
         if config.name in self.workers:
@@ -136,6 +145,7 @@ class Registry:
         self.set_state(name, "dead")
         worker = self.workers.pop(name)
         worker.pool.close()
+        self.changed()
 
     def set_state(self, name: str, state: WorkerState) -> None:
         """KeyError: no such worker."""
@@ -152,6 +162,7 @@ class Registry:
         if state == "ready" and before != "ready":
             for listener in self._on_ready:
                 listener(worker)
+        self.changed()
 
     def set_health(self, worker: Worker, healthy: bool) -> None:
         """What our own checks say. Its engine may be another one when it comes back."""
@@ -159,6 +170,7 @@ class Registry:
             worker.life += 1
             worker.breaker.succeeded()
         worker.healthy = healthy
+        self.changed()
 
     def set_all_ready(self) -> None:
         for name in self.workers:

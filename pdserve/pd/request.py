@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdserve.pd.admission import Ticket
 from pdserve.pd.body import Body
 from pdserve.pd.dialects import Dialect
 from pdserve.pd.routing.ask import Ask
@@ -40,3 +41,7 @@ class ClientRequest:
     decode: str = ""
     """Names of the workers of the last attempt."""
     attempts: int = 0
+    priority: int = 0
+    """In the queues of the pools: the smaller the sooner."""
+    prefill_ticket: Ticket | None = None
+    """The place in the prefill pool, given back as soon as the prompt is computed."""

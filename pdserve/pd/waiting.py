@@ -67,17 +67,22 @@ class Watch:
             await self._future
         self._future = None
 
-    async def race(self, work: Awaitable[T]) -> T:
-        """The result of `work`, which is cancelled when something interrupts."""
+    async def race(self, work: Awaitable[T], unwanted: Callable[[T], object] | None = None) -> T:
+        """The result of `work`, which is cancelled when something interrupts. `unwanted`: gets a result that came in
+        the same moment as the interruption."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.poke())
+        wanted = False
         try:
             await self.until(task.done)
-            return task.result()
+            wanted = True
         finally:
-            if not task.done():
+            if not wanted:
                 task.cancel()
                 await asyncio.wait({task})
+                if unwanted is not None and not task.cancelled() and task.exception() is None:
+                    unwanted(task.result())
+        return task.result()
 
 
 def never(_: Any = None) -> None:

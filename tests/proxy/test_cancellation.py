@@ -24,7 +24,7 @@ def test_leaving_during_prefill_lets_prefill_finish_and_then_aborts_decode(
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
         prefill.wait(waiting=1)
         decode.wait(waiting=1)
-    deployment.proxy.until("the client left")
+    deployment.proxy.until("cancelled 499")
     assert prefill.state()["aborted"] == decode.state()["aborted"] == 0
     prefill.script(hold="")
     decode.wait(aborted=1, running=0, waiting=0)
@@ -57,7 +57,7 @@ def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployme
         deployment.prefills[0].wait(waiting=1)
         with deployment.proxy.open(COMPLETIONS, BODY):
             pass
-        deployment.proxy.until("the client left")
+        deployment.proxy.until("cancelled 499")
         deployment.prefills[0].script(hold="")
         deployment.decodes[0].wait(finished=1)
     assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
@@ -70,7 +70,7 @@ def test_clients_that_left_give_their_slots_back(deployment: Deployment) -> None
     for connection in connections:
         connection.close()
     for _ in connections:
-        deployment.proxy.until("the client left")
+        deployment.proxy.until("cancelled 499")
     deployment.prefills[0].script(hold="")
     assert deployment.complete().status_code == 200
     deployment.idle()
@@ -82,7 +82,7 @@ def test_leaving_and_then_a_dead_prefill_ends_decode_too(deployment: Deployment)
     with deployment.proxy.open(COMPLETIONS, BODY):
         prefill.wait(waiting=1)
         decode.wait(waiting=1)
-    deployment.proxy.until("the client left")
+    deployment.proxy.until("cancelled 499")
     prefill.end()
     decode.wait(aborted=1, waiting=0)
     assert decode.state()["running"] == 0

@@ -16,6 +16,7 @@ import httptools
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.keys import ApiKey
 
 _SWEEP_SECONDS = 0.5
 _LINGER_SECONDS = 2.0
@@ -42,7 +43,7 @@ class Limits:
 class Request:
     """One request. `body` is complete when the handler gets it."""
 
-    __slots__ = ("_path", "body", "body_bytes", "headers", "method", "peer", "target", "tls")
+    __slots__ = ("_path", "body", "body_bytes", "headers", "key", "method", "peer", "target", "tls")
 
     def __init__(self, peer: str, *, tls: bool) -> None:
         self.method = b""
@@ -53,6 +54,8 @@ class Request:
         self.body_bytes = 0
         self.peer = peer
         self.tls = tls
+        self.key: ApiKey | None = None
+        """Whose it is, once that is known."""
         self._path: bytes | None = None
 
     @property

@@ -1,0 +1,65 @@
+"""The proxy's own look at its workers, beside what the supervisor tells it: alive, and how full their KV cache is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+
+from pdserve.pd.http.fetch import FetchError, fetch
+from pdserve.pd.registry import Registry, Worker
+from pdserve.pd.settings import Health
+
+log = logging.getLogger("pdserve.proxy")
+
+_KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
+
+
+class HealthChecks:
+    """One task for each worker. `changed` is called when a worker's health or KV use has changed."""
+
+    def __init__(self, registry: Registry, settings: Health, headers: bytes, changed: Callable[[], None]) -> None:
+        self._registry, self._settings, self._headers, self._changed = registry, settings, headers, changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, worker: Worker) -> None:
+        """Begins to look at a worker, until it is removed from the registry."""
+        old = self._tasks.get(worker.name)
+        if old is None or old.done():
+            self._tasks[worker.name] = asyncio.ensure_future(self._look(worker))
+
+    def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _look(self, worker: Worker) -> None:
+        failures = 0
+        while self._registry.workers.get(worker.name) is worker:
+            if worker.state in ("ready", "draining"):
+                failures = 0 if await self._check(worker) else failures + 1
+                healthy = failures < self._settings.failures
+                if healthy != worker.healthy and (healthy is False or failures == 0):
+                    log.warning("%s is %s", worker.name, "healthy again" if healthy else "not healthy: left alone")
+                    self._registry.set_health(worker, healthy)
+                    self._changed()
+            else:
+                failures = 0
+            await asyncio.sleep(self._settings.interval_seconds)
+
+    async def _check(self, worker: Worker) -> bool:
+        limit = self._settings.timeout_seconds
+        try:
+            health = await fetch(worker.pool, "GET", "/health", timeout=limit)
+            if health.status == 200:
+                figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
+                # An engine with several ranks is as full as its fullest one.
+                used = [float(value) for value in _KV_USAGE.findall(figures.body)]
+                usage = max(used, default=0.0)
+                if usage != worker.kv_usage:
+                    worker.kv_usage = usage
+                    self._changed()
+        except FetchError as error:
+            log.info("%s: %s", worker.name, error)
+            return False
+        return health.status == 200
