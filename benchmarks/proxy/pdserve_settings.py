@@ -6,18 +6,58 @@ A feature is a name and the keys that it adds to proxy.json (pdserve.pd.config.P
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proxy.wire import MODEL
+from benchmarks.proxy.wire import API_KEY, MODEL
 
 Feature = Callable[[Path], dict[str, Any]]
 
-FEATURES: dict[str, Feature] = {}
+
+def _routing(folder: Path) -> dict[str, Any]:
+    """Prefix-aware where the prefix cache saves work."""
+    return {"routing": {"prefill": {"kind": "prefix_aware"}, "decode": {"kind": "least_loaded"}}}
+
+
+def _keys(folder: Path) -> dict[str, Any]:
+    """A hundred keys with limits; clients send one of them."""
+    lines = []
+    for number in range(100):
+        key = API_KEY if number == 50 else f"another-{number}"
+        lines.append(
+            json.dumps(
+                {
+                    "name": f"team-{number}",
+                    "sha256": sha256(key.encode()).hexdigest(),
+                    "max_requests": 100_000,
+                    "requests_per_minute": 100_000_000,
+                    "tokens_per_minute": 10**12,
+                }
+            )
+        )
+    path = folder / "keys.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return {"auth": {"keys_file": str(path)}}
+
+
+def _admission(folder: Path) -> dict[str, Any]:
+    """Limits that are checked and never reached."""
+    limits = {"max_requests": 100_000, "max_prompt_tokens_in_flight": 10**12, "max_kv_usage": 0.99}
+    return {"admission": {"prefill": limits, "decode": limits}}
+
+
+FEATURES: dict[str, Feature] = {
+    "routing": _routing,
+    "keys": _keys,
+    "admission": _admission,
+    "json-log": lambda folder: {"log": "json"},
+}
 """Name -> keys of proxy.json; the folder is the run's own, for files that a key needs (wire.API_KEY is what clients
-send). For example: "keys": lambda folder: {"keys": {"file": str(write_keys(folder))}}."""
+send). Breakers, health checks, metrics and the request log are always on."""
 
 ENVIRONMENT = {"PDSERVE_ENGINE_KEY": "sk-engine-0123456789abcdef"}
 

@@ -41,6 +41,11 @@ class Breaker:
         self._trying = False
 
     @property
+    def closed(self) -> bool:
+        """Nothing stands in the way of a request."""
+        return self._failures < self._limit
+
+    @property
     def state(self) -> str:
         """closed | open: for people and metrics."""
         return "closed" if self._failures < self._limit else "open"

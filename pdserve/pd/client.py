@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class Client:
         "_tail",
         "cached_tokens",
         "chunks",
+        "deadline",
         "dialect",
         "ended",
         "first_byte",
@@ -67,6 +69,8 @@ class Client:
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
+        self.deadline = math.inf
+        """Loop time at which it is interrupted; looked at every now and then."""
         self.stream = False
         self.ended = False
         self.chunks = 0

@@ -114,17 +114,20 @@ class Dialect:
     """In the last event of a complete stream."""
     checks: Mapping[str, Check] = field(default_factory=dict)
     """Beside those of all APIs."""
+    list_of_messages: str | None = None
+    """The member that must be a list."""
     one_prompt: bool = True
     """False: `prompt` may be a list of prompts."""
 
     def needs_one_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
-        for name, allowed in _SPLITTABLE.items():
-            if name in body and not allowed(body.get(name)):
+        checks = self.checks
+        for name in body.names:
+            allowed = checks.get(name) or _SPLITTABLE.get(name)
+            if allowed is not None and not allowed(body.get(name)):
                 return name
-        for name, allowed in self.checks.items():
-            if not allowed(body.get(name)):
-                return name
+        if self.list_of_messages is not None and body.begins(self.list_of_messages) != b"[":
+            return self.list_of_messages
         if not self.one_prompt and not _is_one_prompt(body):
             return "prompt"
         if "stream_options" in body and body.get("stream_options") is not None and body.get("stream") is not True:
@@ -191,10 +194,8 @@ CHAT = Dialect(
     prefill_fields=_ONE_TOKEN,
     limits=("max_completion_tokens",),
     end_of_stream=b"data: [DONE]",
-    checks={
-        "logprobs": _flag,
-        "messages": lambda value: isinstance(value, list),
-    },
+    checks={"logprobs": _flag},
+    list_of_messages="messages",
 )
 COMPLETIONS = Dialect(
     "completions",
@@ -221,6 +222,7 @@ MESSAGES = _Messages(
     # prefill that ends by stop, and NIXL does so itself.
     prefill_fields={"max_tokens": b"1", "stream": b"false"},
     end_of_stream=b"event: message_stop",
+    list_of_messages="messages",
 )
 DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 BY_PATH = {dialect.path.encode(): dialect for dialect in DIALECTS}

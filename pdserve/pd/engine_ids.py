@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
+import os
 from dataclasses import dataclass
 
 from pdserve.pd.body import encode
@@ -58,7 +58,7 @@ class EngineIds:
             return None
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
         rank, engine_id = ranks[turn % len(ranks)]
-        return Transfer(f"xfer-{uuid.uuid4().hex}", worker, rank, engine_id, len(ranks))
+        return Transfer(f"xfer-{os.urandom(16).hex()}", worker, rank, engine_id, len(ranks))
 
     async def learn(self, worker: Worker) -> dict[str, str]:
         """Asks the bootstrap server. WorkerFailedError when it does not answer as it should."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import sys
-import uuid
 from collections.abc import Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ log = logging.getLogger("pdserve.proxy")
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 _INTEGER = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN = 4
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 0.5
 _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
 
@@ -107,7 +107,7 @@ class Gateway:
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
-        request_id = _request_id(request) if request is not None else uuid.uuid4().hex
+        request_id = _request_id(request) if request is not None else os.urandom(16).hex()
         client = Client(reply, request_id, dialect)
         client.fail(error)
         path = dialect.path if request is not None and request.path in BY_PATH else "other"
@@ -163,8 +163,7 @@ class Gateway:
         loop, received = self._loop, self._loop.time()
         client = Client(reply, _request_id(request), dialect, self.metrics.itl.observe)
         self._clients.add(client)
-        limit = ApiError(504, "The request took longer than this deployment allows.")
-        timer = loop.call_later(self.config.request_timeout_seconds, client.interrupt, limit)
+        client.deadline = received + self.config.request_timeout_seconds
         asked: ClientRequest | None = None
         use: Use | None = None
         trace = self._spans.begin(_text(request.header(b"traceparent")))
@@ -180,7 +179,6 @@ class Gateway:
         except ClientGoneError as gone:
             reason = gone
         finally:
-            timer.cancel()
             self._clients.discard(client)
             key = request.key.name if request.key is not None else ""
             self._accounting.over(asked, client, dialect.path, reason, now=loop.time(), key=key, use=use, trace=trace)
@@ -237,9 +235,12 @@ class Gateway:
         yield "draining", (), self.draining
 
     async def _tick(self) -> None:
-        """What nothing else tells of: a changed file, and places in a pool that another process has freed."""
+        """What nothing else tells of: time that is up, a changed file, places that another process has freed."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
+            now = self._loop.time()
+            for client in [client for client in self._clients if client.deadline < now]:
+                client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
             if self.keys is not None:
                 self.keys.reload_if_changed()
             self._entrance.refresh()
@@ -275,4 +276,4 @@ def _request_id(request: Request) -> str:
     given = request.header(b"x-request-id")
     if given is not None and REQUEST_ID.fullmatch(given):
         return given.decode("ascii")
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

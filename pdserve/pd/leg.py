@@ -180,15 +180,9 @@ class Leg:
         self._body = b""
         self.poke()
 
-    def on_lost(self, *, stale: bool) -> None:
+    def on_lost(self) -> None:
         self._connection = None
-        if stale and not self._closed:
-            # The engine closed an old connection at the moment when we used it: it has not seen the request.
-            self.reached = False
-            self.worker.breaker.left()
-            error = ApiError(502, f"{self.worker.name} closed the connection")
-            self._end_with(WorkerFailedError(self.worker, error, retry=True, avoid=False))
-        elif self.answer is None:
+        if self.answer is None:
             self._fail(ApiError(502, f"{self.worker.name} closed the connection"), retry=True)
         else:
             self.worker.breaker.failed(asyncio.get_running_loop().time())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pdserve.pd.breaker import Breaker
@@ -109,6 +109,8 @@ class Registry:
         self._on_ready: list[Callable[[Worker], None]] = []
         self._on_lost: list[Callable[[Worker], None]] = []
         self._on_change: list[Callable[[], None]] = []
+        self._ready: dict[WorkerRole, list[Worker]] = {}
+        """Without the breakers' opinion."""
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[WorkerRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
@@ -129,6 +131,8 @@ class Registry:
         self._on_change.append(listener)
 
     def changed(self) -> None:
+        """Another set of workers may be used."""
+        self._ready.clear()
         for listener in self._on_change:
             listener()
 
@@ -138,6 +142,7 @@ class Registry:
             raise ValueError(f"there is a worker {config.name} already")
         worker = Worker(config, self._config, self._board, self._tls)
         self.workers[config.name] = worker
+        self._ready.clear()
         return worker
 
     def remove(self, name: str) -> None:
@@ -159,10 +164,10 @@ class Registry:
             worker.life += 1
             worker.healthy = True
             worker.breaker.succeeded()
+        self.changed()
         if state == "ready" and before != "ready":
             for listener in self._on_ready:
                 listener(worker)
-        self.changed()
 
     def set_health(self, worker: Worker, healthy: bool) -> None:
         """What our own checks say. Its engine may be another one when it comes back."""
@@ -176,17 +181,20 @@ class Registry:
         for name in self.workers:
             self.set_state(name, "ready")
 
-    def ready(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> list[Worker]:
-        now = self._loop.time()
-        return [
-            worker
-            for worker in self.workers.values()
-            if worker.state == "ready"
-            and worker.healthy
-            and worker.config.role == role
-            and worker not in avoid
-            and worker.breaker.allows(now)
-        ]
+    def ready(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
+        """Those that may be used now."""
+        workers = self._ready.get(role)
+        if workers is None:
+            workers = self._ready[role] = [
+                worker
+                for worker in self.workers.values()
+                if worker.state == "ready" and worker.healthy and worker.config.role == role
+            ]
+        for worker in workers:
+            if avoid or not worker.breaker.closed:
+                now = self._loop.time()
+                return [one for one in workers if one not in avoid and one.breaker.allows(now)]
+        return workers
 
     def empty_pools(self) -> list[WorkerRole]:
         """Roles without a worker that may be used."""

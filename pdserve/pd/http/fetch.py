@@ -45,7 +45,7 @@ class _Whole:
     def on_sent(self) -> None:
         """Of no interest here."""
 
-    def on_lost(self, *, stale: bool) -> None:
+    def on_lost(self) -> None:
         if not self.done.done():
             self.done.set_exception(FetchError("the connection was closed"))
 

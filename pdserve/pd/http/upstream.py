@@ -34,8 +34,8 @@ class Sink(Protocol):
     def on_sent(self) -> None:
         """The whole request has left our memory."""
 
-    def on_lost(self, *, stale: bool) -> None:
-        """The connection ended first. `stale`: it was an old one, and the engine has said nothing on it."""
+    def on_lost(self) -> None:
+        """The connection ended first."""
 
 
 class Connection(asyncio.Protocol):
@@ -49,12 +49,10 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_parser",
         "_pool",
-        "_responded",
         "_sink",
         "_transport",
         "_unsent",
         "idle_since",
-        "used",
     )
 
     def __init__(self, pool: Pool) -> None:
@@ -66,17 +64,13 @@ class Connection(asyncio.Protocol):
         self._content_type = ""
         self._data: list[bytes] = []
         self._complete = False
-        self._responded = False
+        self._keep = False
         self._unsent = False
-        self.used = 0
-        """Requests ever sent on it."""
         self.idle_since = 0.0
 
     def send(self, request: bytes, body: bytes, sink: Sink) -> None:
         """One request. The connection must be open and idle."""
         self._sink = sink
-        self._responded = False
-        self.used += 1
         transport = self._transport
         if len(body) < 65536:
             transport.write(request + body)
@@ -119,7 +113,6 @@ class Connection(asyncio.Protocol):
             # Nothing was asked: this engine does not speak HTTP as it should, or its client has left.
             self._transport.abort()
             return
-        self._responded = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -139,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._pool.forget(self)
         sink, self._sink = self._sink, None
         if sink is not None:
-            sink.on_lost(stale=self.used > 1 and not self._responded)
+            sink.on_lost()
 
     # --- httptools
 
@@ -158,6 +151,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._complete = True
+            # Only now: the parser forgets it.
+            self._keep = self._parser.should_keep_alive()
         self._content_type = ""
 
     # --- inside
@@ -165,8 +160,7 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         sink, self._sink = self._sink, None
         self._complete = False
-        keep = self._parser.should_keep_alive() and not self._unsent and not self._transport.is_closing()
-        if keep:
+        if self._keep and not self._unsent and not self._transport.is_closing():
             self._pool.keep(self)
         else:
             self._transport.close()
@@ -177,7 +171,7 @@ class Connection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         self._transport.abort()
         if sink is not None:
-            sink.on_lost(stale=False)
+            sink.on_lost()
 
     def _check_sent(self) -> None:
         if self._unsent and self._transport.get_write_buffer_size() == 0:
