@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import yaml
 from pdserve.plan.model import Plan
 from pdserve.supervised import environment
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.real import kv_faults
 from tests.real.conftest import member
 
 pytestmark = pytest.mark.real
@@ -136,12 +138,23 @@ def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
     assert_nothing_left(deployment)
 
 
-@pytest.fixture
-def unpatched(tiny: Deployment, tmp_path: Path) -> Iterator[Plan]:
-    """A prefill and a decode of the same plan by themselves, with no patch but the one that a CPU needs.
+@dataclass(frozen=True)
+class Unpatched:
+    """Engines with no patch but the one that a CPU needs."""
 
-    `pdserve up` does not start engines without the patches that they need.
-    """
+    plan: Plan
+    decode: subprocess.Popen[bytes]
+    decode_log: Path
+    faults: Path
+
+
+@pytest.fixture(scope="module")
+def unpatched(tiny: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpatched]:
+    """A prefill and a decode of the same plan by themselves: `pdserve up` does not start engines without the patches
+    that they need."""
+    tmp_path = tmp_path_factory.mktemp("unpatched")
+    faults = kv_faults.installed(tmp_path / "orders")
+    faults["VLLM_PLUGINS"] += ",pdserve"
     plan = tiny.run.read_plan()
     pdserve("down", "departures")
     engines = []
@@ -152,7 +165,7 @@ def unpatched(tiny: Deployment, tmp_path: Path) -> Iterator[Plan]:
             with (tmp_path / process.name).open("w") as said:
                 engine = subprocess.Popen(
                     process.argv,
-                    env={**env, "PDSERVE_PATCHES": "mooncake-cpu-device"},
+                    env={**env, **faults, "PDSERVE_PATCHES": "mooncake-cpu-device"},
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
@@ -160,7 +173,7 @@ def unpatched(tiny: Deployment, tmp_path: Path) -> Iterator[Plan]:
                 )
             engines.append(engine)
         asyncio.run(healthy(plan))
-        yield plan
+        yield Unpatched(plan, engines[1], tmp_path / "decode-0", tmp_path / "orders")
     finally:
         for engine in engines:
             engine.terminate()  # killed, it would leave its shared memory
@@ -317,11 +330,11 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
     assert status["processes"]["decode-0"]["patch_effects"]["mooncake-pulls"]["peers-lost"] >= 1
 
 
-def test_without_the_patches_departed_clients_stall_prefill(unpatched: Plan) -> None:
-    """Last: it takes the deployment down."""
+def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched) -> None:
+    """It takes the deployment down."""
 
     async def departures() -> tuple[float, float, float, int]:
-        async with reached(unpatched, KEY) as engines:
+        async with reached(unpatched.plan, KEY) as engines:
             alone, _ = await next_one(engines)
             began = time.monotonic()
             await leave(engines)
@@ -332,3 +345,21 @@ def test_without_the_patches_departed_clients_stall_prefill(unpatched: Plan) -> 
     assert alone < ABORT_SECONDS / 4
     assert left < ABORT_SECONDS, "else the first of them is given up by now"
     assert left + took > ABORT_SECONDS
+
+
+def test_without_the_guard_a_late_report_ends_decode(unpatched: Unpatched) -> None:
+    """Last: decode is gone then. With the guard: test_late_kv.py."""
+    order = unpatched.faults / kv_faults.NOTICE
+    order.with_suffix(".new").write_text("finished_recving")
+    order.with_suffix(".new").rename(order)
+
+    async def asked() -> None:
+        async with reached(unpatched.plan, KEY) as engines:
+            with suppress(httpx.HTTPError):
+                await engines.post("decode-0", engines.prompt(200))
+
+    asyncio.run(asked())
+    unpatched.decode.wait(60)
+    said = unpatched.decode_log.read_text()
+    assert "_update_from_kv_xfer_finished" in said
+    assert "AssertionError" in said
