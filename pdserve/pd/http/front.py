@@ -15,62 +15,14 @@ from typing import Protocol, cast
 import httptools
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.http.incoming import Limits as Limits
+from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.reply import Reply
-from pdserve.pd.keys import ApiKey
 
 _SWEEP_SECONDS = 0.5
 _LINGER_SECONDS = 2.0
 _MAX_PIPELINED = 8
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one client may cost. Bytes and seconds."""
-
-    max_body_bytes: int = 64 * 1024 * 1024
-    max_header_bytes: int = 64 * 1024
-    header_seconds: float = 15.0
-    """From the first byte of a request to the end of its headers."""
-    body_idle_seconds: float = 30.0
-    """Between two pieces of a body, and for a client that does not read its answer."""
-    keep_alive_seconds: float = 75.0
-    max_connections: int = 10_000
-    write_buffer_bytes: int = 256 * 1024
-    """What may wait for one client before its engine is held back."""
-
-
-class Request:
-    """One request. `body` is complete when the handler gets it."""
-
-    __slots__ = ("_path", "body", "body_bytes", "headers", "key", "method", "peer", "target", "tls")
-
-    def __init__(self, peer: str, *, tls: bool) -> None:
-        self.method = b""
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        """Names in lower case, in the order of their arrival."""
-        self.body = b""
-        self.body_bytes = 0
-        self.peer = peer
-        self.tls = tls
-        self.key: ApiKey | None = None
-        """Whose it is, once that is known."""
-        self._path: bytes | None = None
-
-    @property
-    def path(self) -> bytes:
-        """Without the query, as it was sent."""
-        if self._path is None:
-            self._path = self.target.partition(b"?")[0]
-        return self._path
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first value; `name` in lower case."""
-        for found, value in self.headers:
-            if found == name:
-                return value
-        return None
 
 
 class Handler(Protocol):
@@ -133,13 +85,16 @@ class Connection(asyncio.Protocol):
         "_expects",
         "_front",
         "_header_bytes",
+        "_in_head",
         "_loop",
+        "_nothing_new",
         "_parser",
         "_paused_reading",
         "_peer",
         "_ready",
         "_refused",
         "_reply",
+        "_resuming",
         "_tls",
         "_transport",
         "congested",
@@ -157,8 +112,13 @@ class Connection(asyncio.Protocol):
         """The request that is arriving."""
         self._body: list[bytes] = []
         self._header_bytes = 0
+        self._in_head = False
+        self._nothing_new = 0
+        """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
         self._expects = False
         self._refused = False
+        self._resuming = False
+        """The head that a parser reads was made here: it says nothing new."""
         self._ready: deque[tuple[Request, Reply]] = deque()
         """Complete requests that wait for the reply before theirs."""
         self._reply: Reply | None = None
@@ -190,13 +150,17 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._current is None and self._reply is None:
-            self._wait(self._front.limits.header_seconds)
-        elif self._current is not None and self._body:
+        if self._current is not None and not self._in_head and self._reply is None:
             self._wait(self._front.limits.body_idle_seconds)
+        self._nothing_new += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+            if self._nothing_new > self._front.limits.max_header_bytes:
+                self._refuse(_headers_too_large())
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._current is not None:
+                self._read_body_all_the_same(data[upgrade.args[0] :])
+                return
             # Nobody here speaks anything else: the request is answered as it is, and nothing is read after it.
             self._refused = True
             self._last_reply_closes()
@@ -218,26 +182,38 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.congested = False
-        self.deadline = float("inf")
+        self._expect_next()
         if self._reply is not None and self._reply.on_pressure is not None:
             self._reply.on_pressure(False)
+        elif self._reply is None:
+            self._serve_next()
 
     # --- httptools
 
     def on_message_begin(self) -> None:
+        if self._resuming:
+            return
         self._current = Request(self._peer, tls=self._tls)
-        self._header_bytes = 0
+        self._in_head = True
+        self._header_bytes = self._nothing_new = 0
         self._body = []
         self._expects = False
+        if self._reply is None:
+            self._wait(self._front.limits.header_seconds)
 
     def on_url(self, url: bytes) -> None:
         assert self._current is not None
+        if self._resuming:
+            return
         self._count_header(len(url))
         self._current.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._current is not None
         self._count_header(len(name) + len(value) + 4)
+        if not self._in_head:
+            # A head that was made here, or a trailer: that comes after everything that a header decides.
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects = True
@@ -246,6 +222,10 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request = self._current
         assert request is not None
+        if self._resuming:
+            return
+        self._in_head = False
+        self._nothing_new = 0
         request.method = self._parser.get_method()
         lengths = [value for name, value in request.headers if name == b"content-length"]
         if lengths and int(lengths[0]) > self._front.limits.max_body_bytes:
@@ -255,23 +235,28 @@ class Connection(asyncio.Protocol):
             raise refusal
         if self._expects and self._reply is None:
             self.send(_CONTINUE)
-        self._wait(self._front.limits.body_idle_seconds)
+        if self._reply is None:
+            self._wait(self._front.limits.body_idle_seconds)
 
     def on_body(self, data: bytes) -> None:
         request = self._current
         assert request is not None
+        self._nothing_new = 0
         request.body_bytes += len(data)
         if request.body_bytes > self._front.limits.max_body_bytes:
             raise self._too_large()
         self._body.append(data)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade_and_has_body():
+            return
         request, self._current = self._current, None
         assert request is not None
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
+        self._nothing_new = 0
         reply = self._new_reply(request)
-        if self._reply is None:
+        if self._reply is None and not self._ready and not self.congested:
             self._serve(request, reply)
             return
         self._ready.append((request, reply))
@@ -287,23 +272,14 @@ class Connection(asyncio.Protocol):
     def replied(self, reply: Reply) -> None:
         """The reply has ended: the next request has its turn, or the connection waits or closes."""
         self._reply = None
-        if self._refused and self._transport.can_write_eof():
-            # The client may still be sending. Closing now would reset its connection before it has read the answer.
-            self._transport.write_eof()
-            self._wait(_LINGER_SECONDS)
-            return
         if not reply.keep_alive or self._front.closing:
             self._ready.clear()
-            self._transport.close()
+            self._last_words()
             return
-        if self._paused_reading:
-            self._paused_reading = False
-            self._transport.resume_reading()
+        self._expect_next()
         if self._ready:
             # Not from within the handler of the reply before it.
             self._loop.call_soon(self._serve_next)
-        elif self._current is None:
-            self._wait(self._front.limits.keep_alive_seconds)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -316,7 +292,7 @@ class Connection(asyncio.Protocol):
 
     def late(self) -> None:
         """The deadline has passed: an unfinished request is answered with 408, anything else is just closed."""
-        if self._reply is None and self._current is not None and not self._refused:
+        if self._reply is None and self._current is not None and not self._refused and not self.congested:
             self._refuse(ApiError(408, "The request took too long to arrive."))
         else:
             self.abort()
@@ -333,16 +309,66 @@ class Connection(asyncio.Protocol):
         self._front.handler.handle(request, reply)
 
     def _serve_next(self) -> None:
-        if self._ready and self._reply is None and not self._transport.is_closing():
+        """A client that does not read gets no further reply: they would all wait in our memory."""
+        if self._ready and self._reply is None and not self.congested and not self._transport.is_closing():
             self._serve(*self._ready.popleft())
+        if self._paused_reading and len(self._ready) < _MAX_PIPELINED and not self._transport.is_closing():
+            self._paused_reading = False
+            self._transport.resume_reading()
+
+    def _expect_next(self) -> None:
+        """Sets the limit for what the client has to do next."""
+        limits = self._front.limits
+        if self.congested:
+            self._wait(limits.body_idle_seconds)
+        elif self._reply is not None or self._ready:
+            self.deadline = float("inf")
+        elif self._current is None:
+            self._wait(limits.keep_alive_seconds)
+        else:
+            self._wait(limits.header_seconds if self._in_head else limits.body_idle_seconds)
+
+    def _last_words(self) -> None:
+        """Nothing more will be answered: the connection ends when what was said has been sent."""
+        if self._refused and self._transport.can_write_eof():
+            # The client may still be sending. Closing now would reset its connection before it has read the answer.
+            self._transport.write_eof()
+            self._wait(_LINGER_SECONDS)
+        else:
+            self._transport.close()
+            self._wait(self._front.limits.body_idle_seconds)
 
     def _new_reply(self, request: Request) -> Reply:
         return Reply(
             self,
             keep_alive=self._parser.should_keep_alive() and not self._refused,
             head_only=request.method == b"HEAD",
-            http10=self._parser.get_http_version() == "1.0",
+            http10=self._parser.get_http_version() != "1.1",
         )
+
+    def _offers_upgrade_and_has_body(self) -> bool:
+        """The parser then leaves the body to whoever takes the connection over."""
+        request = self._current
+        if request is None or not self._parser.should_upgrade() or request.method == b"CONNECT":
+            return False
+        length = request.header(b"content-length")
+        return bool(length and int(length)) or request.header(b"transfer-encoding") is not None
+
+    def _read_body_all_the_same(self, rest: bytes) -> None:
+        """An upgrade is an offer, and Java's client makes it with its first request. We do not take it: a new parser
+        goes on behind the head, knowing of it only how the body is framed."""
+        request = self._current
+        assert request is not None
+        framing = (b"content-length", b"transfer-encoding")
+        lines = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in framing]
+        if not self._parser.should_keep_alive():
+            lines.append(b"connection: close\r\n")
+        self._parser = httptools.HttpRequestParser(self)
+        self._resuming = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
+        self._resuming = False
+        if rest:
+            self.data_received(rest)
 
     def _refuse(self, error: ApiError) -> None:
         """Answers a request that will not be read to its end, after those before it; then the connection closes."""
@@ -360,8 +386,8 @@ class Connection(asyncio.Protocol):
     def _last_reply_closes(self) -> None:
         for reply in self._replies():
             reply.keep_alive = False
-        if self._reply is None:
-            self._transport.close()
+        if self._reply is None and not self._ready:
+            self._last_words()
 
     def _replies(self) -> Iterator[Reply]:
         if self._ready:
@@ -372,10 +398,14 @@ class Connection(asyncio.Protocol):
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self._front.limits.max_header_bytes:
-            raise ApiError(431, "The request's headers are too large.")
+            raise _headers_too_large()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request body is larger than {self._front.limits.max_body_bytes} bytes.")
 
     def _wait(self, seconds: float) -> None:
         self.deadline = self._loop.time() + seconds
+
+
+def _headers_too_large() -> ApiError:
+    return ApiError(431, "The request's headers are too large.")

@@ -1,0 +1,367 @@
+"""Both ends of the proxy byte by byte: a client on a bare socket, and an engine that says exactly what it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pdserve.pd.config import ProxyConfig
+from tests.proxy.deployment import KEY, MODEL, Proxy
+
+SECONDS = 20.0
+"""Longer than anything here takes: a test that waits so long has failed."""
+
+
+@dataclass
+class Response:
+    """One response as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    complete: bool
+    """It ended as its framing says."""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The data of each event that is JSON."""
+        data = [part.split(b"data: ", 1)[1] for part in self.body.split(b"\n\n") if b"data: " in part]
+        return [json.loads(one) for one in data if one != b"[DONE]"]
+
+
+class RawClient:
+    """One connection to the proxy."""
+
+    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.connect(("127.0.0.1", port))
+        self._buffer = b""
+
+    def send(self, *pieces: bytes) -> Self:
+        for piece in pieces:
+            self.socket.sendall(piece)
+        return self
+
+    def flood(self, piece: bytes, limit: int) -> int:
+        """Sends until the proxy says something or takes no more; how many bytes it took. AssertionError: all."""
+        sent = 0
+        self.socket.settimeout(2)
+        with suppress(OSError):
+            while sent < limit and not select.select([self.socket], [], [], 0)[0]:
+                self.socket.sendall(piece)
+                sent += len(piece)
+        self.socket.settimeout(SECONDS)
+        assert sent < limit, f"the proxy took {sent} bytes"
+        return sent
+
+    def response(self, *, head_only: bool = False) -> Response:
+        """The next one. AssertionError: the connection ended without one."""
+        head = self._until(b"\r\n\r\n")
+        assert head is not None, f"no response, only {self._buffer!r}"
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
+        status = int(first.split(" ")[1])
+        if status == 100:
+            return self.response(head_only=head_only)
+        complete, body = (True, b"") if head_only else self._body(headers)
+        return Response(status, headers, body, complete)
+
+    def ended(self) -> bytes:
+        """Everything until the connection ends; b"" when nothing comes."""
+        with suppress(ConnectionResetError):
+            while self._more():
+                pass
+        data, self._buffer = self._buffer, b""
+        return data
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Leaves with a RST, as a killed client with unread data does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        self.socket.close()
+
+    def _body(self, headers: dict[str, str]) -> tuple[bool, bytes]:
+        if (length := headers.get("content-length")) is not None:
+            return self._take(int(length))
+        if headers.get("transfer-encoding") != "chunked":
+            return True, self.ended()
+        parts: list[bytes] = []
+        while (line := self._until(b"\r\n")) is not None:
+            size = int(line, 16)
+            whole, data = self._take(size + 2)
+            if not whole:
+                break
+            assert data.endswith(b"\r\n")
+            if size == 0:
+                return True, b"".join(parts)
+            parts.append(data[:-2])
+        return False, b"".join(parts)
+
+    def _until(self, mark: bytes) -> bytes | None:
+        while mark not in self._buffer:
+            if not self._more():
+                return None
+        data, self._buffer = self._buffer.split(mark, 1)
+        return data
+
+    def _take(self, size: int) -> tuple[bool, bytes]:
+        while len(self._buffer) < size and self._more():
+            pass
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return len(data) == size, data
+
+    def _more(self) -> bool:
+        try:
+            data = self.socket.recv(1 << 18)
+        except ConnectionResetError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def post(path: str, body: bytes | dict[str, Any], *headers: str, version: str = "1.1") -> bytes:
+    """A request of a client."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: proxy", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + data
+
+
+@dataclass
+class Seen:
+    """A request that an engine has got."""
+
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class CutError(Exception):
+    """A script ends the connection here."""
+
+
+Say = Callable[[bytes], None]
+Script = Callable[[Say], None]
+"""Writes the answer to one request. The connection is kept afterwards, unless it raises CutError."""
+
+
+def says(*pieces: bytes, cut: bool = False) -> Script:
+    """Each piece with a write of its own; `cut`: then the connection ends."""
+
+    def script(say: Say) -> None:
+        for piece in pieces:
+            say(piece)
+        if cut:
+            raise CutError
+
+    return script
+
+
+def head(
+    content_type: str = "application/json", length: int | None = None, *more: str, status: str = "200 OK"
+) -> bytes:
+    """The head of an engine's answer; chunked without a length."""
+    framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    return "\r\n".join([f"HTTP/1.1 {status}", f"content-type: {content_type}", framing, *more, "", ""]).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def whole(body: bytes, content_type: str = "application/json") -> bytes:
+    return head(content_type, len(body)) + body
+
+
+ANSWER = json.dumps(
+    {
+        "id": "cmpl-1",
+        "choices": [{"index": 0, "text": "hi", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
+    }
+).encode()
+
+
+@dataclass
+class RawEngine:
+    """Speaks HTTP only as its script says; health, metrics and engine ids it answers like an engine."""
+
+    script: Script = field(default_factory=lambda: says(whole(ANSWER)))
+    seen: list[Seen] = field(default_factory=list)
+    said: int = 0
+    """Bytes that the network took from it in answers, ever."""
+    busy: int = 0
+    """Requests that are being answered."""
+
+    def __post_init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._open: set[socket.socket] = set()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait(self, condition: Callable[[RawEngine], bool]) -> None:
+        """Until it holds."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), SECONDS), (
+                f"waited in vain; busy: {self.busy}, seen: {len(self.seen)}"
+            )
+
+    def wait_left(self) -> None:
+        """Until no request is being answered any more."""
+        self.wait(lambda engine: engine.busy == 0)
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._changed:
+                    self._open.add(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        def say(data: bytes) -> None:
+            connection.sendall(data)
+            with self._changed:
+                self.said += len(data)
+                self._changed.notify_all()
+
+        try:
+            reader = connection.makefile("rb")
+            while (line := reader.readline().decode("latin-1").rstrip()) != "":
+                headers = []
+                while (header := reader.readline().decode("latin-1").rstrip("\r\n")) != "":
+                    name, _, value = header.partition(": ")
+                    headers.append((name, value))
+                body = reader.read(int(dict(headers).get("content-length", "0")))
+                if line.startswith("POST "):
+                    with self._changed:
+                        self.seen.append(Seen(line, headers, body))
+                        self.busy += 1
+                        self._changed.notify_all()
+                    try:
+                        self.script(say)
+                    finally:
+                        with self._changed:
+                            self.busy -= 1
+                            self._changed.notify_all()
+                elif line.startswith("GET /query "):
+                    say(whole(b'{"0": {"engine_id": "one", "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}'))
+                else:
+                    say(whole(b""))
+        except (CutError, OSError):
+            pass
+        finally:
+            # Without a reader left, closing is really closing.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+            with self._changed:
+                self._open.discard(connection)
+                self._changed.notify_all()
+
+
+class RawDeployment:
+    """The real proxy in front of scripted engines."""
+
+    def __init__(self, proxy: Proxy, engines: Sequence[RawEngine]) -> None:
+        self.proxy = proxy
+        self.engines = engines
+
+    @property
+    def engine(self) -> RawEngine:
+        """The one that answers clients."""
+        return self.engines[-1]
+
+    def client(self, *, receive_buffer: int | None = None) -> RawClient:
+        return RawClient(self.proxy.port, receive_buffer=receive_buffer)
+
+    def ask(self, request: bytes) -> Response:
+        with self.client() as client:
+            return client.send(request).response()
+
+    def resident(self) -> int:
+        """Bytes of memory that the proxy has."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.proxy.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def unharmed(self) -> None:
+        """It still serves, and nothing of what was before is left: no leg in flight, nobody in a queue."""
+        for engine in self.engines:
+            engine.script = says(whole(ANSWER))
+        answer = self.ask(post("/v1/completions", {"prompt": "still there?"}))
+        assert (answer.status, answer.body) == (200, ANSWER)
+        in_flight = {
+            worker["name"]: worker["in_flight"] for worker in self.proxy.http.get("/workers").json()["workers"]
+        }
+        assert set(in_flight.values()) == {0}, in_flight
+        page = self.proxy.http.get("/metrics").text
+        left = re.findall(
+            r"^(pdserve_proxy_(?:queue_depth|pool_requests|prompt_tokens_in_flight)\{.*) ([1-9].*)$", page, re.M
+        )
+        assert left == []
+
+
+@contextmanager
+def raw_deployment(folder: Path, *, split: bool = False, **config: Any) -> Iterator[RawDeployment]:
+    """The proxy in front of one scripted engine that does both, or (`split`) of a prefill and a decode.
+
+    `config`: fields of ProxyConfig."""
+    roles = ("prefill", "decode") if split else ("aggregated",)
+    engines = [RawEngine() for _ in roles]
+    workers = [
+        {"name": f"{role}-0", "role": role, "url": engine.url, "bootstrap_url": engine.url}
+        for role, engine in zip(roles, engines, strict=True)
+    ]
+    values: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "served_name": MODEL,
+        "protocol": "mooncake" if split else "aggregated",
+        "workers": workers,
+        "request_timeout_seconds": 60,
+        "connect_timeout_seconds": 5,
+        "drain_seconds": 5,
+        "max_body_bytes": 16_000_000,
+        # Engines fail on purpose here: none is to be left alone because of that.
+        "breaker": {"failures": 1_000_000},
+    }
+    proxy = Proxy(folder / "raw.json", ProxyConfig.model_validate(values | config), key=KEY, control=False)
+    try:
+        proxy.ready()
+        yield RawDeployment(proxy, engines)
+    finally:
+        proxy.end()
+        for engine in engines:
+            engine.close()
