@@ -31,8 +31,8 @@ from pdserve.pd import control, server, shared_numbers
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.gateway import Gateway
-from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.front import Front
+from pdserve.pd.models import models
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 
 log = logging.getLogger("pdserve.proxy")
@@ -65,27 +65,12 @@ def create_app() -> FastAPI:
         return Response(app.state.gateway.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def list_models() -> dict[str, Any]:
         gateway: Gateway = app.state.gateway
-        return await _models(gateway)
+        return await models(gateway.registry, gateway.engines, gateway.config.served_name)
 
     _answer_errors_in_openai_shape(app)
     return app
-
-
-async def _models(gateway: Gateway) -> Response:
-    """The list of a ready engine, or what the configuration says while there is none."""
-    registry = gateway.registry
-    for worker in [worker for role in reversed(registry.roles) for worker in registry.ready(role)]:
-        try:
-            answer = await fetch(worker.pool, "GET", "/v1/models", headers=gateway.engines.key_header)
-        except FetchError as error:
-            log.warning("%s does not list its models: %s", worker.name, error)
-            continue
-        if answer.status == 200:
-            return Response(answer.body, media_type="application/json")
-    card = {"id": gateway.config.served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
-    return JSONResponse({"object": "list", "data": [card]})
 
 
 def _answer_errors_in_openai_shape(app: FastAPI) -> None:
@@ -101,22 +86,20 @@ def load_config(path: Path) -> ProxyConfig:
         config = ProxyConfig.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
-    if config.protocol == "nixl":
-        raise RecipeError("this proxy does not speak the NIXL protocol yet", where=str(path))
     for worker in config.workers:
         if config.protocol == "mooncake" and worker.role == "prefill" and not worker.bootstrap_url:
             raise RecipeError(f"{worker.name} has no bootstrap_url, which Mooncake needs", where=str(path))
     return config
 
 
-async def run(config: ProxyConfig, key: str | None, *, with_control: bool) -> None:
-    """Serves until a signal ends it. StartError: the address cannot be had."""
+async def run(path: Path, config: ProxyConfig, key: str | None, *, with_control: bool) -> None:
+    """Serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an address cannot
+    be had."""
     app = create_app()
     numbers = shared_numbers.private(Gateway.numbers(config))
-    gateway = Gateway(config, key, numbers, app)
-    app.state.gateway = gateway
     try:
         sock = server.listening(config, shared=False)
+        gateway = Gateway(config, key, numbers, app, lambda: load_config(path))
     except OSError as error:
         raise StartError(
             f"error while attempting to bind on address ({config.host!r}, {config.port}): "
@@ -124,6 +107,7 @@ async def run(config: ProxyConfig, key: str | None, *, with_control: bool) -> No
             where="proxy",
             todo="see who has the port (ss -ltnp), or give the proxy another one: ports.proxy",
         ) from error
+    app.state.gateway = gateway
     listener = asyncio.ensure_future(control.listen(gateway.registry)) if with_control else None
     if listener is None:
         gateway.registry.set_all_ready()
@@ -144,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = load_config(args.config)
         with asyncio.Runner(loop_factory=server.new_loop) as runner:
-            runner.run(run(config, os.environ.get(ENGINE_KEY), with_control=with_control))
+            runner.run(run(args.config, config, os.environ.get(ENGINE_KEY), with_control=with_control))
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code

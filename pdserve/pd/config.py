@@ -32,6 +32,8 @@ class WorkerConfig(Frozen):
     """http://host:port, without a path."""
     bootstrap_url: str | None = None
     """Mooncake prefill only: http://host:port of its bootstrap server."""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    """Data-parallel engines behind the URL."""
     kv_events_url: str | None = None
     """tcp://host:port where the engine publishes its KV events; the port of DP rank 0, others follow."""
     kv_replay_url: str | None = None
@@ -52,8 +54,12 @@ class ProxyConfig(Frozen):
     max_body_bytes: int
     transfer_slots: int = 20
     """Mooncake: transfers that one prefill worker runs at once (2 * num_workers)."""
+    kv_lease_seconds: Annotated[float, Field(gt=0)] = 30
+    """NIXL: how long a prefill keeps KV that no decode has asked for (kv_lease_duration)."""
     processes: Annotated[int, Field(ge=1)] = 1
     """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""
+    prewarm: bool = True
+    """One token goes through every pair of prefill and decode as soon as both are ready."""
     routing: Routing = Routing()
     admission: Admission = Admission()
     breaker: Breaker = Breaker()

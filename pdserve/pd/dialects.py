@@ -225,7 +225,37 @@ MESSAGES = _Messages(
     list_of_messages="messages",
 )
 DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
-BY_PATH = {dialect.path.encode(): dialect for dialect in DIALECTS}
+
+
+class _Whole(Dialect):
+    """An API that one worker answers by itself."""
+
+    def needs_one_engine(self, body: Body) -> str | None:
+        return self.name
+
+
+class _WholeMessages(_Whole, _Messages):
+    """The same of Anthropic's."""
+
+
+_WHOLE_PATHS = {
+    "embeddings": ("/v1/embeddings",),
+    "pooling": ("/pooling",),
+    "classify": ("/classify",),
+    "score": ("/score", "/v1/score"),
+    "rerank": ("/rerank", "/v1/rerank", "/v2/rerank"),
+    "tokenize": ("/tokenize",),
+    "detokenize": ("/detokenize",),
+}
+WHOLE = tuple(
+    _Whole(name, path, prompt_fields=("input", "prompt", "messages", "text_1", "query"), prefill_fields={})
+    for name, paths in _WHOLE_PATHS.items()
+    for path in paths
+)
+COUNT_TOKENS = _WholeMessages(
+    "count_tokens", "/v1/messages/count_tokens", prompt_fields=("tools", "system", "messages"), prefill_fields={}
+)
+BY_PATH = {dialect.path.encode(): dialect for dialect in (*DIALECTS, *WHOLE, COUNT_TOKENS)}
 
 
 def _is_one_prompt(body: Body) -> bool:

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
+from pdserve.pd.background import Background
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerRole
 from pdserve.pd.engines import Engines
 from pdserve.pd.entrance import Entrance
 from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.mooncake import Mooncake
+from pdserve.pd.nixl import Nixl
 from pdserve.pd.one_engine import OneEngine
 from pdserve.pd.pools import Pools, no_worker
 from pdserve.pd.registry import Registry, Worker
@@ -33,6 +35,8 @@ Attempt = Callable[[set[Worker]], Awaitable[None]]
 class Split(Protocol):
     """A P/D protocol."""
 
+    background: Background
+
     async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None: ...
 
 
@@ -48,8 +52,11 @@ class Dispatcher:
         self._pools = pools
         self._loop = asyncio.get_running_loop()
         self._one = OneEngine(engines)
-        self._mooncake = Mooncake(registry, engines)
-        self._split: Split = self._mooncake
+        self._split: Split = (
+            Nixl(registry, engines, config.kv_lease_seconds)
+            if config.protocol == "nixl"
+            else Mooncake(registry, engines)
+        )
 
     async def serve(self, request: ClientRequest, client: Client) -> None:
         """Answers one client. Raises ApiError or ClientGoneError; what it leaves running ends by itself."""
@@ -74,9 +81,17 @@ class Dispatcher:
         else:
             await self._at_two(request, client, first=decode)
 
+    async def attempt_split(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
+        """One attempt over two workers, whatever the policies say."""
+        await self._split.attempt(request, client, prefill, decode)
+
+    def configure(self, config: ProxyConfig) -> None:
+        """Another configuration from now on."""
+        self._config = config
+
     async def drained(self) -> None:
         """Returns when nothing is running in the background."""
-        await self._mooncake.background.drained()
+        await self._split.background.drained()
 
     async def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> None:
         request.decision = DISAGGREGATED

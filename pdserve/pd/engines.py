@@ -24,8 +24,8 @@ class Engines:
     def key_header(self) -> bytes:
         return self._key
 
-    def client_headers(self, headers: Iterable[tuple[bytes, bytes]], request_id: str) -> bytes:
-        """The lines that both legs of a request carry."""
+    def client_headers(self, headers: Iterable[tuple[bytes, bytes]], request_id: str, *, ours: bool = False) -> bytes:
+        """The lines that both legs of a request carry. `ours`: it is the proxy's own request."""
         lines = [b"x-request-id: %b\r\n" % request_id.encode("latin-1")]
         forwarded = b""
         for name, value in headers:
@@ -33,7 +33,7 @@ class Engines:
                 lines.append(b"%b: %b\r\n" % (name, value))
             elif name == b"authorization" and not forwarded:
                 forwarded = b"authorization: %b\r\n" % value
-        if self._authorization == "replace":
+        if ours or self._authorization == "replace":
             lines.append(self._key)
         elif self._authorization == "forward":
             lines.append(forwarded)

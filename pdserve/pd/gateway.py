@@ -8,14 +8,17 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
+from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.body import Body
 from pdserve.pd.client import Client
@@ -30,9 +33,11 @@ from pdserve.pd.http import bridge
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.keys import KeyFile
+from pdserve.pd.kv_feeds import KvFeeds
 from pdserve.pd.load import LoadBoard
 from pdserve.pd.metrics import Labels, Metrics
 from pdserve.pd.pools import Pools
+from pdserve.pd.prewarm import Prewarm
 from pdserve.pd.quotas import Quotas, Use, cells_needed
 from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
 from pdserve.pd.request import ClientRequest, Stages
@@ -54,9 +59,18 @@ _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
 class Gateway:
     """The state of one proxy process: the Handler of its front, and what is Served. Must be made inside its loop."""
 
-    def __init__(self, config: ProxyConfig, key: str | None, numbers: Numbers, app: ASGIApp) -> None:
-        """RecipeError: the keys or certificates that the configuration names cannot be used."""
+    def __init__(
+        self,
+        config: ProxyConfig,
+        key: str | None,
+        numbers: Numbers,
+        app: ASGIApp,
+        read_again: Callable[[], ProxyConfig] | None = None,
+    ) -> None:
+        """`read_again`: the configuration as it is now, for `reload`. RecipeError: the keys or certificates that the
+        configuration names cannot be used. OSError: the admin's address cannot be had."""
         self.config = config
+        self._read_again = read_again
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file)) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
@@ -73,6 +87,17 @@ class Gateway:
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._priority_header = (config.admission.priority_header or "").encode()
+        self._feeds = KvFeeds(self.registry, self.pools, self.engines)
+        self._prewarm = (
+            Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
+            if config.prewarm and config.protocol != "aggregated"
+            else None
+        )
+        self._admin = (
+            None
+            if config.admin is None
+            else AdminServer(config.admin, AdminWorkers(self.registry, self._health), self.reload)
+        )
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics.read_gauges_from(self._gauges)
@@ -119,6 +144,8 @@ class Gateway:
         for worker in self.registry.workers.values():
             self._health.watch(worker)
         self._ticker = self._loop.create_task(self._tick())
+        if self._admin is not None:
+            self._admin.start()
 
     def busy(self) -> bool:
         return bool(self._tasks)
@@ -129,14 +156,40 @@ class Gateway:
             client.interrupt(limit)
 
     def reload(self) -> dict[str, str]:
-        """Reads the API keys again, without dropping a stream; what cannot be read stays as it was."""
-        if self.keys is None:
-            return {}
-        return {"keys": "ok" if self.keys.reload() else "not usable: see the proxy's log; the old ones stay in force"}
+        """Reads the API keys, the policies and the limits again, without dropping a stream. What cannot be read stays
+        as it was, and why is said."""
+        said = {}
+        if self.keys is not None:
+            usable = self.keys.reload()
+            said["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+        if self._read_again is not None:
+            try:
+                fresh = self._read_again()
+            except PdserveError as error:
+                log.error("the configuration stays as it was: %s", error.what)
+                said["policies"] = f"not usable: {error.what}"
+            else:
+                self._reconfigure(fresh)
+                said["policies"] = "ok"
+        return said
+
+    def _reconfigure(self, fresh: ProxyConfig) -> None:
+        if fresh.routing != self.config.routing:
+            self.pools.configure(fresh)
+            self._feeds.restart()
+        self._entrance.configure(fresh.admission)
+        # Addresses and workers of a running proxy are not the file's to change.
+        self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
+        self._dispatcher.configure(self.config)
 
     async def finish(self, seconds: float) -> None:
         self._health.stop()
         self._ticker.cancel()
+        if self._prewarm is not None:
+            self._prewarm.stop()
+        if self._admin is not None:
+            await self._admin.stop()
+        await self._feeds.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._dispatcher.drained()
@@ -172,6 +225,10 @@ class Gateway:
             asked = self._read(dialect, request, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
+            if self.pools.needs_tokens:
+                tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
+                if tokens is not None:
+                    asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
             await self._dispatcher.serve(asked, client)
         except ApiError as error:
             reason = error

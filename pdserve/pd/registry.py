@@ -152,8 +152,8 @@ class Registry:
         worker.pool.close()
         self.changed()
 
-    def set_state(self, name: str, state: WorkerState) -> None:
-        """KeyError: no such worker."""
+    def set_state(self, name: str, state: WorkerState, *, alive: bool = True) -> None:
+        """`alive`: somebody has seen it answer; else our own checks must first. KeyError: no such worker."""
         worker = self.workers[name]
         before, worker.state = worker.state, state
         if state == "dead" and before != "dead":
@@ -162,7 +162,7 @@ class Registry:
                 listener(worker)
         if state == "ready" and before in ("starting", "dead"):
             worker.life += 1
-            worker.healthy = True
+            worker.healthy = alive
             worker.breaker.succeeded()
         self.changed()
         if state == "ready" and before != "ready":
@@ -171,11 +171,15 @@ class Registry:
 
     def set_health(self, worker: Worker, healthy: bool) -> None:
         """What our own checks say. Its engine may be another one when it comes back."""
-        if healthy and not worker.healthy:
-            worker.life += 1
-            worker.breaker.succeeded()
+        back = healthy and not worker.healthy
         worker.healthy = healthy
         self.changed()
+        if back:
+            worker.life += 1
+            worker.breaker.succeeded()
+            if worker.state == "ready":
+                for listener in self._on_ready:
+                    listener(worker)
 
     def set_all_ready(self) -> None:
         for name in self.workers:

@@ -28,6 +28,9 @@ class Served(Protocol):
     def begin(self) -> None:
         """The loop runs; nothing is accepted yet."""
 
+    def reload(self) -> object:
+        """SIGHUP: read again what may change while serving."""
+
     def busy(self) -> bool:
         """A request is being answered."""
 
@@ -75,6 +78,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_signal_handler(signal.SIGHUP, self._served.reload)
         self._served.begin()
         server = await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG, ssl=self._tls())
         sweeper = loop.create_task(self._front.sweep())

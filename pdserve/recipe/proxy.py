@@ -19,6 +19,11 @@ class Proxy(Strict):
         default="pdserve", description="Which proxy: pdserve's own, or the official Rust router."
     )
     host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
+    prewarm: bool = Field(
+        default=True,
+        description="As soon as a prefill and a decode are ready, one token goes through the pair: the handshake of "
+        "their KV connectors then is no part of the first request's time to first token.",
+    )
     workers: Count = Field(
         default=1,
         description="Processes that share the port and one view of load and limits; one keeps one core busy.",

@@ -51,9 +51,17 @@ class _Whole:
 
 
 async def fetch(
-    pool: Pool, method: str, path: str, *, headers: bytes = b"", body: bytes = b"", timeout: float = 5.0
+    pool: Pool,
+    method: str,
+    path: str,
+    *,
+    headers: bytes = b"",
+    body: bytes = b"",
+    timeout: float = 5.0,
+    reuse: bool = False,
 ) -> Fetched:
-    """`headers`: complete lines, each with its end. Raises FetchError."""
+    """`headers`: complete lines, each with its end. `reuse`: an open connection will do; by default a new one is made,
+    because rare requests find old ones, which may just be closing. Raises FetchError."""
     length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
     head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
         method.encode(),
@@ -66,8 +74,7 @@ async def fetch(
     sink = _Whole()
     try:
         async with asyncio.timeout(timeout):
-            # Always a new one: these requests are rare, and an old one may just be closing.
-            connection = await pool.connect()
+            connection = (pool.take() if reuse else None) or await pool.connect()
             connection.send(head, body, sink)
             return await sink.done
     except TimeoutError:

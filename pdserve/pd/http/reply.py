@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pdserve.pd.http.front import Connection
+from typing import Protocol
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _NO_BODY = frozenset((204, 304))
+
+
+class Wire(Protocol):
+    """The connection that a reply is written to."""
+
+    @property
+    def congested(self) -> bool:
+        """What is written now waits in our memory."""
+
+    def send(self, data: bytes) -> None: ...
+
+    def replied(self, reply: Reply) -> None:
+        """The reply has ended."""
+
+    def abort(self) -> None: ...
 
 
 class Reply:
@@ -33,7 +45,7 @@ class Reply:
         "started",
     )
 
-    def __init__(self, connection: Connection, *, keep_alive: bool, head_only: bool, http10: bool) -> None:
+    def __init__(self, connection: Wire, *, keep_alive: bool, head_only: bool, http10: bool) -> None:
         self._connection = connection
         self._head: bytes | None = None
         self._chunked = False

@@ -1,0 +1,107 @@
+"""The admin's own listener, in the proxy's process: a loopback port or a unix socket, never the clients' port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from pdserve.pd import admin
+from pdserve.pd.config import WorkerConfig
+from pdserve.pd.health_checks import HealthChecks
+from pdserve.pd.keys import read_token
+from pdserve.pd.registry import Registry
+from pdserve.pd.settings import Admin
+
+_STOP_SECONDS = 1
+
+
+class AdminWorkers:
+    """What an admin may do to the registry (admin.Workers)."""
+
+    def __init__(self, registry: Registry, health: HealthChecks) -> None:
+        self._registry, self._health = registry, health
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [worker.describe() for worker in self._registry.workers.values()]
+
+    def add(self, worker: WorkerConfig) -> None:
+        if worker.role not in self._registry.roles:
+            raise ValueError(f"this deployment has no {worker.role} workers")
+        if worker.url in {one.config.url for one in self._registry.workers.values()}:
+            raise ValueError(f"there is a worker at {worker.url} already")
+        added = self._registry.add(worker)
+        # Until its first good check nobody is sent there.
+        added.healthy = False
+        self._registry.set_state(worker.name, "ready", alive=False)
+        self._health.watch(added)
+
+    def drain(self, name: str) -> None:
+        self._registry.set_state(name, "draining")
+
+    def remove(self, name: str) -> None:
+        self._registry.remove(name)
+
+
+class AdminServer:
+    """Owns its socket and, for a unix socket, the file."""
+
+    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload) -> None:
+        """RecipeError: the token's file cannot be used. OSError: the address cannot be had."""
+        token = None if settings.token_file is None else read_token(Path(settings.token_file))
+        self._path = None if settings.socket is None else Path(settings.socket)
+        self._socket = _bound(settings)
+        config = uvicorn.Config(
+            admin.app(workers, reload, token),
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        self._server = _Quiet(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class _Quiet(uvicorn.Server):
+    """Signals are the proxy's own business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bound(settings: Admin) -> socket.socket:
+    if settings.socket is None:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port or 0))
+        return sock
+    path = Path(settings.socket)
+    if path.is_socket():
+        # Left by a proxy that was killed: two cannot serve the same deployment.
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.bind(settings.socket)
+    finally:
+        os.umask(before)
+    return sock

@@ -1,0 +1,44 @@
+"""GET /v1/models: what the workers serve, each model once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from pdserve.pd.engines import Engines
+from pdserve.pd.http.fetch import FetchError, fetch
+from pdserve.pd.registry import Registry, Worker
+
+log = logging.getLogger("pdserve.proxy")
+
+_SECONDS = 2.0
+
+
+async def models(registry: Registry, engines: Engines, served_name: str) -> dict[str, Any]:
+    """A model is listed when a worker of every role has it: only then can it be served. While no worker answers, what
+    the configuration says."""
+    listed: dict[str, Any] = {}
+    of_roles = []
+    for role in reversed(registry.roles):
+        answers = await asyncio.gather(*(_of(worker, engines) for worker in registry.ready(role)))
+        cards = {card["id"]: card for cards in answers for card in cards}
+        if cards:
+            of_roles.append(set(cards))
+            listed = cards | listed
+    if of_roles:
+        everywhere = set.intersection(*of_roles)
+        return {"object": "list", "data": [card for name, card in listed.items() if name in everywhere]}
+    card = {"id": served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
+    return {"object": "list", "data": [card]}
+
+
+async def _of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:
+    try:
+        answer = await fetch(worker.pool, "GET", "/v1/models", headers=engines.key_header, timeout=_SECONDS)
+        data = json.loads(answer.body)["data"] if answer.status == 200 else []
+    except (FetchError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s does not list its models: %s", worker.name, error)
+        return []
+    return [card for card in data if isinstance(card, dict) and isinstance(card.get("id"), str)]
