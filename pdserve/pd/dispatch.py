@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
@@ -51,6 +52,8 @@ class Dispatcher:
         self._registry = registry
         self._pools = pools
         self._loop = asyncio.get_running_loop()
+        self.failovers: Counter[tuple[str, str]] = Counter()
+        """Attempts made once more, by the role that failed and how."""
         self._one = OneEngine(engines)
         self._split: Split = (
             Nixl(registry, engines, config.kv_lease_seconds)
@@ -147,6 +150,8 @@ class Dispatcher:
                 others = all(self._registry.ready(role, avoid) for role in roles)
                 if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
                     raise failure.error from failure
+                reason = f"http-{failure.error.status}" if failure.avoid else "stale"
+                self.failovers[failure.worker.config.role, reason] += 1
                 log.warning("%s: %s; once more", request.request_id, failure)
             else:
                 return

@@ -101,6 +101,7 @@ class Gateway:
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics.read_gauges_from(self._gauges)
+        self.metrics.read_counters_from(self._counters)
 
     @staticmethod
     def numbers(config: ProxyConfig) -> int:
@@ -289,7 +290,25 @@ class Gateway:
         for role, gate in self._entrance.gates.items():
             yield "queue_depth", (role,), gate.waiting
             yield "pool_requests", (role,), gate.requests
+        if self.quotas is not None and self.keys is not None:
+            for name in self.keys.current.names:
+                yield "key_requests", (name,), self.quotas.in_flight(name)
         yield "draining", (), self.draining
+
+    def _counters(self) -> Iterator[tuple[str, Labels, int]]:
+        for decision, count in self.pools.decisions.items():
+            yield "routing_decisions", decision, count
+        for worker in self.registry.workers.values():
+            for outcome, count in worker.outcomes.items():
+                yield "legs", (worker.config.role, worker.name, outcome), count
+        for role, gate in self._entrance.gates.items():
+            yield "admission_rejections", (role, "full"), gate.rejected_full
+            yield "admission_rejections", (role, "late"), gate.rejected_late
+        if self.quotas is not None:
+            for (name, limit), count in self.quotas.rejected.items():
+                yield "quota_rejections", (name, limit), count
+        for failover, count in self._dispatcher.failovers.items():
+            yield "failovers", failover, count
 
     async def _tick(self) -> None:
         """What nothing else tells of: time that is up, a changed file, places that another process has freed."""

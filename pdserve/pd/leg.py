@@ -44,6 +44,7 @@ class Leg:
         "_connecting",
         "_connection",
         "_content_type",
+        "_counted",
         "_data",
         "_head",
         "_on_complete",
@@ -81,6 +82,7 @@ class Leg:
         self._data = b""
         self._client: Client | None = None
         self._closed = False
+        self._counted = False
         self._connecting: asyncio.Task[None] | None = None
         worker.opened()
         self._connection: Connection | None = worker.pool.take()
@@ -247,9 +249,19 @@ class Leg:
         self.poke()
 
     def _completed(self) -> None:
+        if not self._counted:
+            self._counted = True
+            self.worker.outcomes[self._outcome()] += 1
         on_complete, self._on_complete = self._on_complete, None
         if on_complete is not None:
             on_complete()
+
+    def _outcome(self) -> str:
+        if self.failure is not None:
+            if self._closed:
+                return "left"
+            return "refused" if self.failure.error.status < 500 else "failed"
+        return "ok" if self.answer is not None and self.answer.complete else "left"
 
     def _failed(self, what: str, *, retry: bool) -> WorkerFailedError:
         return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)

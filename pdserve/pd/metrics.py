@@ -70,6 +70,8 @@ SHARED_GAUGES = frozenset(GAUGES) - {"queue_depth", "connections"}
 Labels = tuple[str, ...]
 GaugeReader = Callable[[], Iterable[tuple[str, Labels, float]]]
 """Gives (name, label values, value) when the page is asked for."""
+CounterReader = Callable[[], Iterable[tuple[str, Labels, int]]]
+"""The same for what is counted elsewhere: it must never become less."""
 
 
 class Histogram:
@@ -107,6 +109,7 @@ class Metrics:
         self.e2e = Histogram(STAGES["e2e"][1])
         self._counters: dict[str, dict[Labels, int]] = {name: {} for name in COUNTERS}
         self._readers: list[GaugeReader] = []
+        self._counter_readers: list[CounterReader] = []
 
     def count(self, name: str, labels: Labels = (), amount: int = 1) -> None:
         """Add to a counter. KeyError: there is no such counter."""
@@ -116,6 +119,10 @@ class Metrics:
     def read_gauges_from(self, reader: GaugeReader) -> None:
         """Ask `reader` whenever the page is made."""
         self._readers.append(reader)
+
+    def read_counters_from(self, reader: CounterReader) -> None:
+        """Ask `reader` whenever the page is made."""
+        self._counter_readers.append(reader)
 
     def snapshot(self) -> bytes:
         """For `page` in another process."""
@@ -134,9 +141,13 @@ class Metrics:
         for stage in STAGES:
             histogram: Histogram = getattr(self, stage)
             histograms[stage] = (list(histogram.counts), histogram.total)
+        counters = {name: list(series.items()) for name, series in self._counters.items()}
+        for counter_reader in self._counter_readers:
+            for name, labels, value in counter_reader():
+                counters[name].append((labels, value))
         return Snapshot(
             histograms=histograms,
-            counters={name: list(series.items()) for name, series in self._counters.items()},
+            counters=counters,
             gauges=[gauge for reader in self._readers for gauge in reader()],
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -37,6 +38,7 @@ class Worker:
         "life",
         "load",
         "name",
+        "outcomes",
         "pool",
         "served",
         "slots",
@@ -56,6 +58,8 @@ class Worker:
         """Grows each time that it comes up: what was learnt of an earlier life is void."""
         self.deaths = 0
         self.kv_usage = 0.0
+        self.outcomes: Counter[str] = Counter()
+        """How legs to it have ended: ok, refused (4xx), failed, left."""
         self.watches: set[Watch] = set()
         """The attempts that end when it dies."""
         self.load = board.worker(config.name)

@@ -1,0 +1,138 @@
+"""The admin's listener of a running proxy: workers come and go, keys and policies are read again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+
+TOKEN = "an-admin-token-of-32-characters!"
+CLIENT = "a-client-key"
+
+
+def key_line(name: str, key: str, **limits: int) -> str:
+    return json.dumps({"name": name, "sha256": sha256(key.encode()).hexdigest(), **limits}) + "\n"
+
+
+@pytest.fixture
+def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A 1P1D deployment with the admin on a unix socket, and a client of that."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "keys").write_text(key_line("team", CLIENT))
+    socket = tmp_path / "admin.sock"
+    deployment.up(
+        admin={"socket": str(socket), "token_file": str(tmp_path / "token")},
+        auth={"keys_file": str(tmp_path / "keys")},
+        health={"interval_seconds": 0.1},
+    )
+    deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    transport = httpx.HTTPTransport(uds=str(socket))
+    with httpx.Client(
+        transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}
+    ) as client:
+        yield client
+
+
+def names(answer: httpx.Response) -> set[str]:
+    return {worker["name"] for worker in answer.json()["workers"]}
+
+
+def until_ready(admin: httpx.Client, name: str) -> None:
+    while not any(one["name"] == name and one["healthy"] for one in admin.get("/workers").json()["workers"]):
+        pass
+
+
+def test_a_worker_is_added_and_serves_once_its_check_passes(admin: httpx.Client, deployment: Deployment) -> None:
+    extra = deployment.engine("decode-9", "decode")
+    answer = admin.post("/workers", json={"name": "decode-9", "role": "decode", "url": extra.url})
+    assert (answer.status_code, names(answer)) == (201, {"prefill-0", "decode-0", "decode-9"})
+    until_ready(admin, "decode-9")
+    admin.post("/workers/decode-0/drain")
+    assert deployment.complete().status_code == 200
+    assert extra.state()["received"] == 1
+    assert deployment.decodes[0].state()["received"] == 0
+
+
+def test_a_removed_worker_is_gone_and_a_running_stream_of_another_goes_on(
+    admin: httpx.Client, deployment: Deployment
+) -> None:
+    extra = deployment.engine("decode-9", "decode")
+    admin.post("/workers", json={"name": "decode-9", "role": "decode", "url": extra.url})
+    until_ready(admin, "decode-9")
+    admin.post("/workers/decode-9/drain")
+    deployment.decodes[0].script(hold="token")
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "stream": True}
+    with deployment.proxy.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert names(admin.delete("/workers/decode-9")) == {"prefill-0", "decode-0"}
+        deployment.decodes[0].script(hold="")
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert admin.delete("/workers/decode-9").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": "decode-0", "role": "decode", "url": "http://127.0.0.1:1"}, 409),
+        ({"name": "other", "role": "aggregated", "url": "http://127.0.0.1:1"}, 409),
+        ({"name": "other", "role": "decode", "url": "http://127.0.0.1:1/path"}, 400),
+        ({"name": "other"}, 400),
+    ],
+)
+def test_what_is_no_new_worker_is_refused(admin: httpx.Client, body: dict[str, Any], status: int) -> None:
+    assert admin.post("/workers", json=body).status_code == status
+
+
+def test_nobody_gets_in_without_the_admins_token(admin: httpx.Client, deployment: Deployment) -> None:
+    for token in (CLIENT, "x", TOKEN + "x"):
+        assert admin.get("/workers", headers={"authorization": f"Bearer {token}"}).status_code == 401
+    assert deployment.proxy.http.post("/workers", json={}).status_code == 405
+    assert deployment.proxy.http.delete("/workers/decode-0").status_code == 404
+
+
+@pytest.mark.parametrize("how", ["admin", "SIGHUP"])
+def test_keys_and_policies_are_read_again_while_a_stream_runs(
+    admin: httpx.Client, deployment: Deployment, tmp_path: Path, how: str
+) -> None:
+    deployment.decodes[0].script(hold="token")
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "stream": True}
+    with deployment.proxy.http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        (tmp_path / "keys").write_text(key_line("other", "another-key", max_requests=1))
+        path = deployment.folder / "proxy.json"
+        config = json.loads(path.read_text())
+        config["routing"]["decode"] = {"kind": "round_robin"}
+        path.write_text(json.dumps(config))
+        if how == "admin":
+            assert admin.post("/reload").json() == {"keys": "ok", "policies": "ok"}
+        else:
+            deployment.proxy.process.send_signal(signal.SIGHUP)
+            deployment.proxy.until("1 API keys from")
+        deployment.decodes[0].script(hold="")
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert deployment.complete().status_code == 401
+    deployment.proxy.http.headers["authorization"] = "Bearer another-key"
+    assert deployment.complete().status_code == 200
+    page = deployment.proxy.http.get("/metrics").text
+    assert 'routing_decisions_total{policy="round_robin",role="decode",why="turn"} 1.0' in page
+
+
+def test_what_cannot_be_read_stays_as_it_was(admin: httpx.Client, deployment: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("nonsense\n")
+    (deployment.folder / "proxy.json").write_text("{}")
+    said = admin.post("/reload").json()
+    assert "not usable" in said["keys"]
+    assert "not usable" in said["policies"]
+    assert deployment.complete().status_code == 200
