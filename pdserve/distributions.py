@@ -22,7 +22,8 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
         "mooncake-transfer-engine-efa-cuda13",
         "mooncake-transfer-engine-efa-non-cuda",
     ),
-    "nixl": ("nixl-cu13", "nixl-cu12", "nixl"),
+    # vLLM imports `nixl`, which nixl-cu12 and nixl-cu13 alone do not bring; ROCm images have another one.
+    "nixl": ("nixl", "nixl-rocm", "rixl"),
     "pdserve": ("pdserve",),
 }
 """Part -> distributions that provide it, on CUDA, ROCm and CPU. The first one that is installed counts. pdserve is

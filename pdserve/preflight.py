@@ -24,7 +24,6 @@ def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] =
 
     `held_by_us`: ports of the running deployment itself, whose owners are stopped before they are needed again.
     """
-    _check_protocol(plan)
     _check_model(plan)
     _check_proxy_files(plan.proxy)
     for process in starting:
@@ -33,16 +32,6 @@ def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] =
     names = {process.name for process in starting}
     servers = [server for server in plan.lmcache if server.process in names]
     check_memory(servers, host.memory())
-
-
-def _check_protocol(plan: Plan) -> None:
-    if plan.proxy.protocol == "nixl":
-        raise PreflightError(
-            "the proxy does not speak NIXL's two-stage protocol yet",
-            where="prefill.connector",
-            cause="this version plans and renders NIXL engines, but serves Mooncake and aggregated deployments only",
-            todo="use the mooncake connector on both roles; pdserve render shows the NIXL engines' commands",
-        )
 
 
 def _check_model(plan: Plan) -> None:

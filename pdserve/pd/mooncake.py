@@ -15,12 +15,11 @@ of mooncake_connector.py in vLLM 0.21 to 0.33:
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from pdserve.pd import prefill_leg
 from pdserve.pd.background import Background, settle
 from pdserve.pd.client import Client
 from pdserve.pd.engine_ids import EngineIds, Transfer
@@ -37,8 +36,6 @@ DELIVER_SECONDS = 1.5
 """How long a prefill may take to finish its token once nobody waits for it."""
 _ANSWER_SECONDS = 1.0
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)" ?: ?(\d+)')
-_BAD_ENDS = ("abort", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,8 @@ class Mooncake:
                 if transfer is None:
                     raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
             watch.check()
+            legs = self._send(request, transfer, decode, watch)
             unless_sent.pop_all()
-        legs = self._send(request, transfer, decode, watch)
         try:
             answer = await self._first_event(legs, watch, request)
         except WorkerFailedError as failure:
@@ -102,7 +99,7 @@ class Mooncake:
         try:
             if answer.complete and not legs.prefill.complete:
                 await self._prefill_answered(legs.prefill, watch)
-            client.cached_tokens = _cached_tokens(legs.prefill)
+            client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
             client.relay(legs.decode)
             await watch.until(lambda: client.ended)
         except WorkerFailedError as failure:
@@ -115,33 +112,29 @@ class Mooncake:
                 self.background.start(self._finish(legs.prefill))
 
     def _send(self, request: ClientRequest, transfer: Transfer, decode: Worker, watch: Watch) -> Legs:
-        dialect, body, post = request.dialect, request.body, self._engines.post
+        dialect, body = request.dialect, request.body
         prefill_body = dialect.prefill_body(body, transfer.for_prefill())
         decode_body = dialect.decode_body(body, transfer.for_decode())
-        prefill_headers = request.headers + transfer.rank_header()
-        path = dialect.path.encode()
-        prefill, tokens = transfer.prefill, request.ask.estimate
-        prefill.load.add_prompt_tokens(tokens)
-
-        def prefilled() -> None:
-            prefill.slots.give()
-            prefill.load.add_prompt_tokens(-tokens)
-
-        head = post(prefill, path, prefill_headers, prefill_body)
-        prefill_leg = Leg(prefill, head, prefill_body, watch.poke, prefilled)
-        head = post(decode, request.target, request.headers, decode_body)
-        return Legs(prefill_leg, Leg(decode, head, decode_body, watch.poke))
+        prefill = prefill_leg.send(
+            self._engines,
+            request,
+            transfer.prefill,
+            prefill_body,
+            rank_header=transfer.rank_header(),
+            poke=watch.poke,
+            on_complete=transfer.prefill.slots.give,
+        )
+        head = self._engines.post(decode, request.target, request.headers, decode_body)
+        return Legs(prefill, Leg(decode, head, decode_body, watch.poke))
 
     async def _first_event(self, legs: Legs, watch: Watch, request: ClientRequest) -> Answer:
         """Decode's answer as soon as it begins; a failure of prefill until then ends the wait at once."""
         prefill, decode = legs.prefill, legs.decode
         await watch.until(lambda: prefill.complete or decode.settled)
         if prefill.complete:
-            request.stages.prefilled = prefill.first_byte
-            if request.prefill_ticket is not None and prefill.failure is None:
-                request.prefill_ticket.release()
+            prefill_leg.note_complete(request, prefill)
         if not decode.settled:
-            _check_prefill(prefill)
+            prefill_leg.check(prefill)
             await watch.until(lambda: decode.settled)
         return decode.result()
 
@@ -240,31 +233,3 @@ async def take_slot(prefill: Worker, watch: Watch) -> None:
         slots.take()
     finally:
         slots.dequeue(poke)
-
-
-def _check_prefill(leg: Leg) -> None:
-    """A prefill leg that is done must have ended well: after an abort its KV is gone. A stop is no harm: the patch
-    mooncake-requests keeps the KV."""
-    answer = leg.result()
-    if b'"length"' in answer.data or b'"stop"' in answer.data:
-        return
-    try:
-        choices = json.loads(answer.data).get("choices")
-    except (ValueError, AttributeError):
-        reason = "an unreadable answer"
-    else:
-        # The other APIs have no reasons that mean trouble: they answer with an error.
-        ended = choices[0].get("finish_reason") if choices else None
-        if ended not in _BAD_ENDS:
-            return
-        reason = str(ended)
-    error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
-    raise WorkerFailedError(leg.worker, error, retry=True)
-
-
-def _cached_tokens(prefill: Leg) -> int | None:
-    """Prompt tokens that prefill did not compute. None when it does not say."""
-    if prefill.answer is None or not prefill.complete:
-        return None
-    found = _CACHED.search(prefill.answer.data)
-    return int(found[1]) if found else None

@@ -15,7 +15,7 @@ from pdserve.plan.model import HttpProbe, Node, Process
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Need, Ports
 from pdserve.recipe import effective
-from pdserve.recipe.connectors import Mooncake
+from pdserve.recipe.connectors import Mooncake, Nixl
 from pdserve.recipe.model import Recipe
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -51,7 +51,9 @@ def proxy_config(
         drain_seconds=proxy.drain_seconds,
         max_body_bytes=proxy.max_body_bytes,
         transfer_slots=_transfer_slots(recipe),
+        kv_lease_seconds=_lease_seconds(recipe),
         processes=proxy.workers,
+        prewarm=proxy.prewarm,
         routing=proxy.routing,
         admission=proxy.admission,
         breaker=proxy.breaker,
@@ -105,6 +107,7 @@ def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
         role=instance.role_name,
         url=_url(address, ports.first(instance.name, "http")),
         bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
+        ranks=instance.role.parallel.dp,
         kv_events_url=_url(address, events[0], "tcp") if events else None,
         kv_replay_url=_url(address, events[len(events) // 2], "tcp") if events else None,
     )
@@ -112,11 +115,18 @@ def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
 
 def _transfer_slots(recipe: Recipe) -> int:
     """vLLM runs two transfers for each sender thread of a prefill worker."""
-    for name, _, connector in effective.roles(recipe):
-        transfer = effective.transfer_of(connector)
-        if name == "prefill" and isinstance(transfer, Mooncake):
-            return 2 * transfer.num_workers
-    return 2 * Mooncake().num_workers
+    transfer = _transfer_of_prefill(recipe)
+    return 2 * (transfer if isinstance(transfer, Mooncake) else Mooncake()).num_workers
+
+
+def _lease_seconds(recipe: Recipe) -> float:
+    transfer = _transfer_of_prefill(recipe)
+    return (transfer if isinstance(transfer, Nixl) else Nixl()).lease_seconds
+
+
+def _transfer_of_prefill(recipe: Recipe) -> Mooncake | Nixl | None:
+    """None too when it is raw: vLLM's own values are taken to hold then."""
+    return next((effective.transfer_of(c) for name, _, c in effective.roles(recipe) if name == "prefill"), None)
 
 
 def _url(address: str, port: int, scheme: str = "http") -> str:

@@ -1,10 +1,11 @@
-"""A scriptable stand-in for vLLM's API server: its argv, its endpoints, its Mooncake, and every way to fail.
+"""A scriptable stand-in for vLLM's API server: its argv, its endpoints, its Mooncake and NIXL, and every way to fail.
 
     python tests/fakes/engine.py [serve MODEL] --model M --host H --port P --served-model-name N
         --kv-transfer-config JSON --block-size 16 --data-parallel-size 1 --max-model-len 100000
         --enable-prompt-tokens-details --api-key K           (unknown flags are ignored)
 
-VLLM_API_KEY guards /v1; VLLM_MOONCAKE_BOOTSTRAP_PORT and VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as in vLLM.
+VLLM_API_KEY guards /v1; VLLM_MOONCAKE_BOOTSTRAP_PORT, VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and
+VLLM_NIXL_SIDE_CHANNEL_PORT as in vLLM.
 Faults are scripted by environment (details in engine_script.Script):
 
 FAKE_READY_AFTER=S        listens only after S seconds         FAKE_NEVER_READY=1      lives, never listens
@@ -18,7 +19,8 @@ FAKE_PREFILL_SECONDS=S    time of a prefill                    FAKE_TOKEN_SECOND
 FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATUS=N    all others are refused so
 FAKE_EOS=1|2              1st token EOS (2: always)             FAKE_DROP_AFTER=N       cuts streams after N tokens
 FAKE_KV_FAILS=1           decode cannot load KV
-FAKE_HOLD=POINT           waits at prefill, first or token until changed over /fake/script
+FAKE_KEEPS_NOTHING=1      NIXL: prefill keeps no KV
+FAKE_HOLD=POINT           waits at arrival, prefill, first, token or answer until changed over /fake/script
 
 With FAKE_LMCACHE_URL=http://host:port (HTTP side of tests/fakes/lmcache.py) an LMCache connector reports there what it
 stores and loads.

@@ -1,7 +1,7 @@
 """The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
-/fake/state      running, waiting, held (KV that nobody fetched), delivered, finished, aborted
+/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted
 /fake/wait?K=V   answers once the state has these values (408 after ten seconds)
 /fake/script     POST: changes the script (engine_script.Script)
 """
@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
+from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.microhttp import Request, Responder, get_json
@@ -34,7 +35,7 @@ class Engine:
     args: Namespace
     script: Script
     connectors: Connectors
-    producer: Producer | None
+    producer: Producer | NixlProducer | None
     gate: Gate = field(default_factory=Gate)
     running: int = 0
     waiting: int = 0
@@ -116,6 +117,8 @@ class Engine:
             "waiting": self.waiting,
             "held": self.producer.held if self.producer else 0,
             "delivered": self.producer.delivered if self.producer else 0,
+            "expired": self.producer.expired if self.producer else 0,
+            "late": self.producer.late if self.producer else 0,
             "finished": self.finished,
             "aborted": self.aborted,
             "received": len(self.requests),
@@ -168,8 +171,10 @@ class Engine:
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
             if params.get("do_remote_prefill") and "remote_engine_id" in params:
-                await fetch(params, release=True)
+                await (pull(params) if self.connectors.nixl else fetch(params, release=True))
             raise
+        # Until here a client that leaves is not noticed by any scheduler.
+        await self.gate.until(lambda: self.script.hold != "arrival")
         if self.connectors.mooncake:
             self._check_role(params)
         job = Job(shape, request.headers.get("x-request-id") or f"{time.monotonic_ns():x}", self.args)
@@ -181,6 +186,7 @@ class Engine:
             else:
                 choices = [[token async for token in self._tokens(job, i, params)] for i in range(job.choices)]
                 self._finish(job, rank, params)
+                await self.gate.until(lambda: self.script.hold != "answer")
                 await responder.send(200, job.reply(choices))
             self.finished += 1
         except asyncio.CancelledError:
@@ -238,7 +244,7 @@ class Engine:
     async def _prompt_kv(self, job: Job, index: int, params: dict[str, Any]) -> bytes:
         tokens, salt = job.prompt(index), "" if self.script.ignore_salt else job.shape.cache_salt
         local = self.local.lookup(tokens, salt)
-        if params.get("do_remote_prefill") and self.connectors.mooncake:
+        if params.get("do_remote_prefill") and (self.connectors.mooncake or self.connectors.nixl):
             self.external.queries += len(tokens) - local
             state, external = await self._remote_kv(params), len(tokens) - local
             self.external.hits += external
@@ -269,10 +275,11 @@ class Engine:
             await get_json(f"{url}/fake/use?{urlencode({'salt': salt, 'read': read // chunk, 'written': written})}")
 
     async def _remote_kv(self, params: dict[str, Any]) -> bytes:
-        if not {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"} <= params.keys():
+        needed = {"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
+        if self.connectors.mooncake and not needed <= params.keys():
             await asyncio.Event().wait()  # upstream parks it in WAITING_FOR_REMOTE_KVS for ever
         try:
-            state = bytes.fromhex(await fetch(params))
+            state = bytes.fromhex(await (pull(params) if self.connectors.nixl else fetch(params)))
             if self.script.kv_fails:
                 raise KvLoadError("scripted failure")
             return state
@@ -281,10 +288,15 @@ class Engine:
             raise ApiError(500, "Internal server error", "InternalServerError") from error
 
     def _finish(self, job: Job, rank: int, params: dict[str, Any]) -> None:
-        if not (params.get("do_remote_decode") and self.producer and params.get("transfer_id")):
+        if not params.get("do_remote_decode"):
             return
-        # By a stop too: the patch mooncake-requests.
-        self.producer.keep(rank, params["transfer_id"], prefill(job.prompt(0)).hex())
+        # By a stop too: NIXL, and the patch mooncake-requests.
+        kv = prefill(job.prompt(0)).hex()
+        if isinstance(self.producer, NixlProducer):
+            if not self.script.keeps_nothing:
+                job.transfer = self.producer.keep(rank, kv)
+        elif self.producer and params.get("transfer_id"):
+            self.producer.keep(rank, params["transfer_id"], kv)
 
     def _check_role(self, params: dict[str, Any]) -> None:
         """The engine dies of what it cannot be: the scheduler's assertions."""

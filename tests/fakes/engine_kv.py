@@ -30,6 +30,9 @@ class Connectors:
 
     role: str = "none"
     mooncake: bool = False
+    nixl: bool = False
+    lease: float = 30
+    """NIXL: how long prefill keeps KV that nobody pulls."""
     external: bool = False
     """An LMCache child: prompts survive a reset of the engine's own prefix cache."""
 
@@ -39,10 +42,14 @@ class Connectors:
             return cls()
         top = json.loads(config)
         children = top.get("kv_connector_extra_config", {}).get("connectors", [top])
-        mooncake = [child for child in children if child["kv_connector"] == "MooncakeConnector"]
+        by_name = {child["kv_connector"]: child for child in children}
+        mooncake, nixl = by_name.get("MooncakeConnector"), by_name.get("NixlConnector")
+        transfer = mooncake or nixl or {}
         return cls(
-            role=mooncake[0]["kv_role"] if mooncake else "none",
-            mooncake=bool(mooncake),
+            role=transfer.get("kv_role", "none"),
+            mooncake=mooncake is not None,
+            nixl=nixl is not None,
+            lease=transfer.get("kv_connector_extra_config", {}).get("kv_lease_duration", 30),
             external=any(child["kv_connector"].startswith("LMCache") for child in children),
         )
 
@@ -62,6 +69,8 @@ class Producer:
         self.engine_ids = [str(uuid.uuid4()) if ranks == 1 else f"{uuid.uuid4()}_dp{rank}" for rank in range(ranks)]
         self.transfers: dict[tuple[int, str], Transfer] = {}
         self.delivered = 0
+        self.expired = self.late = 0
+        """Only NIXL has leases."""
         self.changed: Callable[[], None] = lambda: None
         """Called whenever KV is kept or delivered: whoever waits for the fake's state looks again."""
 

@@ -111,6 +111,8 @@ class Job:
         self.cached = 0
         self.generated = 0
         self.finish_reason = "length"
+        self.transfer: dict[str, Any] | None = None
+        """Where the KV is that this engine keeps, in an answer that is no stream."""
 
     @property
     def choices(self) -> int:
@@ -125,7 +127,7 @@ class Job:
             **self._head("chat.completion" if self.shape.chat else "text_completion"),
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "usage": self._usage(),
-            "kv_transfer_params": None,
+            "kv_transfer_params": self.transfer,
         }
 
     def events(self, index: int, token: Token, *, first: bool) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.fakes.engine_api import Engine
 from tests.fakes.engine_kv import Connectors, Producer
+from tests.fakes.engine_nixl import NixlProducer
 from tests.fakes.engine_script import Script, die
 from tests.fakes.microhttp import serve
 
@@ -98,6 +99,12 @@ async def load(script: Script) -> None:
         await asyncio.Event().wait()
 
 
+def producer(ranks: int, connectors: Connectors) -> Producer | NixlProducer | None:
+    if connectors.role not in ("kv_producer", "kv_both"):
+        return None
+    return NixlProducer(ranks, connectors.lease) if connectors.nixl else Producer(ranks)
+
+
 async def run(args: argparse.Namespace, script: Script) -> None:
     report_patches(args, script)
     stop = asyncio.Event()
@@ -108,10 +115,13 @@ async def run(args: argparse.Namespace, script: Script) -> None:
     if script.child:
         spawn_child(script.child)
     connectors = Connectors.parse(args.kv_transfer_config)
-    is_producer = connectors.mooncake and connectors.role in ("kv_producer", "kv_both")
-    engine = Engine(args, script, connectors, Producer(args.data_parallel_size) if is_producer else None)
+    engine = Engine(args, script, connectors, producer(args.data_parallel_size, connectors))
     async with contextlib.AsyncExitStack() as servers:
-        if engine.producer:
+        if isinstance(engine.producer, NixlProducer):
+            port = int(os.environ.get("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"))
+            side = await servers.enter_async_context(await serve("127.0.0.1", port, engine.producer.handle))
+            engine.producer.port = side.sockets[0].getsockname()[1]
+        elif engine.producer:
             port = int(os.environ.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", "8998"))
             bootstrap = await servers.enter_async_context(await serve("0.0.0.0", port, engine.producer.handle))
             log("INFO", f"Bootstrap server on port {bootstrap.sockets[0].getsockname()[1]}")

@@ -56,8 +56,11 @@ class Script:
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     drop_after: int = 0
     """* Closes the connection in the middle of a stream, after so many tokens."""
+    keeps_nothing: bool = False
+    """* NIXL: a prefill keeps no KV and its answer says nothing of it."""
     hold: str = ""
-    """* Wait at this point until it is changed: prefill | first (before the first token) | token (after it)."""
+    """* Wait at this point until it is changed: arrival (before the scheduler has it) | prefill | first (before the
+    first token) | token (after it) | answer (done, but nothing of an answer that is no stream was sent)."""
 
     @classmethod
     def from_env(cls) -> Script:

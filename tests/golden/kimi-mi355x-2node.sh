@@ -175,6 +175,7 @@ run_proxy() {
       "role": "prefill",
       "url": "http://198.51.100.1:8100",
       "bootstrap_url": "http://198.51.100.1:8998",
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     },
@@ -183,6 +184,7 @@ run_proxy() {
       "role": "decode",
       "url": "http://198.51.100.2:8200",
       "bootstrap_url": null,
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     }
@@ -192,7 +194,9 @@ run_proxy() {
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
   "transfer_slots": 20,
+  "kv_lease_seconds": 30.0,
   "processes": 1,
+  "prewarm": true,
   "routing": {
     "prefill": {
       "kind": "least_loaded"

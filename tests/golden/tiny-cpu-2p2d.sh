@@ -257,6 +257,7 @@ run_proxy() {
       "role": "prefill",
       "url": "http://127.0.0.1:8100",
       "bootstrap_url": "http://127.0.0.1:8998",
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     },
@@ -265,6 +266,7 @@ run_proxy() {
       "role": "prefill",
       "url": "http://127.0.0.1:8101",
       "bootstrap_url": "http://127.0.0.1:8999",
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     },
@@ -273,6 +275,7 @@ run_proxy() {
       "role": "decode",
       "url": "http://127.0.0.1:8200",
       "bootstrap_url": null,
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     },
@@ -281,6 +284,7 @@ run_proxy() {
       "role": "decode",
       "url": "http://127.0.0.1:8201",
       "bootstrap_url": null,
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     }
@@ -290,7 +294,9 @@ run_proxy() {
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
   "transfer_slots": 20,
+  "kv_lease_seconds": 30.0,
   "processes": 1,
+  "prewarm": true,
   "routing": {
     "prefill": {
       "kind": "least_loaded"

@@ -109,6 +109,7 @@ run_proxy() {
       "role": "aggregated",
       "url": "http://127.0.0.1:8300",
       "bootstrap_url": null,
+      "ranks": 1,
       "kv_events_url": null,
       "kv_replay_url": null
     }
@@ -118,7 +119,9 @@ run_proxy() {
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
   "transfer_slots": 20,
+  "kv_lease_seconds": 30.0,
   "processes": 1,
+  "prewarm": true,
   "routing": {
     "prefill": {
       "kind": "least_loaded"

@@ -10,7 +10,7 @@ from pdserve.errors import PreflightError
 from pdserve.host import MemoryFacts
 from pdserve.lmcache_server import check_memory, registered_workers
 from pdserve.plan.model import LmcacheServer
-from tests.launch.deployment import REPOSITORY, pdserve, recipe
+from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
 
 GIB = 1 << 30
 
@@ -123,9 +123,9 @@ def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_
     assert not pdserve_home.exists()
 
 
-def test_nixl_is_planned_but_not_served_yet(tmp_path: Path, pdserve_home: Path) -> None:
+def test_nixl_is_served(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path, prefill__connector={"kind": "nixl"}, decode__connector={"kind": "nixl"}, lmcache=None)
-    assert pdserve("validate", file)[0] == 0
-    code, output = pdserve("up", file)
-    assert code == 3
-    assert "does not speak NIXL" in output
+    with up(file, pdserve_home) as deployment:
+        deployment.wait_for("phase", phase="ready")
+        status, answer = deployment.post("/v1/completions", {"model": "fake", "prompt": "hello", "max_tokens": 2})
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 2)

@@ -74,29 +74,41 @@ class Fake(Child):
     """A fake engine."""
 
     def __init__(
-        self, name: str, role: str, *, port: int = 0, bootstrap: int = 0, ranks: int = 1, **faults: object
+        self,
+        name: str,
+        role: str,
+        *,
+        port: int = 0,
+        bootstrap: int = 0,
+        ranks: int = 1,
+        connector: str = "MooncakeConnector",
+        lease: float = 30,
+        **faults: object,
     ) -> None:
-        self.name, self.role = name, role
+        self.name, self.role, self.ranks, self.connector = name, role, ranks, connector
         argv = [sys.executable, "tests/fakes/engine.py", "--served-model-name", MODEL, "--port", str(port)]
         argv += ["--enable-prompt-tokens-details", "--data-parallel-size", str(ranks)]
         if role in KV_ROLES:
-            argv += [
-                "--kv-transfer-config",
-                json.dumps({"kv_connector": "MooncakeConnector", "kv_role": KV_ROLES[role]}),
-            ]
-        env = {"VLLM_API_KEY": KEY, "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
+            extra = {"kv_lease_duration": lease}
+            kv = {"kv_connector": connector, "kv_role": KV_ROLES[role], "kv_connector_extra_config": extra}
+            argv += ["--kv-transfer-config", json.dumps(kv)]
+        env = {
+            "VLLM_API_KEY": KEY,
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "0",
+        }
         super().__init__(argv, env | {f"FAKE_{name.upper()}": str(value) for name, value in faults.items()})
         self.bootstrap = 0
 
     def ready(self) -> None:
-        if self.role == "prefill":
+        if self.role == "prefill" and self.connector == "MooncakeConnector":
             self.bootstrap = int(self.until(r"Bootstrap server on port (\d+)")[1])
         self.listens(int(self.until(r"Starting vLLM server on http://127.0.0.1:(\d+)")[1]))
 
     def config(self) -> WorkerConfig:
-        bootstrap = f"http://127.0.0.1:{self.bootstrap}" if self.role == "prefill" else None
+        bootstrap = f"http://127.0.0.1:{self.bootstrap}" if self.bootstrap else None
         return WorkerConfig.model_validate(
-            {"name": self.name, "role": self.role, "url": self.url, "bootstrap_url": bootstrap}
+            {"name": self.name, "role": self.role, "url": self.url, "bootstrap_url": bootstrap, "ranks": self.ranks}
         )
 
     def state(self) -> dict[str, int]:
@@ -181,20 +193,23 @@ class Deployment:
         control: bool = False,
         ranks: int = 1,
         key: str = KEY,
+        nixl: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
         **config: Any,
     ) -> Self:
-        """Start engines and proxy. `prefill` and `decode`: faults of the engines; `config`: fields of ProxyConfig."""
+        """Start engines and proxy. `prefill` and `decode`: options and faults of the engines; `config`: fields of
+        ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
+        shared = {"connector": "NixlConnector"} if nixl else {}
         for i in range(prefills):
-            self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **(prefill or {})))
+            self.prefills.append(self.engine(f"prefill-{i}", "prefill", ranks=ranks, **shared, **(prefill or {})))
         for i in range(decodes):
-            self.decodes.append(self.engine(f"decode-{i}", "decode", **(decode or {})))
+            self.decodes.append(self.engine(f"decode-{i}", "decode", **shared, **(decode or {})))
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
-        protocol: Protocol = "aggregated" if aggregated else "mooncake"
+        protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "mooncake"
         self.proxy = Proxy(self.folder / "proxy.json", self.config(protocol, **config), key=key, control=control)
         self._stack.callback(self.proxy.end)
         self.proxy.ready()
@@ -224,6 +239,8 @@ class Deployment:
             "connect_timeout_seconds": 5,
             "drain_seconds": 20,
             "max_body_bytes": 1_000_000,
+            # What engines have seen is counted.
+            "prewarm": False,
         }
         return ProxyConfig.model_validate(values | fields)
 

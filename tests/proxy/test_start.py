@@ -29,7 +29,6 @@ CONFIG: dict[str, Any] = {
     [
         ({"port": "many"}, "port"),
         ({"unknown": 1}, "unknown"),
-        ({"protocol": "nixl"}, "NIXL"),
         ({"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
     ],
 )

@@ -1,0 +1,74 @@
+"""A prefill leg as every P/D protocol has it: how it is sent and counted, and what its answer says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from pdserve.pd.engines import Engines
+from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.leg import Leg
+from pdserve.pd.registry import Worker
+from pdserve.pd.request import ClientRequest
+from pdserve.pd.waiting import never
+
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)" ?: ?(\d+)')
+_BAD_ENDS = ("abort", "error")
+
+
+def send(
+    engines: Engines,
+    request: ClientRequest,
+    prefill: Worker,
+    body: bytes,
+    *,
+    rank_header: bytes,
+    poke: Callable[[], None],
+    on_complete: Callable[[], None] = never,
+) -> Leg:
+    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too."""
+    tokens = request.ask.estimate
+    prefill.load.add_prompt_tokens(tokens)
+
+    def complete() -> None:
+        prefill.load.add_prompt_tokens(-tokens)
+        on_complete()
+
+    head = engines.post(prefill, request.dialect.path.encode(), request.headers + rank_header, body)
+    return Leg(prefill, head, body, poke, complete)
+
+
+def note_complete(request: ClientRequest, leg: Leg) -> None:
+    """The prompt is computed, or never will be by this leg: its place in the prefill pool is free."""
+    request.stages.prefilled = leg.first_byte
+    if request.prefill_ticket is not None and leg.failure is None:
+        request.prefill_ticket.release()
+
+
+def check(leg: Leg) -> None:
+    """A complete leg must have ended well: WorkerFailedError after an abort, when its KV is gone. A stop is no harm:
+    NIXL keeps the KV by itself, Mooncake by the patch mooncake-requests."""
+    answer = leg.result()
+    if b'"length"' in answer.data or b'"stop"' in answer.data:
+        return
+    try:
+        choices = json.loads(answer.data).get("choices")
+    except (ValueError, AttributeError):
+        reason = "an unreadable answer"
+    else:
+        # The other APIs have no reasons that mean trouble: they answer with an error.
+        ended = choices[0].get("finish_reason") if choices else None
+        if ended not in _BAD_ENDS:
+            return
+        reason = str(ended)
+    error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
+    raise WorkerFailedError(leg.worker, error, retry=True)
+
+
+def cached_tokens(leg: Leg) -> int | None:
+    """Prompt tokens that prefill did not compute. None when it does not say."""
+    if leg.answer is None or not leg.complete:
+        return None
+    found = _CACHED.search(leg.answer.data)
+    return int(found[1]) if found else None

@@ -1,0 +1,139 @@
+"""What the two legs of a request look like to vLLM's NixlConnector, and that KV really crosses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.test_contract import reference
+
+PROMPT = "The quick brown fox jumps over the lazy dog"
+
+
+@pytest.fixture
+def nixl(deployment: Deployment) -> Deployment:
+    """One prefill, one decode."""
+    return deployment.up(nixl=True)
+
+
+def test_answers_as_one_engine_alone_and_decode_computes_nothing(nixl: Deployment) -> None:
+    answer = nixl.complete(PROMPT)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] == reference(nixl.prefills[0], prompt=PROMPT)
+    nixl.idle()
+    assert nixl.decodes[0].transferred() == len(PROMPT)
+    assert nixl.prefills[0].state()["delivered"] == 1
+
+
+def test_wrong_kv_changes_the_answer(deployment: Deployment) -> None:
+    """The control for the test above: the fake's output does depend on what prefill has kept."""
+    deployment.up(nixl=True, decode={"wrong_kv": 1})
+    wrong = deployment.complete(PROMPT).json()["choices"][0]["text"]
+    assert wrong != reference(deployment.prefills[0], prompt=PROMPT)
+
+
+def test_prefill_is_asked_to_keep_its_kv_and_knows_no_remote(nixl: Deployment) -> None:
+    nixl.complete(PROMPT, stream=True, max_tokens=5, stop=["x"])
+    leg = nixl.prefills[0].body()
+    params = leg.pop("kv_transfer_params")
+    assert {name: value for name, value in params.items() if value is not None} == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+    }
+    assert leg == {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "stream": False, "ignore_eos": True}
+
+
+def test_decode_gets_the_parameters_byte_for_byte(nixl: Deployment) -> None:
+    """The fake writes a number as 10.0: whoever reads it and writes it anew may not."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "vendor": 1.50}
+    nixl.complete(PROMPT, max_tokens=2, vendor=1.50)
+    raw = nixl.decodes[0].requests()[0]["raw"]
+    sent, _, params = raw.partition(',"kv_transfer_params":')
+    assert json.loads(sent + "}") == body
+    assert params.startswith('{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[7, 8, 9]]')
+    assert '"remote_num_tokens": 10.0' in params
+
+
+def test_decode_is_asked_only_after_prefill_has_answered(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}):
+        prefill.wait(waiting=1)
+        assert decode.state()["received"] == 0
+        prefill.script(hold="")
+        decode.wait(finished=1)
+
+
+@pytest.mark.parametrize("eos", [1, 2])
+def test_a_prefill_that_ends_by_stop_is_no_harm(deployment: Deployment, eos: int) -> None:
+    deployment.up(nixl=True, prefill={"eos": eos})
+    answer = deployment.complete(PROMPT)
+    deployment.prefills[0].script(eos=0)
+    assert answer.json()["choices"][0]["text"] == reference(deployment.prefills[0], prompt=PROMPT)
+    deployment.idle()
+
+
+def test_where_prefill_keeps_nothing_decode_computes_the_prompt(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"keeps_nothing": 1})
+    answer = deployment.complete(PROMPT)
+    assert answer.json()["choices"][0]["text"] == reference(deployment.prefills[0], prompt=PROMPT)
+    assert "kv_transfer_params" not in deployment.decodes[0].body()
+    assert deployment.decodes[0].transferred() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_those_that_prefill_did_not_compute(nixl: Deployment, stream: bool) -> None:
+    """Decode counts all that it has pulled as cached."""
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    cached = []
+    for _ in range(2):
+        answer = nixl.complete(PROMPT, **options)
+        document = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: ")) if stream else answer.json()
+        cached.append(document["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, len(PROMPT) // 16 * 16]
+
+
+def test_cached_tokens_are_decodes_own_where_it_computed_the_prompt(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"keeps_nothing": 1})
+    reference(deployment.prefills[0], prompt=PROMPT)  # Now only prefill has it in its cache.
+    usage = deployment.complete(PROMPT).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_the_ranks_of_a_prefill_take_turns_and_decode_is_told_which(deployment: Deployment) -> None:
+    deployment.up(nixl=True, ranks=3)
+    for _ in range(6):
+        assert deployment.complete(PROMPT).status_code == 200
+    ranks = [request["headers"]["x-data-parallel-rank"] for request in deployment.prefills[0].requests()]
+    assert ranks == ["0", "1", "2"] * 2
+    asked = deployment.decodes[0].requests()
+    ids = [request["body"]["kv_transfer_params"]["remote_engine_id"] for request in asked]
+    assert [one[-4:] for one in ids] == ["_dp0", "_dp1", "_dp2"] * 2
+    assert all("x-data-parallel-rank" not in request["headers"] for request in asked)
+
+
+def test_a_prefill_with_one_rank_is_told_none(nixl: Deployment) -> None:
+    nixl.complete(PROMPT)
+    (request,) = nixl.prefills[0].requests()
+    assert "x-data-parallel-rank" not in request["headers"]
+
+
+def test_a_client_cannot_name_a_remote(nixl: Deployment) -> None:
+    evil = {"do_remote_prefill": True, "remote_host": "192.0.2.1", "remote_port": 1, "remote_engine_id": "x"}
+    assert nixl.complete(PROMPT, kv_transfer_params=evil).status_code == 200
+    assert "192.0.2.1" not in nixl.prefills[0].requests()[0]["raw"] + nixl.decodes[0].requests()[0]["raw"]
+
+
+def test_more_requests_than_mooncake_has_slots_are_prefilled_at_once(deployment: Deployment) -> None:
+    """A transfer waits for nothing at a prefill, so there is nothing to ration."""
+    deployment.up(nixl=True, prefill={"hold": "prefill"}, transfer_slots=2)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2}
+    connections = [deployment.proxy.open("/v1/completions", body) for _ in range(5)]
+    deployment.prefills[0].wait(waiting=5)
+    deployment.prefills[0].script(hold="")
+    deployment.decodes[0].wait(finished=5)
+    for connection in connections:
+        connection.close()

@@ -1,0 +1,207 @@
+"""Over NIXL a failure or a client that leaves keeps no blocks at prefill beyond what only the lease can free."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.test_contract import PROMPT, reference
+from tests.proxy.test_failures import error_of
+
+COMPLETIONS = "/v1/completions"
+BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1000}
+LEASE = 2.0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_prefill_ends_it_and_decode_never_hears_of_it(deployment: Deployment, stream: bool) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        deployment.prefills[0].wait(waiting=1)
+    deployment.prefills[0].wait(waiting=0, aborted=1, held=0)
+    assert deployment.decodes[0].state()["received"] == 0
+
+
+def test_a_prefill_that_answers_in_the_moment_its_client_leaves_keeps_nothing(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(waiting=1)
+        # Stopped, it sees both at once when it goes on.
+        deployment.proxy.process.send_signal(signal.SIGSTOP)
+        prefill.script(hold="")
+        prefill.wait(finished=1, held=1)
+    deployment.proxy.process.send_signal(signal.SIGCONT)
+    prefill.wait(held=0, delivered=1)
+    decode.wait(running=0, waiting=0)
+
+
+def test_an_answer_on_its_way_when_the_client_leaves_is_read_and_what_it_names_is_dropped(
+    deployment: Deployment,
+) -> None:
+    deployment.up(nixl=True, prefill={"hold": "answer"})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        prefill.wait(held=1)
+    prefill.script(hold="")
+    prefill.wait(held=0, delivered=1)
+    decode.wait(finished=1, running=0)
+    assert decode.body()["max_tokens"] == 1
+    assert decode.body()["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_decodes_scheduler_has_the_request_waits_until_it_has(
+    deployment: Deployment, stream: bool
+) -> None:
+    """vLLM's HTTP layer drops a request whose client leaves that early, and nobody tells prefill."""
+    deployment.up(nixl=True, decode={"hold": "arrival", "token_seconds": 0.05})
+    prefill, decode = deployment.fakes
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        decode.wait(waiting=0, received=1)
+    deployment.proxy.until("cancelled 499")
+    decode.script(hold="")
+    prefill.wait(held=0, delivered=1)
+    decode.wait(aborted=1, running=0, waiting=0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_the_first_token_aborts_decode(deployment: Deployment, stream: bool) -> None:
+    deployment.up(nixl=True, decode={"hold": "first"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
+        deployment.decodes[0].wait(running=1)
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.idle()
+
+
+def test_leaving_while_streaming_aborts_decode(deployment: Deployment) -> None:
+    deployment.up(nixl=True, decode={"hold": "token"})
+    with deployment.proxy.open(COMPLETIONS, BODY | {"stream": True}) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    deployment.decodes[0].wait(aborted=1, running=0)
+    deployment.idle()
+
+
+def test_parameters_that_are_too_old_are_not_used_and_prefill_is_asked_anew(deployment: Deployment) -> None:
+    """After the lease the blocks hold another prompt: the fake gives wrong KV then, as vLLM does, without an error."""
+    deployment.up(nixl=True, prefill={"hold": "prefill", "lease": LEASE}, kv_lease_seconds=LEASE)
+    prefill, decode = deployment.fakes
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete, PROMPT)
+        prefill.wait(waiting=1)
+        # As a machine that is suspended: the answer lies there until the lease is over.
+        deployment.proxy.process.send_signal(signal.SIGSTOP)
+        prefill.script(hold="")
+        prefill.wait(expired=1)
+        deployment.proxy.process.send_signal(signal.SIGCONT)
+        assert answer.result().json()["choices"][0]["text"] == reference(prefill)
+    # The one that this test has sent itself is the third.
+    assert [fake.state()["received"] for fake in (prefill, decode)] == [3, 1]
+    assert prefill.state()["late"] == 0
+
+
+def test_a_prefill_that_fails_is_replaced_and_decode_never_hears_of_it(deployment: Deployment) -> None:
+    deployment.up(2, 1, nixl=True)
+    bad, good = deployment.prefills
+    bad.script(prefill_status=500)
+    answers = [deployment.complete(PROMPT) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert deployment.decodes[0].state()["received"] == good.state()["delivered"] == 2
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_prefill_refuses_is_not_tried_again(deployment: Deployment, status: int) -> None:
+    deployment.up(2, 2, nixl=True, prefill={"prefill_status": status})
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == status
+    assert error_of(answer)["message"] == "scripted failure"
+    assert sum(fake.state()["received"] for fake in deployment.fakes) == 1
+
+
+def test_what_decode_refuses_is_not_tried_again_and_its_parameters_are_used_once(deployment: Deployment) -> None:
+    """The refusal has told prefill: whoever used them again would pull blocks that are free."""
+    deployment.up(1, 2, nixl=True, decode={"decode_status": 400})
+    answer = deployment.complete(PROMPT)
+    assert answer.status_code == 400
+    deployment.prefills[0].wait(held=0, delivered=1)
+    assert sum(fake.state()["received"] for fake in deployment.decodes) == 1
+    assert deployment.prefills[0].state()["late"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_decode_that_fails_is_replaced_with_both_legs_anew(deployment: Deployment, stream: bool) -> None:
+    deployment.up(1, 2, nixl=True)
+    for decode in deployment.decodes:
+        decode.script(kv_fails=1)
+    deployment.decodes[1].script(kv_fails=0)
+    answers = [deployment.complete(PROMPT, stream=stream) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    names = [
+        request["body"]["kv_transfer_params"]["remote_request_id"]
+        for decode in deployment.decodes
+        for request in decode.requests()
+    ]
+    # The two decodes take turns, so the one that fails was the first choice at least once.
+    assert len(deployment.decodes[0].requests()) >= 1
+    assert len(names) == len(set(names)) == deployment.prefills[0].state()["finished"]
+    deployment.idle()
+    assert deployment.prefills[0].state()["late"] == 0
+
+
+def test_without_another_decode_its_failure_is_the_answer(deployment: Deployment) -> None:
+    deployment.up(nixl=True, decode={"kv_fails": 1})
+    answer = deployment.complete(PROMPT, stream=True)
+    assert answer.status_code == 500
+    assert error_of(answer)["type"] == "InternalServerError"
+
+
+def test_what_was_kept_for_a_decode_that_is_gone_is_dropped_by_another(deployment: Deployment) -> None:
+    deployment.up(1, 2, nixl=True)
+    deployment.decodes[0].end()
+    answers = [deployment.complete(PROMPT) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    # The two decodes take turns, so the one that is gone was the first choice once or twice.
+    kept = deployment.prefills[0].state()["finished"]
+    deployment.prefills[0].wait(held=0, delivered=kept)
+    limits = [request["body"]["max_tokens"] for request in deployment.decodes[1].requests()]
+    assert sorted(limits) == [*[1] * (kept - 2), 8, 8]
+    assert kept > 2
+
+
+def test_a_prefill_that_dies_while_it_computes_is_a_502(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        deployment.prefills[0].wait(waiting=1)
+        deployment.prefills[0].end()
+        assert answer.result().status_code == 502
+    assert deployment.decodes[0].state()["received"] == 0
+
+
+def test_a_decode_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_event(deployment: Deployment) -> None:
+    deployment.up(nixl=True, decode={"hold": "token"})
+    with deployment.proxy.http.stream("POST", COMPLETIONS, json=BODY | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        deployment.decodes[0].end()
+        rest = [line for line in lines if line]
+    assert '"code": 502' in rest[-1]
+    assert "data: [DONE]" not in rest
+
+
+def test_nothing_is_counted_as_load_once_all_have_left(deployment: Deployment) -> None:
+    deployment.up(nixl=True, prefill={"hold": "prefill"})
+    connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]
+    deployment.prefills[0].wait(waiting=20)
+    for connection in connections:
+        connection.close()
+    deployment.prefills[0].wait(waiting=0, aborted=20)
+    deployment.prefills[0].script(hold="")
+    assert deployment.complete(PROMPT).status_code == 200
+    deployment.idle()
+    workers = deployment.proxy.http.get("/workers").json()["workers"]
+    assert [(one["in_flight"], one["prompt_tokens"]) for one in workers] == [(0, 0), (0, 0)]
