@@ -166,8 +166,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"NIXL is not available",
-        "the NIXL library is not installed where the engine runs",
-        "pip install nixl (CUDA; ROCm images bring rixl), or use another connector",
+        "the NIXL library is not installed where the engine runs, or only its build for another CUDA",
+        "python -c 'import torch, nixl' says which; pip install nixl (CUDA; ROCm images bring their own)",
     ),
     _rule(
         r"Engine ID mismatch for dp_rank",

@@ -86,3 +86,11 @@ def test_leaving_and_then_a_dead_prefill_ends_decode_too(deployment: Deployment)
     prefill.end()
     decode.wait(aborted=1, waiting=0)
     assert decode.state()["running"] == 0
+
+
+def test_a_request_that_turns_out_to_be_malformed_gives_its_slot_back(deployment: Deployment) -> None:
+    """What is inside vllm_xargs is only looked at when the legs' bodies are made."""
+    deployment.up(transfer_slots=2)
+    twice = '{"model":"tiny","prompt":"hi","vllm_xargs":{"a":1,"a":2}}'
+    assert deployment.proxy.http.post(COMPLETIONS, content=twice).status_code == 400
+    assert deployment.complete().status_code == 200
