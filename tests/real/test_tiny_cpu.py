@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import BadRequestError, OpenAI
+from anthropic import Anthropic
+from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from pdserve.process import pid_end, send
@@ -112,11 +113,46 @@ def test_a_request_cannot_reach_into_the_transfer(tiny: Deployment, client: Open
     assert read_json(pdserve("status", "--json")[1])["phase"] == "ready"
 
 
-def test_what_a_pd_proxy_would_answer_wrongly_is_refused(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError):
-        client.completions.create(model="tiny", prompt=["one", "two"], max_tokens=2)
-    with pytest.raises(BadRequestError):
-        client.completions.create(model="tiny", prompt="one", n=2, max_tokens=2)
+def test_several_prompts_and_several_answers_are_those_of_one_engine(client: OpenAI) -> None:
+    """One transfer feeds one sequence: vLLM itself answers a list over prefill and decode with other prompts' KV."""
+    prompts = ["one, two, three", "a quite different beginning", "and a third"]
+    alone = [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
+        for prompt in prompts
+    ]
+    together = client.completions.create(model="tiny", prompt=prompts, max_tokens=8, temperature=0)
+    assert [choice.text for choice in together.choices] == alone
+    two = [
+        client.completions.create(model="tiny", prompt=prompts[0], n=2, max_tokens=8, temperature=1, seed=7)
+        for _ in range(2)
+    ]
+    assert len({choice.text for choice in two[0].choices}) == 2
+    assert [choice.text for choice in two[0].choices] == [choice.text for choice in two[1].choices]
+    scored = client.completions.create(
+        model="tiny", prompt=prompts[0], max_tokens=8, temperature=0, extra_body={"prompt_logprobs": 0}
+    )
+    assert scored.choices[0].text == alone[0]
+    assert len(scored.choices[0].model_extra["prompt_logprobs"]) > 1  # type: ignore[index]
+
+
+def test_all_generating_apis_are_answered(tiny: Deployment, client: OpenAI) -> None:
+    response = client.responses.create(model="tiny", input="hello", max_output_tokens=8, temperature=0)
+    assert response.usage is not None
+    assert response.usage.output_tokens == 8
+    messages = Anthropic(base_url=tiny.state().endpoint, api_key="none", max_retries=0)
+    greedy = {"temperature": 0}
+    answer = messages.messages.create(
+        model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hello"}], extra_body=greedy
+    )
+    assert answer.usage.output_tokens <= 8
+    with messages.messages.stream(
+        model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hello"}], extra_body=greedy
+    ) as stream:
+        assert stream.get_final_text() == "".join(block.text for block in answer.content if block.type == "text")
+    page = httpx.get(f"{tiny.state().endpoint}/metrics", trust_env=False).text
+    assert 'disagg_decisions_total{decision="disaggregated",why="disaggregated"}' in page
+    for path in ("/v1/responses", "/v1/messages"):
+        assert f'requests_total{{path="{path}",status="200"}}' in page
 
 
 def test_engines_refuse_whoever_has_no_key(tiny: Deployment) -> None:
