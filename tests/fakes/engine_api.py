@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
+from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
@@ -86,7 +87,7 @@ class Engine:
             case "/version":
                 await responder.send(200, {"version": "0.0.0+fake"})
             case "/metrics":
-                await responder.send(200, self._metrics(), content_type="text/plain; version=0.0.4")
+                await responder.send(200, metrics_page(self), content_type="text/plain; version=0.0.4")
             case "/tokenize":
                 shape = parse(json.loads(request.body) | {"max_tokens": 1}, chat="messages" in json.loads(request.body))
                 await responder.send(200, {"count": len(shape.prompts[0]), "tokens": shape.prompts[0]})
@@ -133,24 +134,6 @@ class Engine:
             await responder.send(408, self.state())
         else:
             await responder.send(200, self.state())
-
-    def _metrics(self) -> str:
-        labels = f'engine="0",model_name="{self.args.served_model_name}"'
-        held = self.producer.held if self.producer else 0
-        values: dict[str, float] = {
-            "num_requests_running": self.running,
-            "num_requests_waiting": self.waiting,
-            "kv_cache_usage_perc": min(1.0, (self.running + self.waiting + held) / 100),
-            "prefix_cache_queries_total": self.local.queries,
-            "prefix_cache_hits_total": self.local.hits,
-            "external_prefix_cache_queries_total": self.external.queries,
-            "external_prefix_cache_hits_total": self.external.hits,
-            "generation_tokens_total": self.generated,
-        }
-        lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
-        for source, count in self.source_tokens.items():
-            lines.append(f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {count}')
-        return "\n".join(lines) + "\n"
 
     # --- generation
 
