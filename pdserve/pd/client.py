@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.honest_usage import HINT, honest, safe_length
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.reply import Reply
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pdserve.proxy")
 
-_CACHED = re.compile(rb'("(?:cached_tokens|cache_read_input_tokens)" ?: ?)\d+')
-"""In a JSON text, quotes inside a string have a backslash: this is never something that a model has said."""
-_CACHED_HINT = b"cache"
 _END_BYTES = 256
 _TAIL_BYTES = 2048
 """Of the end of an answer, where its usage is."""
+_MAX_PENDING = 1024 * 1024
+"""Of an event that is not complete. What is larger goes on in pieces."""
 
 
 class Client:
@@ -39,6 +38,7 @@ class Client:
         "_between_chunks",
         "_leg",
         "_loop",
+        "_mid_event",
         "_pending",
         "_tail",
         "cached_tokens",
@@ -79,6 +79,8 @@ class Client:
         self.last_byte = 0.0
         """Loop times of the first and the last write; 0: none yet."""
         self._pending = b""
+        self._mid_event = False
+        """The client has the beginning of an event: another one cannot follow."""
         self._before = b""
         self._tail = b""
         self._leg: Leg | None = None
@@ -128,21 +130,29 @@ class Client:
             self.on_end()
 
     def on_data(self, data: bytes) -> None:
-        if not self.stream:
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
-            self._count(data)
-            self.reply.write(data)
-            return
         if self._pending:
             data = self._pending + data
             self._pending = b""
-        if not data.endswith(event_stream.END):
+        if not self.stream:
+            if self.cached_tokens is not None:
+                end = safe_length(data)
+                self._pending, data = data[end:], self._honest(data[:end])
+            self._write_part(data)
+            return
+        if data.endswith(event_stream.END):
+            self._mid_event = False
+        else:
             end = event_stream.whole_events(data)
+            if end:
+                self._mid_event = False
+            elif len(data) > _MAX_PENDING:
+                self._mid_event = True
+                # The end of the event may be split.
+                end = len(data) - len(event_stream.LONGEST_END)
             self._pending, data = data[end:], data[:end]
             if not data:
                 return
-        if self.cached_tokens is not None and _CACHED_HINT in data:
-            data = self._honest(data)
+        data = self._honest(data)
         self._before, self._tail = self._tail, data
         self._count(data)
         self.reply.write(data)
@@ -150,9 +160,8 @@ class Client:
     def on_end(self) -> None:
         """The leg is complete."""
         if self._pending:
-            self.reply.write(self._pending)
-            self._tail += self._pending
-            self._pending = b""
+            pending, self._pending = self._honest(self._pending), b""
+            self._write_part(pending)
         done = self.dialect.end_of_stream
         if self.stream and done is not None and done not in self._tail[-_END_BYTES:]:
             self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
@@ -179,10 +188,10 @@ class Client:
             headers += [(name.encode(), value.encode()) for name, value in error.headers().items()]
             self.reply.start(error.status, headers, len(body))
             self.reply.end(body)
-        elif self.stream:
+        elif self.stream and not self._mid_event:
             self.reply.end(self.dialect.error_event(error))
         else:
-            # Half of a JSON document cannot be completed: the client must see that it is cut.
+            # Half of a JSON document or of an event cannot be completed: the client must see that it is cut.
             self.reply.cut()
         self.ended = True
 
@@ -202,9 +211,15 @@ class Client:
         self.relayed_bytes += len(data)
 
     def _honest(self, data: bytes) -> bytes:
-        if self.cached_tokens is None:
+        if self.cached_tokens is None or HINT not in data:
             return data
-        return _CACHED.sub(b"\\g<1>%d" % self.cached_tokens, data)
+        return honest(data, self.cached_tokens)
+
+    def _write_part(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if data:
+            self._count(data)
+            self.reply.write(data)
 
     def _id_header(self) -> tuple[bytes, bytes]:
         return b"x-request-id", self.request_id.encode("latin-1")

@@ -218,6 +218,9 @@ class Leg:
             return
         event = event_stream.first_event(self._data)
         if event is None:
+            if len(self._data) > HELD_BYTES:
+                # An event of that size is no error, and it must not wait in our memory.
+                self._answer(complete=False)
             return
         if b'"error"' in event and (error := from_event(self.worker.name, event)) is not None:
             self._fail(error, retry=error.status >= 500)

@@ -35,6 +35,9 @@ class _Nobody:
     def replied(self, reply: Reply) -> None:
         """Nothing follows."""
 
+    def reset(self) -> None:
+        """Nobody is there to see it."""
+
     def abort(self) -> None:
         """There is nothing to end."""
 

@@ -356,6 +356,8 @@ def raw_deployment(folder: Path, *, split: bool = False, **config: Any) -> Itera
         "max_body_bytes": 16_000_000,
         # Engines fail on purpose here: none is to be left alone because of that.
         "breaker": {"failures": 1_000_000},
+        # What engines hear is what a test has asked.
+        "prewarm": False,
     }
     proxy = Proxy(folder / "raw.json", ProxyConfig.model_validate(values | config), key=KEY, control=False)
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 CONTENT_TYPE = "text/event-stream"
 END = b"\n\n"
+LONGEST_END = b"\r\n\r\n"
+_SAYS_NOTHING = (b"response.created", b"response.in_progress")
+"""Types of events that vLLM's Responses API sends before its engine has done anything."""
 
 
 def whole_events(data: bytes) -> int:
@@ -11,15 +14,17 @@ def whole_events(data: bytes) -> int:
     if data.endswith(END):
         return len(data)
     end = data.rfind(END)
-    other = data.rfind(b"\r\n\r\n")
+    other = data.rfind(LONGEST_END)
     return max(end + 2 if end >= 0 else 0, other + 4 if other >= 0 else 0)
 
 
 def first_event(data: bytes) -> bytes | None:
-    """The data of the first complete event; comments (keep-alives) are no events."""
+    """The data of the first complete event that comes from the engine; comments (keep-alives) are no events."""
     *events, _ = data.replace(b"\r\n", b"\n").split(END)
     for event in events:
-        lines = [line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")]
-        if lines:
-            return b"\n".join(lines)
+        lines = event.split(b"\n")
+        said = [line[5:].lstrip() for line in lines if line.startswith(b"data:")]
+        names = [line[6:].strip() for line in lines if line.startswith(b"event:")]
+        if said and not (names and names[-1] in _SAYS_NOTHING):
+            return b"\n".join(said)
     return None

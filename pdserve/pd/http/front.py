@@ -7,6 +7,8 @@ handler may refuse it as soon as its headers are there. Requests of one connecti
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from pdserve.pd.http.reply import Reply
 _SWEEP_SECONDS = 0.5
 _LINGER_SECONDS = 2.0
 _MAX_PIPELINED = 8
+_NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -282,6 +285,11 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._serve_next)
 
     def abort(self) -> None:
+        self._transport.abort()
+
+    def reset(self) -> None:
+        """Ends the connection so that it cannot look like a good end: with a RST."""
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.abort()
 
     # --- for Front

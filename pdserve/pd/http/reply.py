@@ -27,6 +27,9 @@ class Wire(Protocol):
 
     def abort(self) -> None: ...
 
+    def reset(self) -> None:
+        """Ends it so that this cannot look like a good end."""
+
 
 class Reply:
     """What a handler answers with. Everything written after the client has gone is dropped: `gone` says so."""
@@ -115,7 +118,11 @@ class Reply:
         """Ends the reply so that the client sees that something is missing: the connection is closed in the middle."""
         if not (self.gone or self.ended):
             self.ended = True
-            self._connection.abort()
+            if self._http10:
+                # Its end of the body is the end of the connection.
+                self._connection.reset()
+            else:
+                self._connection.abort()
 
     def lost(self) -> None:
         """Called by the connection when the client has gone."""

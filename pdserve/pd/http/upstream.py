@@ -18,6 +18,8 @@ import httptools
 IDLE_SECONDS = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
 _MAX_IDLE = 256
+_MAX_HEAD_BYTES = 256 * 1024
+"""What an engine may say before the body of its answer, or at once without saying anything complete."""
 
 
 class Sink(Protocol):
@@ -51,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_pool",
         "_sink",
         "_transport",
+        "_unheard",
         "_unsent",
         "idle_since",
     )
@@ -65,12 +68,15 @@ class Connection(asyncio.Protocol):
         self._data: list[bytes] = []
         self._complete = False
         self._keep = False
+        self._unheard = 0
+        """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
         self._unsent = False
         self.idle_since = 0.0
 
     def send(self, request: bytes, body: bytes, sink: Sink) -> None:
         """One request. The connection must be open and idle."""
         self._sink = sink
+        self._unheard = 0
         transport = self._transport
         if len(body) < 65536:
             transport.write(request + body)
@@ -113,9 +119,13 @@ class Connection(asyncio.Protocol):
             # Nothing was asked: this engine does not speak HTTP as it should, or its client has left.
             self._transport.abort()
             return
+        self._unheard += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._break()
+            return
+        if self._unheard > _MAX_HEAD_BYTES:
             self._break()
             return
         sink = self._sink
@@ -142,17 +152,21 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200 and self._sink is not None:
-            self._sink.on_status(status, self._content_type or "application/json")
+        if status >= 200 and not self._complete:
+            self._unheard = 0
+            if self._sink is not None:
+                self._sink.on_status(status, self._content_type or "application/json")
 
     def on_body(self, data: bytes) -> None:
-        self._data.append(data)
+        if not self._complete:
+            self._unheard = 0
+            self._data.append(data)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
+            # Only now: the parser forgets it. Whoever says more than was asked is not asked again.
+            self._keep = self._parser.should_keep_alive() and not self._complete
             self._complete = True
-            # Only now: the parser forgets it.
-            self._keep = self._parser.should_keep_alive()
         self._content_type = ""
 
     # --- inside

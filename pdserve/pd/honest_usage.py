@@ -1,0 +1,46 @@
+"""What an answer's usage says of cached tokens, put right.
+
+Decode counts all that it was sent by prefill as cached; only prefill knows what was in a cache. In a JSON text quotes
+inside a string have a backslash, so that nothing here ever matches what a model has said.
+"""
+
+from __future__ import annotations
+
+import re
+
+HINT = b"cache"
+"""Without it there is nothing to put right."""
+_LONGEST = 512
+"""Bytes of the longest passage that is replaced."""
+_CACHED = re.compile(rb'("cached_tokens" ?: ?)\d+')
+_MESSAGES = re.compile(rb'"usage" ?: ?\{[^{}]{0,400}\}')
+"""Anthropic's usage, which is flat. Its input_tokens are those that were not cached: the sum is the prompt."""
+_INPUT = re.compile(rb'("input_tokens" ?: ?)(\d+)')
+_READ = re.compile(rb'("cache_read_input_tokens" ?: ?)(\d+)')
+
+
+def honest(data: bytes, cached: int) -> bytes:
+    """`data` with the numbers of a prompt of which `cached` tokens were in a cache. Everything else stays."""
+    if b'"cache_read_input_tokens"' in data:
+        data = _MESSAGES.sub(lambda usage: _honest_messages(usage[0], cached), data)
+    return _CACHED.sub(b"\\g<1>%d" % cached, data)
+
+
+def safe_length(data: bytes) -> int:
+    """How much of `data` can be put right while what follows is not known yet."""
+    end = max(0, len(data) - _LONGEST)
+    for pattern in (_CACHED, _MESSAGES):
+        for match in pattern.finditer(data, max(0, end - _LONGEST)):
+            if match.start() < end < match.end():
+                end = match.start()
+    return end
+
+
+def _honest_messages(usage: bytes, cached: int) -> bytes:
+    computed, read = _INPUT.search(usage), _READ.search(usage)
+    if computed is None or read is None:
+        return usage
+    prompt = int(computed[2]) + int(read[2])
+    cached = min(cached, prompt)
+    usage = _INPUT.sub(b"\\g<1>%d" % (prompt - cached), usage)
+    return _READ.sub(b"\\g<1>%d" % cached, usage)

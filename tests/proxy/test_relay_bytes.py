@@ -1,0 +1,375 @@
+"""What an engine says reaches the client byte for byte, however it is cut on its way and however slowly it is read.
+
+But for one thing: how many tokens of the prompt were cached, which only prefill knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve.pd import shared_numbers
+from pdserve.pd.client import Client
+from pdserve.pd.config import ProxyConfig
+from pdserve.pd.dialects import CHAT, MESSAGES
+from pdserve.pd.errors import ApiError
+from pdserve.pd.http.front import Connection, Front, Limits, Request
+from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.upstream import Connection as Upstream
+from pdserve.pd.leg import Leg
+from pdserve.pd.load import LoadBoard
+from pdserve.pd.registry import Registry
+from pdserve.pd.waiting import never
+from tests.proxy.raw import RawDeployment, Say, chunk, head, post, raw_deployment, says, whole
+
+PATH = "/v1/chat/completions"
+BODY: dict[str, Any] = {"messages": []}
+SSE = "text/event-stream; charset=utf-8"
+MEGABYTE = 1 << 20
+DONE = b"data: [DONE]\n\n"
+
+TEXT = st.text(max_size=20).map(lambda text: json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
+RAW_TEXT = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20).map(str.encode)
+DATA = st.one_of(TEXT, RAW_TEXT)
+EVENT = st.one_of(
+    DATA.map(lambda data: b"data: " + data),
+    DATA.map(lambda data: b"event: message\ndata:" + data),
+    st.lists(DATA, min_size=2, max_size=3).map(lambda lines: b"\n".join(b"data: " + line for line in lines)),
+    st.sampled_from([b": keep-alive", b":", b"id: 7\nretry: 10", b"data: " + b"x" * 3000]),
+)
+EVENTS = st.lists(EVENT, max_size=6)
+
+
+def joined(events: Sequence[bytes], end: bytes) -> bytes:
+    """A stream whose first event is one of an engine, and whose last says that it is complete."""
+    lines = [event.replace(b"\n", end) for event in (b'data: {"choices": []}', *events, b"data: [DONE]")]
+    return b"".join(line + end + end for line in lines)
+
+
+STREAMS = st.builds(joined, EVENTS, st.sampled_from([b"\n", b"\r\n"]))
+
+
+def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
+    """`data` in pieces; places beyond its end count from its beginning again."""
+    places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+CUTS = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+class Wire(asyncio.Transport):
+    """The outer end of a connection: keeps what is sent, never is in the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is no buffer."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        """Pieces come when the test says so."""
+
+    resume_reading = pause_reading
+
+
+class Received:
+    """What a client makes of the bytes that it gets: a library's parser."""
+
+    def __init__(self, data: bytes) -> None:
+        self.body = b""
+        self.complete = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+class NoHandler:
+    """Requests do not come over the wire here."""
+
+    def refuse(self, request: Request) -> ApiError | None:
+        raise NotImplementedError
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        raise NotImplementedError
+
+    def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
+        raise NotImplementedError
+
+
+async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int | None = None) -> Received:
+    """Each piece is what one read from the engine gives; everything between the two wires is the proxy's own."""
+    config = ProxyConfig.model_validate(
+        {
+            "host": "127.0.0.1",
+            "port": 0,
+            "served_name": "tiny",
+            "protocol": "aggregated",
+            "workers": [{"name": "one", "role": "aggregated", "url": "http://127.0.0.1:1"}],
+            "request_timeout_seconds": 60,
+            "connect_timeout_seconds": 5,
+            "drain_seconds": 5,
+            "max_body_bytes": MEGABYTE,
+        }
+    )
+    registry = Registry(config, LoadBoard(shared_numbers.private(LoadBoard.cells(1))))
+    worker = registry.workers["one"]
+    upstream, inside, outside = Upstream(worker.pool), Wire(), Wire()
+    upstream.connection_made(inside)
+    worker.pool.keep(upstream)
+    front = Connection(Front(NoHandler(), Limits()))
+    front.connection_made(outside)
+    reply = Reply(front, keep_alive=True, head_only=False, http10=http10)
+    client = Client(reply, "id", CHAT)
+    client.cached_tokens = cached
+    leg = Leg(worker, b"", b"", never)
+    relaying = False
+    for piece in pieces:
+        upstream.data_received(piece)
+        if not relaying and leg.settled:
+            leg.result()
+            client.relay(leg)
+            relaying = True
+    received = Received(outside.sent)
+    if http10:
+        assert outside.closed
+        received.complete = True
+    return received
+
+
+@settings(max_examples=300, deadline=None)
+@given(STREAMS, CUTS, CUTS, st.booleans())
+def test_a_stream_is_the_same_however_it_is_cut(
+    stream: bytes, chunks: list[int], reads: list[int], http10: bool
+) -> None:
+    wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
+    received = asyncio.run(relayed(cut(wire, reads), http10=http10))
+    assert (received.body, received.complete) == (stream, True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(STREAMS, CUTS)
+def test_a_stream_with_a_length_is_the_same_however_it_is_cut(stream: bytes, reads: list[int]) -> None:
+    received = asyncio.run(relayed(cut(whole(stream, SSE), reads)))
+    assert (received.body, received.complete) == (stream, True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=3000), CUTS, CUTS, st.booleans())
+def test_an_answer_is_the_same_however_it_is_cut(body: bytes, chunks: list[int], reads: list[int], size: bool) -> None:
+    wire = whole(body) if size else head() + b"".join(chunk(part) for part in cut(body, chunks)) + b"0\r\n\r\n"
+    received = asyncio.run(relayed(cut(wire, reads)))
+    assert (received.body, received.complete) == (body, True)
+
+
+def usage(said: int) -> bytes:
+    details = {"prompt_tokens_details": {"cached_tokens": said}}
+    words = 'a model may say "cached_tokens": 5, and {"cached_tokens": 5}'
+    return json.dumps({"choices": [{"message": words}], "usage": details}).encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**7), st.integers(0, 10**7), CUTS, CUTS, st.booleans())
+def test_only_the_number_of_cached_tokens_changes(
+    said: int, cached: int, chunks: list[int], reads: list[int], stream: bool
+) -> None:
+    def body(tokens: int) -> bytes:
+        return b"data: " + usage(tokens) + b"\n\n" + DONE if stream else usage(tokens)
+
+    parts = b"".join(chunk(part) for part in cut(body(said), chunks))
+    wire = head(SSE if stream else "application/json") + parts + b"0\r\n\r\n"
+    received = asyncio.run(relayed(cut(wire, reads), cached=cached))
+    assert (received.body, received.complete) == (body(cached), True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**7), st.integers(0, 10**7), st.lists(st.integers(0, 700), max_size=8), st.integers(0, 600))
+def test_only_the_number_of_cached_tokens_changes_in_an_answer_that_is_too_long_to_hold(
+    said: int, cached: int, from_end: list[int], more: int
+) -> None:
+    def body(tokens: int) -> bytes:
+        return usage(tokens)[:-1] + b', "more": "' + b"x" * more + b'", "long": "' + b"x" * MEGABYTE + b'"}'
+
+    def turned(tokens: int) -> bytes:
+        return b'{"long": "' + b"x" * MEGABYTE + b'", ' + usage(tokens)[1:-1] + b', "more": "' + b"x" * more + b'"}'
+
+    for make in (body, turned):
+        wire = whole(make(said))
+        places = [len(wire) - place for place in from_end] + [len(wire) // 2, len(wire) - more - 300]
+        received = asyncio.run(relayed(cut(wire, places), cached=cached))
+        # Its length is another one: the answer is chunked.
+        assert (received.body, received.complete) == (make(cached), True)
+
+
+@pytest.fixture(scope="module")
+def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    with raw_deployment(tmp_path_factory.mktemp("raw")) as raw:
+        yield raw
+
+
+@pytest.fixture
+def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
+    module_raw.engine.seen.clear()
+    yield module_raw
+    module_raw.unharmed()
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_streams_over_real_connections_are_the_same(module_raw: RawDeployment, version: str) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(STREAMS, CUTS, CUTS)
+    def check(stream: bytes, chunks: list[int], writes: list[int]) -> None:
+        wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
+        module_raw.engine.script = says(*cut(wire, writes))
+        answer = module_raw.ask(post(PATH, BODY, version=version))
+        assert (answer.status, answer.body, answer.complete) == (200, stream, True)
+        assert answer.headers["content-type"] == SSE
+
+    check()
+    module_raw.unharmed()
+
+
+def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) -> None:
+    stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
+    with raw.client() as client:
+        for _ in range(10):
+            raw.engine.script = says(head(SSE) + chunk(stream) + b"0\r\n\r\n")
+            assert client.send(post(PATH, BODY)).response().body == stream
+            raw.engine.script = says(whole(answer))
+            assert client.send(post(PATH, BODY)).response().body == answer
+            assert client.send(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response().json() == {"status": "alive"}
+            head_only = client.send(b"HEAD /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response(head_only=True)
+            assert head_only.status in (200, 405)
+
+
+def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> None:
+    """More than are taken at once, some relayed and some not."""
+
+    def echo(say: Say) -> None:
+        say(whole(raw.engine.seen[-1].body))
+
+    raw.engine.script = echo
+    bodies = [json.dumps({"messages": [], "n": index}).encode() for index in range(50)]
+    health = b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n"
+    with raw.client() as client:
+        client.send(b"".join(post(PATH, body) + health for body in bodies))
+        for body in bodies:
+            assert client.response().body == body
+            assert client.response().json() == {"status": "alive"}
+
+
+@pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
+def test_an_http_1_0_client_gets_its_answer_unchunked(raw: RawDeployment, header: str) -> None:
+    with raw.client() as client:
+        first = client.send(post(PATH, BODY, header, version="1.0")).response()
+        assert (first.status, "transfer-encoding" in first.headers) == (200, False)
+        if header.endswith("close"):
+            assert client.ended() == b""
+        else:
+            assert client.send(post(PATH, BODY, header, version="1.0")).response().body == first.body
+
+
+def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployment) -> None:
+    """256 MiB are said as fast as they are taken; the client reads none of them until nothing more is taken."""
+    event = b"data: " + b"x" * 65_000 + b"\n\n"
+    total = 4000
+    before = raw.resident()
+
+    def script(say: Say) -> None:
+        say(head(SSE))
+        for _ in range(total):
+            say(chunk(event))
+        say(chunk(DONE) + b"0\r\n\r\n")
+
+    raw.engine.script = script
+    said = raw.engine.said
+    with raw.client(receive_buffer=65_536) as client:
+        client.send(post(PATH, BODY))
+        raw.engine.wait(lambda engine: engine.said - said > MEGABYTE)
+        # Others are served meanwhile, and the stuck stream moves no more between two of them.
+        taken = -1
+        while taken != raw.engine.said:
+            taken = raw.engine.said
+            for _ in range(20):
+                assert client_health(raw) == 200
+        assert taken - said < 64 * MEGABYTE
+        assert raw.resident() - before < 32 * MEGABYTE
+        answer = client.response()
+    assert len(answer.body) == total * len(event) + len(DONE)
+    assert answer.body.endswith(DONE)
+    assert raw.resident() - before < 32 * MEGABYTE
+
+
+def client_health(raw: RawDeployment) -> int:
+    return raw.ask(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").status
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["chunked", "with a length"])
+def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> None:
+    events = [b"data: " + bytes([97 + index]) * (3 * MEGABYTE) + b"\n\n" for index in range(3)]
+    stream = b'data: {"choices": []}\n\n' + b"".join(events) + DONE
+    raw.engine.script = says(whole(stream, SSE) if framed else head(SSE) + chunk(stream) + b"0\r\n\r\n")
+    answer = raw.ask(post(PATH, BODY))
+    assert answer.body == stream
+
+
+def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
+        prefill, decode = raw.engines
+        finished = b'{"choices": [{"finish_reason": "length"}], "usage": {"cached_tokens": 3}}'
+        prefill.script = says(whole(finished))
+        stream = b'data: {"a": 1.10}\n\ndata: ' + usage(99) + b"\n\n" + DONE
+        decode.script = says(head(SSE), *(chunk(part) for part in cut(stream, range(0, 1000, 7))), b"0\r\n\r\n")
+        expected = re.sub(rb'("cached_tokens": )99', rb"\g<1>3", stream)
+        assert raw.ask(post(PATH, BODY)).body == expected
+        raw.unharmed()
+
+
+MESSAGE = {
+    "content": [{"type": "text", "text": '"usage": {"input_tokens": 1, "cache_read_input_tokens": 1}'}],
+    "usage": {"input_tokens": 1, "output_tokens": 4, "cache_read_input_tokens": 99},
+}
+
+
+def test_the_input_tokens_of_messages_still_add_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Anthropic's input_tokens are those that were not cached: their sum is the prompt."""
+    with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
+        prefill, decode = raw.engines
+        prefill.script = says(whole(b'{"usage": {"input_tokens": 68, "cache_read_input_tokens": 32}}'))
+        decode.script = says(whole(json.dumps(MESSAGE).encode()))
+        answer = raw.ask(post(MESSAGES.path, {"messages": [], "max_tokens": 4}))
+    usage = {"input_tokens": 68, "output_tokens": 4, "cache_read_input_tokens": 32}
+    assert answer.body == json.dumps(MESSAGE | {"usage": usage}).encode()
