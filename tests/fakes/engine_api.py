@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
+from tests.fakes.engine_dialects import JOBS, as_chat, error_body
 from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
 from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
@@ -26,7 +27,7 @@ from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
 from tests.fakes.microhttp import Request, Responder, get_json
 
-GENERATE = ("/v1/completions", "/v1/chat/completions")
+GENERATE = ("/v1/completions", "/v1/chat/completions", *JOBS)
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Engine:
         except ApiError as error:
             if responder.started:
                 raise
-            await responder.send(error.status, error.body())
+            await responder.send(error.status, error_body(request.path, error))
         except (TypeError, ValueError, AttributeError) as error:
             # What upstream's validation would refuse.
             if responder.started:
@@ -150,7 +151,9 @@ class Engine:
             status = self.script.prefill_status if params.get("do_remote_decode") else self.script.decode_status
             if status:
                 raise ApiError(status, "scripted failure", "InternalServerError")
-            shape = parse(body, chat=request.path == GENERATE[1])
+            shape = (
+                as_chat(request.path, body) if request.path in JOBS else parse(body, chat=request.path == GENERATE[1])
+            )
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
             if params.get("do_remote_prefill") and "remote_engine_id" in params:
@@ -160,7 +163,9 @@ class Engine:
         await self.gate.until(lambda: self.script.hold != "arrival")
         if self.connectors.mooncake:
             self._check_role(params)
-        job = Job(shape, request.headers.get("x-request-id") or f"{time.monotonic_ns():x}", self.args)
+        job = JOBS.get(request.path, Job)(
+            shape, request.headers.get("x-request-id") or f"{time.monotonic_ns():x}", self.args
+        )
         rank = self._rank(request)
         self.waiting += 1
         try:
@@ -188,6 +193,8 @@ class Engine:
         # Like upstream: 200 and the headers at once, whatever happens to the KV later.
         await responder.open_stream("text/event-stream; charset=utf-8")
         try:
+            for event in job.opening():
+                await responder.chunk(event)
             for index in range(job.choices):
                 count = 0
                 async for token in self._tokens(job, index, params):
@@ -202,8 +209,9 @@ class Engine:
             if usage := job.usage_event():
                 await responder.chunk(usage)
         except ApiError as error:
-            await responder.chunk(b"data: " + json.dumps(error.body()).encode() + b"\n\n")
-        await responder.chunk(b"data: [DONE]\n\n")
+            await responder.chunk(job.error_event(error))
+        if closing := job.closing():
+            await responder.chunk(closing)
         await responder.close_stream()
 
     async def _tokens(self, job: Job, index: int, params: dict[str, Any]) -> AsyncIterator[Token]:

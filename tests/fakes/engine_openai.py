@@ -148,6 +148,17 @@ class Job:
     def usage_event(self) -> bytes | None:
         return self._event(None, usage=self._usage()) if self.shape.usage else None
 
+    def opening(self) -> Iterator[bytes]:
+        """Events that are sent before the engine has done anything."""
+        return iter(())
+
+    def closing(self) -> bytes:
+        """The end of every stream."""
+        return b"data: [DONE]\n\n"
+
+    def error_event(self, error: ApiError) -> bytes:
+        return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+
     def _event(self, choice: dict[str, Any] | None, **more: Any) -> bytes:
         head = self._head("chat.completion.chunk" if self.shape.chat else "text_completion")
         choices = [] if choice is None else [{"logprobs": None, "finish_reason": None} | choice]
