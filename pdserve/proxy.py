@@ -15,9 +15,12 @@ import argparse
 import asyncio
 import logging
 import os
+import socket
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -33,7 +36,10 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
 from pdserve.pd.models import models
+from pdserve.pd.processes import Processes, line_of
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
+from pdserve.pd.shared_numbers import Numbers
+from pdserve.pd.shared_pages import Pages
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -62,7 +68,7 @@ def create_app() -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(app.state.gateway.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(app.state.gateway.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -92,14 +98,21 @@ def load_config(path: Path) -> ProxyConfig:
     return config
 
 
-async def run(path: Path, config: ProxyConfig, key: str | None, *, with_control: bool) -> None:
-    """Serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an address cannot
-    be had."""
-    app = create_app()
-    numbers = shared_numbers.private(Gateway.numbers(config))
+@dataclass(frozen=True)
+class Place:
+    """What one process of the proxy shares with the others."""
+
+    numbers: Numbers
+    control: IO[bytes] | IO[str] | None = None
+    """Where worker states come from; None: all workers are ready from the start."""
+    pages: Pages | None = None
+    tell: Callable[[dict[str, Any]], None] | None = None
+
+
+def bound(config: ProxyConfig, *, shared: bool) -> socket.socket:
+    """The socket that clients connect to. StartError: the address cannot be had."""
     try:
-        sock = server.listening(config, shared=False)
-        gateway = Gateway(config, key, numbers, app, lambda: load_config(path))
+        return server.listening(config, shared=shared)
     except OSError as error:
         raise StartError(
             f"error while attempting to bind on address ({config.host!r}, {config.port}): "
@@ -107,15 +120,60 @@ async def run(path: Path, config: ProxyConfig, key: str | None, *, with_control:
             where="proxy",
             todo="see who has the port (ss -ltnp), or give the proxy another one: ports.proxy",
         ) from error
+
+
+async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) -> None:
+    """One process; serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an
+    address cannot be had."""
+    app = create_app()
+    sock = bound(config, shared=place.numbers.processes > 1)
+    gateway = Gateway(config, key, place.numbers, app, lambda: load_config(path), pages=place.pages, tell=place.tell)
     app.state.gateway = gateway
-    listener = asyncio.ensure_future(control.listen(gateway.registry)) if with_control else None
-    if listener is None:
+    if place.control is None:
         gateway.registry.set_all_ready()
+        listener = None
+    else:
+        listener = asyncio.ensure_future(control.listen(gateway, place.control))
     try:
         await server.Server(config, Front(gateway, server.front_limits(config)), gateway, sock).run()
     finally:
         if listener is not None:
             listener.cancel()
+
+
+def serve(path: Path, config: ProxyConfig, key: str | None, place: Place) -> int:
+    """`run` in an event loop of its own; the exit code."""
+    try:
+        with asyncio.Runner(loop_factory=server.new_loop) as runner:
+            runner.run(run(path, config, key, place))
+    except PdserveError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def serve_together(path: Path, config: ProxyConfig, key: str | None, *, with_control: bool) -> int:
+    """`config.processes` processes on one port; the exit code."""
+    count = config.processes
+    try:
+        # Members share the port with everybody who asks so: that nobody else has it is seen here.
+        with bound(config, shared=False) as sock:
+            config = config.model_copy(update={"port": sock.getsockname()[1]})
+    except StartError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        return error.exit_code
+    shared = Path(f"/proc/self/fd/{os.memfd_create('pdserve-proxy', 0)}")
+    files = Pages.create(count)
+
+    def member(index: int, lines: int, asks: int) -> int:
+        def tell(message: dict[str, Any]) -> None:
+            os.write(asks, line_of(message))
+
+        numbers = shared_numbers.shared(shared, Gateway.numbers(config), process=index, processes=count)
+        with os.fdopen(lines, "rb") as source:
+            return serve(path, config, key, Place(numbers, source if with_control else None, Pages(files, index), tell))
+
+    return Processes(count, member, sys.stdin.fileno() if with_control else None).run()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -125,14 +183,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     with_control = not args.no_control and control.stdin_is_control()
+    key = os.environ.get(ENGINE_KEY)
     try:
         config = load_config(args.config)
-        with asyncio.Runner(loop_factory=server.new_loop) as runner:
-            runner.run(run(args.config, config, os.environ.get(ENGINE_KEY), with_control=with_control))
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
-    return 0
+    if config.processes > 1:
+        return serve_together(args.config, config, key, with_control=with_control)
+    numbers = shared_numbers.private(Gateway.numbers(config))
+    return serve(args.config, config, key, Place(numbers, sys.stdin if with_control else None))
 
 
 if __name__ == "__main__":

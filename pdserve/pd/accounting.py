@@ -35,7 +35,7 @@ class Accounting:
         use: Use | None = None,
         trace: Trace | None = None,
     ) -> None:
-        """`reason`: why it was no success. `request`: None when its body could not be read. `now`: loop time."""
+        """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
         status = _CLIENT_LEFT if isinstance(reason, ClientGoneError) else reason.status if reason else 200
         usage = _usage(client)
         prompt, completion = usage

@@ -6,27 +6,27 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from pdserve.errors import StartError
 from pdserve.pd import admin
 from pdserve.pd.config import WorkerConfig
-from pdserve.pd.health_checks import HealthChecks
+from pdserve.pd.control import Controlled
 from pdserve.pd.keys import read_token
-from pdserve.pd.registry import Registry
 from pdserve.pd.settings import Admin
 
 _STOP_SECONDS = 1
 
 
 class AdminWorkers:
-    """What an admin may do to the registry (admin.Workers)."""
+    """What an admin may do to the registry (admin.Workers); the other processes of the proxy are told."""
 
-    def __init__(self, registry: Registry, health: HealthChecks) -> None:
-        self._registry, self._health = registry, health
+    def __init__(self, gateway: Controlled, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._gateway, self._registry, self._tell = gateway, gateway.registry, tell
 
     def describe(self) -> list[dict[str, Any]]:
         return [worker.describe() for worker in self._registry.workers.values()]
@@ -36,27 +36,33 @@ class AdminWorkers:
             raise ValueError(f"this deployment has no {worker.role} workers")
         if worker.url in {one.config.url for one in self._registry.workers.values()}:
             raise ValueError(f"there is a worker at {worker.url} already")
-        added = self._registry.add(worker)
-        # Until its first good check nobody is sent there.
-        added.healthy = False
-        self._registry.set_state(worker.name, "ready", alive=False)
-        self._health.watch(added)
+        self._gateway.add_worker(worker)
+        self._tell({"add": worker.model_dump()})
 
     def drain(self, name: str) -> None:
         self._registry.set_state(name, "draining")
+        self._tell({"worker": name, "state": "draining"})
 
     def remove(self, name: str) -> None:
         self._registry.remove(name)
+        self._tell({"remove": name})
 
 
 class AdminServer:
     """Owns its socket and, for a unix socket, the file."""
 
     def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload) -> None:
-        """RecipeError: the token's file cannot be used. OSError: the address cannot be had."""
+        """RecipeError: the token's file cannot be used. StartError: the address cannot be had."""
         token = None if settings.token_file is None else read_token(Path(settings.token_file))
         self._path = None if settings.socket is None else Path(settings.socket)
-        self._socket = _bound(settings)
+        try:
+            self._socket = _bound(settings)
+        except OSError as error:
+            raise StartError(
+                f"the admin's listener cannot have {settings.socket or settings.port}: {error.strerror or error}",
+                where="proxy.admin",
+                todo="see who has it (ss -lntxp), or give proxy.admin another port or socket",
+            ) from error
         config = uvicorn.Config(
             admin.app(workers, reload, token),
             access_log=False,

@@ -5,10 +5,10 @@ What arrives from an engine is written to the client as it is, in whole events: 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pdserve.pd.errors import ApiError, ClientGoneError
@@ -37,7 +37,6 @@ class Client:
         "_before",
         "_between_chunks",
         "_leg",
-        "_loop",
         "_mid_event",
         "_pending",
         "_tail",
@@ -62,7 +61,6 @@ class Client:
         """`between_chunks`: told the seconds between two chunks of a stream."""
         self.reply = reply
         self._between_chunks = between_chunks
-        self._loop = asyncio.get_running_loop()
         self.request_id = request_id
         self.dialect = dialect
         self.watch: Watch | None = None
@@ -70,14 +68,14 @@ class Client:
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
         self.deadline = math.inf
-        """Loop time at which it is interrupted; looked at every now and then."""
+        """time.monotonic() at which it is interrupted; looked at every now and then."""
         self.stream = False
         self.ended = False
         self.chunks = 0
         self.relayed_bytes = 0
         self.first_byte = 0.0
         self.last_byte = 0.0
-        """Loop times of the first and the last write; 0: none yet."""
+        """time.monotonic() of the first and the last write; 0: none yet. The loop's own clock counts milliseconds."""
         self._pending = b""
         self._mid_event = False
         """The client has the beginning of an event: another one cannot follow."""
@@ -201,7 +199,7 @@ class Client:
         self.interrupt(ClientGoneError())
 
     def _count(self, data: bytes) -> None:
-        now = self._loop.time()
+        now = monotonic()
         if not self.first_byte:
             self.first_byte = now
         elif self._between_chunks is not None:

@@ -1,4 +1,8 @@
-"""The control channel: JSON lines from the launcher on stdin, {"worker": "prefill-0", "state": "ready"}."""
+"""The control channel: JSON lines from the launcher on stdin, {"worker": "prefill-0", "state": "ready"}.
+
+Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
+{"reload": true}.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,22 @@ import json
 import logging
 import os
 import stat
-import sys
+from typing import IO, Protocol
 
+from pdserve.pd.config import WorkerConfig
 from pdserve.pd.registry import STATES, Registry
 
 log = logging.getLogger("pdserve.proxy")
+
+
+class Controlled(Protocol):
+    """What the lines act on."""
+
+    registry: Registry
+
+    def add_worker(self, config: WorkerConfig) -> None: ...
+
+    def reload(self) -> object: ...
 
 
 def stdin_is_control() -> bool:
@@ -23,26 +38,35 @@ def stdin_is_control() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def apply(registry: Registry, line: bytes) -> None:
+def apply(gateway: Controlled, line: bytes) -> None:
     """One line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
     try:
         message = json.loads(line)
+        if "add" in message:
+            gateway.add_worker(WorkerConfig.model_validate(message["add"]))
+            return
+        if "remove" in message:
+            gateway.registry.remove(message["remove"])
+            return
+        if "reload" in message:
+            gateway.reload()
+            return
         worker, state = message["worker"], message["state"]
     except (ValueError, TypeError, KeyError):
         log.warning("control: cannot read %r", line[:200])
         return
-    if not isinstance(worker, str) or worker not in registry.workers or state not in STATES:
+    if not isinstance(worker, str) or worker not in gateway.registry.workers or state not in STATES:
         log.warning("control: unknown worker or state in %r", line[:200])
         return
-    registry.set_state(worker, state)
+    gateway.registry.set_state(worker, state)
     log.info("control: %s is %s", worker, state)
 
 
-async def listen(registry: Registry) -> None:
-    """Read stdin until its end. The end means nothing: the proxy serves on, its owner stops it."""
+async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:
+    """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
     try:
         while not reader.at_eof():
             try:
@@ -51,6 +75,6 @@ async def listen(registry: Registry) -> None:
                 log.warning("control: skipped a line that is too long")
                 continue
             if line:
-                apply(registry, line)
+                apply(gateway, line)
     finally:
         transport.close()

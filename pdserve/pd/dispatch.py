@@ -6,10 +6,10 @@ transfer and both legs anew. A 4xx is the request's own fault and never tried ag
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from time import monotonic
 from typing import Protocol
 
 from pdserve.pd.background import Background
@@ -51,7 +51,6 @@ class Dispatcher:
         self._entrance = entrance
         self._registry = registry
         self._pools = pools
-        self._loop = asyncio.get_running_loop()
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
         self._one = OneEngine(engines)
@@ -127,7 +126,7 @@ class Dispatcher:
             # Nobody waits in a queue for a pool that has no worker.
             raise no_worker(empty[0])
         tickets = await self._entrance.enter(roles, client, request.priority, request.ask.estimate)
-        request.stages.admitted = self._loop.time()
+        request.stages.admitted = monotonic()
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -22,7 +23,7 @@ from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.body import Body
 from pdserve.pd.client import Client
-from pdserve.pd.config import ProxyConfig
+from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
@@ -44,6 +45,7 @@ from pdserve.pd.request import ClientRequest, Stages
 from pdserve.pd.request_log import RequestLog
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.shared_numbers import Numbers
+from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import Trace, open_spans
 
 log = logging.getLogger("pdserve.proxy")
@@ -66,11 +68,15 @@ class Gateway:
         numbers: Numbers,
         app: ASGIApp,
         read_again: Callable[[], ProxyConfig] | None = None,
+        *,
+        pages: Pages | None = None,
+        tell: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """`read_again`: the configuration as it is now, for `reload`. RecipeError: the keys or certificates that the
-        configuration names cannot be used. OSError: the admin's address cannot be had."""
+        """`read_again`: the configuration as it is now, for `reload`. `pages`, `tell`: figures of the other processes
+        of this proxy, and what reaches all of them; None: there is only this one. RecipeError, StartError: the files
+        or addresses that the configuration names cannot be used."""
         self.config = config
-        self._read_again = read_again
+        self._read_again, self._pages, self._tell = read_again, pages, tell
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file)) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
@@ -90,13 +96,13 @@ class Gateway:
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
-            if config.prewarm and config.protocol != "aggregated"
+            if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
             else None
         )
         self._admin = (
             None
-            if config.admin is None
-            else AdminServer(config.admin, AdminWorkers(self.registry, self._health), self.reload)
+            if config.admin is None or numbers.process != 0
+            else AdminServer(config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all)
         )
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,7 +143,7 @@ class Gateway:
         client = Client(reply, request_id, dialect)
         client.fail(error)
         path = dialect.path if request is not None and request.path in BY_PATH else "other"
-        self._accounting.over(None, client, path, error, now=self._loop.time())
+        self._accounting.over(None, client, path, error, now=monotonic())
 
     # --- Served
 
@@ -173,6 +179,22 @@ class Gateway:
                 self._reconfigure(fresh)
                 said["policies"] = "ok"
         return said
+
+    def _reload_all(self) -> dict[str, str]:
+        if self._tell is not None:
+            self._tell({"reload": True})
+        return self.reload()
+
+    def add_worker(self, config: WorkerConfig) -> None:
+        """An admin's: used once it has passed its first check. ValueError: there is one of that name."""
+        added = self.registry.add(config)
+        added.healthy = False
+        self.registry.set_state(config.name, "ready", alive=False)
+        self._health.watch(added)
+
+    def page(self) -> bytes:
+        """What Prometheus reads, over all processes of this proxy."""
+        return self.metrics.page(() if self._pages is None else self._pages.others())
 
     def _reconfigure(self, fresh: ProxyConfig) -> None:
         if fresh.routing != self.config.routing:
@@ -214,7 +236,7 @@ class Gateway:
     # --- inside
 
     async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
-        loop, received = self._loop, self._loop.time()
+        received = monotonic()
         client = Client(reply, _request_id(request), dialect, self.metrics.itl.observe)
         self._clients.add(client)
         client.deadline = received + self.config.request_timeout_seconds
@@ -239,7 +261,7 @@ class Gateway:
         finally:
             self._clients.discard(client)
             key = request.key.name if request.key is not None else ""
-            self._accounting.over(asked, client, dialect.path, reason, now=loop.time(), key=key, use=use, trace=trace)
+            self._accounting.over(asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace)
 
     def _read(
         self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float
@@ -285,15 +307,15 @@ class Gateway:
             yield "in_flight", labels, worker.requests
             yield "prompt_tokens_in_flight", labels, worker.prompt_tokens
             yield "kv_usage_ratio", labels, worker.kv_usage
-            yield "worker_ready", labels, worker.state == "ready" and worker.healthy
-            yield "breaker_open", labels, worker.breaker.state == "open"
+            yield "worker_ready", labels, float(worker.state == "ready" and worker.healthy)
+            yield "breaker_open", labels, float(worker.breaker.state == "open")
         for role, gate in self._entrance.gates.items():
             yield "queue_depth", (role,), gate.waiting
             yield "pool_requests", (role,), gate.requests
         if self.quotas is not None and self.keys is not None:
             for name in self.keys.current.names:
                 yield "key_requests", (name,), self.quotas.in_flight(name)
-        yield "draining", (), self.draining
+        yield "draining", (), float(self.draining)
 
     def _counters(self) -> Iterator[tuple[str, Labels, int]]:
         for decision, count in self.pools.decisions.items():
@@ -314,12 +336,14 @@ class Gateway:
         """What nothing else tells of: time that is up, a changed file, places that another process has freed."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            now = self._loop.time()
+            now = monotonic()
             for client in [client for client in self._clients if client.deadline < now]:
                 client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
             if self.keys is not None:
                 self.keys.reload_if_changed()
             self._entrance.refresh()
+            if self._pages is not None:
+                self._pages.write(self.metrics.snapshot())
 
     def _start(self, work: Coroutine[Any, Any, None], request: Request, reply: Reply) -> None:
         task = self._loop.create_task(work)
@@ -341,6 +365,10 @@ def write_stderr(lines: bytes) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()
+
+
+def _nobody_else(_: dict[str, Any]) -> None:
+    """This process is the only one."""
 
 
 def _text(value: bytes | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
@@ -75,7 +76,7 @@ class Leg:
         self.answer: Answer | None = None
         self.failure: WorkerFailedError | None = None
         self.first_byte = 0.0
-        """Loop time of the answer's beginning."""
+        """time.monotonic() of the answer's beginning."""
         self._head, self._body = head, body
         self._status = 0
         self._content_type = ""
@@ -153,7 +154,7 @@ class Leg:
             self.answer.data += data
         else:
             if not self.first_byte:
-                self.first_byte = asyncio.get_running_loop().time()
+                self.first_byte = monotonic()
             self._data = self._data + data if self._data else data
             if self._status == 200:
                 self._begin()

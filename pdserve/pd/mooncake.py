@@ -140,7 +140,7 @@ class Mooncake:
 
     async def _prefill_answered(self, prefill: Leg, watch: Watch) -> None:
         loop = asyncio.get_running_loop()
-        late = loop.time() + _ANSWER_SECONDS
+        late = loop.time() + _ANSWER_SECONDS / 2
         timer = loop.call_later(_ANSWER_SECONDS, watch.poke)
         await watch.until(lambda: prefill.complete or loop.time() >= late)
         timer.cancel()

@@ -12,7 +12,7 @@ from pdserve.pd.routing.ask import Ask
 
 @dataclass(slots=True)
 class Stages:
-    """Loop times at which a request reached each stage; 0: it did not."""
+    """Values of time.monotonic() at which a request reached each stage; 0: it did not."""
 
     received: float = 0.0
     admitted: float = 0.0

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import httpx
 
+from pdserve import procfs
 from pdserve.pd.config import Protocol, ProxyConfig, WorkerConfig
 
 REPOSITORY = Path(__file__).parents[2]
@@ -150,6 +151,15 @@ class Proxy(Child):
             {"PDSERVE_ENGINE_KEY": key},
             stdin=subprocess.PIPE if control else subprocess.DEVNULL,
         )
+
+    def end(self, signum: int = signal.SIGKILL) -> int:
+        members = procfs.descendants(self.process.pid) if self.process.poll() is None else set()
+        code = super().end(signum)
+        for member in members:
+            # They die of their parent's death, and become children of this process.
+            with suppress(ChildProcessError):
+                os.waitpid(member, 0)
+        return code
 
     def ready(self) -> None:
         self.listens(int(self.until(r"serving on http://127.0.0.1:(\d+)")[1]))
