@@ -1,0 +1,416 @@
+"""What a P/D proxy for Mooncake must do, seen from outside: a section for each way in which others were found to fail.
+
+The numbers are those of the findings; the behaviour is shown on the real process in front of fake engines.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
+from tests.proxy.raw import post, raw_deployment
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def module_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Deployment(tmp_path_factory.mktemp("proxy")) as deployment:
+        yield deployment.up(breaker={"failures": 1000})
+
+
+@pytest.fixture
+def pair(module_pair: Deployment) -> Iterator[Deployment]:
+    """One prefill and one decode for all tests that only look at what is sent: nothing is left of them."""
+    yield module_pair
+    for fake in module_pair.fakes:
+        fake.script(prefill_status=0, decode_status=0, kv_fails=0, eos=0)
+    module_pair.idle()
+
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
+STREAM = BODY | {"stream": True, "max_tokens": 1000}
+ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
+QUICK_HEALTH = {"interval_seconds": 0.1, "timeout_seconds": 0.5, "failures": 2}
+
+
+def statuses(deployment: Deployment, count: int, **more: Any) -> list[int]:
+    return [deployment.complete(f"prompt {index}", **more).status_code for index in range(count)]
+
+
+def workers(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    return {worker["name"]: worker for worker in deployment.proxy.http.get("/workers").json()["workers"]}
+
+
+# --- 1: prefill and decode are asked at the same time
+
+
+def test_01_decode_is_asked_while_prefill_still_computes(deployment: Deployment) -> None:
+    deployment.up(prefill={"hold": "prefill"})
+    with deployment.proxy.open(COMPLETIONS, BODY):
+        deployment.decodes[0].wait(received=1, waiting=1)
+        assert deployment.prefills[0].state()["finished"] == 0
+        deployment.prefills[0].script(hold="")
+        deployment.decodes[0].wait(finished=1)
+
+
+# --- 2: a prefill that was restarted on the same URL has a new engine id
+
+
+def test_02_a_restarted_prefill_serves_its_next_request(deployment: Deployment) -> None:
+    deployment.up(health=QUICK_HEALTH)
+    old = deployment.prefills[0]
+    first = deployment.complete()
+    old.end()
+    deployment.prefills[0] = deployment.engine(old.name, "prefill", port=old.port, bootstrap=old.bootstrap)
+    answers = [deployment.complete(stream=stream) for stream in (True, False)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[-1].json()["choices"] == first.json()["choices"]
+    deployment.idle()
+
+
+# --- 3: a worker that fails costs no client anything while there is another
+
+
+def refuses(fake: Fake) -> None:
+    """Its port is closed."""
+    fake.end()
+
+
+def answers_500(fake: Fake) -> None:
+    fake.script(**{f"{fake.role}_status": 500})
+
+
+def drops(fake: Fake) -> None:
+    """The connection ends without an answer: the process dies of its next request."""
+    fake.script(die_at="request")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("fail", [refuses, answers_500, drops])
+def test_03_no_client_sees_the_failure_of_one_of_two_workers(
+    deployment: Deployment, fail: Callable[[Fake], None], role: str
+) -> None:
+    deployment.up(2, 2, routing=ROUND_ROBIN)
+    broken = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
+    fail(broken)
+    for stream in (False, True):
+        assert statuses(deployment, 6, stream=stream) == [200] * 6
+    for fake in deployment.fakes:
+        if fake.process.poll() is None:
+            fake.wait(running=0, waiting=0)
+            # A decode that dies with a request has perhaps asked for its KV: prefill's own timeout frees that.
+            assert fake.state()["held"] <= (fail is drops and role == "decode")
+
+
+def test_03_a_retry_is_a_new_transfer_for_both_legs(deployment: Deployment) -> None:
+    deployment.up(2, 1, routing=ROUND_ROBIN)
+    deployment.prefills[0].script(prefill_status=500)
+    assert statuses(deployment, 4) == [200] * 4
+    at_prefill = [
+        request["body"]["kv_transfer_params"]["transfer_id"]
+        for fake in deployment.prefills
+        for request in fake.requests()
+    ]
+    at_decode = [request["body"]["kv_transfer_params"]["transfer_id"] for request in deployment.decodes[0].requests()]
+    assert len(set(at_prefill)) == len(at_prefill) > 4
+    assert set(at_decode) <= set(at_prefill)
+    deployment.idle()
+
+
+# --- 4: a worker that fails again and again is left alone, and comes back
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_04_the_breaker_opens_and_closes(deployment: Deployment, role: str) -> None:
+    deployment.up(2, 2, routing=ROUND_ROBIN, breaker={"failures": 2, "open_seconds": 0.3})
+    broken = (deployment.prefills if role == "prefill" else deployment.decodes)[0]
+    answers_500(broken)
+    while workers(deployment)[broken.name]["breaker"] != "open":
+        assert deployment.complete().status_code == 200
+    tried = broken.state()["received"]
+    assert tried == 2
+    broken.script(**{f"{role}_status": 0})
+    while workers(deployment)[broken.name]["breaker"] == "open":
+        assert deployment.complete().status_code == 200
+    assert broken.state()["received"] > tried
+
+
+def test_04_what_a_client_does_wrong_never_counts(deployment: Deployment) -> None:
+    deployment.up(breaker={"failures": 1, "open_seconds": 60})
+    assert {deployment.complete("x" * 100_001).status_code for _ in range(3)} == {400}
+    assert {deployment.complete(model="other").status_code for _ in range(3)} == {404}
+    assert {worker["breaker"] for worker in workers(deployment).values()} == {"closed"}
+    assert deployment.complete().status_code == 200
+
+
+# --- 5: alive is not ready, and a dead worker is noticed without a request
+
+
+def test_05_ready_says_what_health_does_not(deployment: Deployment) -> None:
+    deployment.up(health=QUICK_HEALTH)
+    http = deployment.proxy.http
+    assert (http.get("/health").status_code, http.get("/ready").status_code) == (200, 200)
+    deployment.decodes[0].end()
+    deployment.proxy.until("decode-0 is not healthy")
+    ready = http.get("/ready")
+    assert (http.get("/health").status_code, ready.status_code) == (200, 503)
+    assert ready.json()["empty_pools"] == ["decode"]
+    assert int(ready.headers["retry-after"]) > 0
+    refused = deployment.complete()
+    assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
+    assert deployment.prefills[0].state()["received"] == 0
+
+
+def test_05_a_dead_worker_on_the_same_host_is_left_alone_and_comes_back(deployment: Deployment) -> None:
+    deployment.up(2, 1, routing=ROUND_ROBIN, health=QUICK_HEALTH)
+    dead = deployment.prefills[0]
+    dead.end()
+    deployment.proxy.until("prefill-0 is not healthy")
+    assert not workers(deployment)["prefill-0"]["healthy"]
+    assert statuses(deployment, 4) == [200] * 4
+    assert [request["path"] for request in deployment.decodes[0].requests()] == [COMPLETIONS] * 4, "no attempt failed"
+    deployment.prefills[0] = deployment.engine(dead.name, "prefill", port=dead.port, bootstrap=dead.bootstrap)
+    deployment.proxy.until("prefill-0 is healthy again")
+    assert statuses(deployment, 4) == [200] * 4
+    assert deployment.prefills[0].state()["finished"] == 2
+
+
+# --- 7: the turns of the two pools are not in step
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [(2, 2), (2, 3)])
+def test_07_every_pair_is_used(deployment: Deployment, prefills: int, decodes: int) -> None:
+    deployment.up(prefills, decodes, routing=ROUND_ROBIN)
+    assert set(statuses(deployment, 4 * prefills * decodes)) == {200}
+    prefill_of = {
+        request["body"]["kv_transfer_params"]["transfer_id"]: fake.name
+        for fake in deployment.prefills
+        for request in fake.requests()
+    }
+    pairs = Counter(
+        (prefill_of[request["body"]["kv_transfer_params"]["transfer_id"]], fake.name)
+        for fake in deployment.decodes
+        for request in fake.requests()
+    )
+    assert len(pairs) == prefills * decodes
+    assert {fake.state()["received"] for fake in deployment.prefills} == {4 * decodes}
+
+
+# --- 8: a request reaches decode as its client wrote it
+
+WRITTEN = (
+    '{"model":"tiny" , "zeta": 1, "messages":[{"role":"user","content":"caf\\u00e9 \U0001f600 \\/"}],\n'
+    ' "temperature":0.123456789012345678, "top_p":1.0, "seed":1e3, "max_tokens": 4,\t"alpha": {"b":2,"a":[1.50,-0.0]},'
+    '"tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object"}}}],'
+    '"vendor_field": null, "metadata": {"k": "v"}, "user": "me" }'
+)
+
+
+def test_08_decode_gets_the_body_byte_for_byte(pair: Deployment) -> None:
+    assert pair.proxy.http.post("/v1/chat/completions", content=WRITTEN.encode()).status_code == 200
+    raw = pair.decodes[0].requests()[-1]["raw"]
+    members, transfer = WRITTEN.rstrip(" }"), pair.decodes[0].requests()[-1]["body"]["kv_transfer_params"]
+    assert raw.startswith(members + ',"kv_transfer_params":')
+    assert json.loads(raw[len(members) + len(',"kv_transfer_params":') :].rstrip(" }") + "}") == transfer
+    assert list(json.loads(raw)) == [*json.loads(WRITTEN), "kv_transfer_params"]
+
+
+def test_08_prefill_keeps_all_that_shapes_the_prompt_as_it_was_written(pair: Deployment) -> None:
+    assert pair.proxy.http.post("/v1/chat/completions", content=WRITTEN.encode()).status_code == 200
+    raw = pair.prefills[0].requests()[-1]["raw"]
+    assert raw.startswith(WRITTEN[: WRITTEN.index(', "max_tokens"')])
+    tools, vendor = WRITTEN.index('"alpha"'), WRITTEN.index(', "metadata"')
+    assert WRITTEN[tools:vendor] in raw
+
+
+# --- 9: who asks stays visible, as far as the operator wants it
+
+
+@pytest.mark.parametrize(
+    ("setting", "seen"), [("replace", [f"Bearer {KEY}"]), ("forward", ["Bearer of-a-client=="]), ("drop", [])]
+)
+def test_09_authorization_is_what_the_operator_says(tmp_path: Path, setting: str, seen: list[str]) -> None:
+    with raw_deployment(tmp_path, split=True, auth={"client_authorization": setting}) as raw:
+        assert raw.ask(post(COMPLETIONS, BODY, "authorization: Bearer of-a-client==")).status == 200
+        for engine in raw.engines:
+            (request,) = engine.seen
+            assert [value for name, value in request.headers if name.lower() == "authorization"] == seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_09_one_request_id_everywhere_and_the_trace_goes_on(pair: Deployment, stream: bool) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"x-request-id": "mine-42", "traceparent": trace, "tracestate": "a=1", "x-session-id": "session"}
+    answer = pair.proxy.http.post(COMPLETIONS, json=BODY | {"stream": stream}, headers=headers)
+    assert answer.headers["x-request-id"] == "mine-42"
+    for fake in pair.fakes:
+        request = fake.requests()[-1]
+        assert {name: request["headers"][name] for name in headers} == headers
+    pair.proxy.until("mine-42")
+
+
+def test_09_an_error_has_the_request_id_too(pair: Deployment) -> None:
+    answer = pair.proxy.http.post(COMPLETIONS, content=b"{", headers={"x-request-id": "mine-43"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (400, "mine-43")
+
+
+# --- 10: the prefill leg is one token that only its length ends
+
+
+def test_10_nothing_in_the_prefill_leg_can_end_or_multiply_its_token(pair: Deployment) -> None:
+    pair.prefills[0].script(eos=1)
+    asked: dict[str, Any] = {
+        "n": 1,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "stop": ["a"],
+        "stop_token_ids": [5],
+        "ignore_eos": False,
+        "min_tokens": 2,
+        "max_completion_tokens": 8,
+        "stream_options": {"include_usage": True},
+        "stream": True,
+    }
+    assert pair.chat(**asked).status_code == 200
+    leg = pair.prefills[0].requests()[-1]["body"]
+    assert {name: leg.get(name) for name in (*asked, "max_tokens")} == {
+        **dict.fromkeys(asked),
+        "max_tokens": 1,
+        "max_completion_tokens": 1,
+        "ignore_eos": True,
+        "stream": False,
+    }
+    assert {name: pair.decodes[0].requests()[-1]["body"][name] for name in asked} == asked
+
+
+# --- 11: errors are JSON in the shape of the API, and say nothing internal
+
+
+PATHS = {
+    COMPLETIONS: BODY,
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+    "/v1/responses": {"model": MODEL, "input": "hi", "max_output_tokens": 8},
+    "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "fault"),
+    [("prefill", {"prefill_status": 500}), ("decode", {"decode_status": 503}), ("decode", {"kv_fails": 1})],
+)
+def test_11_errors_are_in_the_shape_of_their_api(pair: Deployment, role: str, fault: dict[str, int]) -> None:
+    (pair.prefills if role == "prefill" else pair.decodes)[0].script(**fault)
+    shapes_are_right(pair)
+
+
+def test_11_nor_is_there_an_address_in_what_is_said_of_a_dead_worker(deployment: Deployment) -> None:
+    deployment.up(breaker={"failures": 1000})
+    deployment.prefills[0].end()
+    shapes_are_right(deployment)
+
+
+def shapes_are_right(deployment: Deployment) -> None:
+    for path, body in PATHS.items():
+        for stream in (False, True):
+            answer = deployment.proxy.http.post(path, json=body | {"stream": stream})
+            assert answer.status_code in (500, 502, 503)
+            assert answer.headers["content-type"] == "application/json"
+            document = answer.json()
+            if path == "/v1/messages":
+                kind = "overloaded_error" if answer.status_code == 503 else "api_error"
+                assert (document["type"], document["error"]["type"]) == ("error", kind)
+            else:
+                assert set(document["error"]) == {"message", "type", "param", "code"}
+                assert document["error"]["code"] == answer.status_code
+            assert "127.0.0.1" not in answer.text
+            assert str(deployment.prefills[0].port) not in answer.text
+
+
+# --- 12: a decode that dies is never a quiet end
+
+
+@pytest.mark.parametrize(("path", "name"), [(COMPLETIONS, None), ("/v1/responses", "error"), ("/v1/messages", "error")])
+def test_12_a_stream_that_breaks_ends_with_an_error_event_of_its_api(
+    deployment: Deployment, path: str, name: str | None
+) -> None:
+    deployment.up(decode={"hold": "token"})
+    with deployment.proxy.http.stream("POST", path, json=PATHS[path] | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        deployment.decodes[0].end()
+        rest = [line for line in lines if line]
+    event = json.loads(rest[-1].removeprefix("data: "))
+    if name is None:
+        assert event["error"]["code"] == 502
+        assert "data: [DONE]" not in rest
+    else:
+        assert (rest[-2], event["type"]) == ("event: error", "error")
+    assert "127.0.0.1" not in rest[-1]
+
+
+def test_12_an_answer_that_does_not_come_is_an_error_and_never_an_empty_200(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "first"})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(deployment.complete)
+        deployment.decodes[0].wait(running=1)
+        deployment.decodes[0].end()
+        assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (502, 502)
+
+
+# --- 13: too much is a 429 that says when to come again
+
+
+def test_13_a_full_pool_is_a_429_with_retry_after_and_json(deployment: Deployment) -> None:
+    limits = {"decode": {"max_requests": 1, "queue_size": 1}}
+    deployment.up(decode={"hold": "first"}, admission=limits)
+    with deployment.proxy.open(COMPLETIONS, BODY) as running:
+        deployment.decodes[0].wait(running=1)
+        with deployment.proxy.open(COMPLETIONS, BODY) as queued:
+            while 'queue_depth{pool="decode"} 1' not in deployment.proxy.http.get("/metrics").text:
+                pass
+            refused = deployment.complete()
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
+            assert refused.json()["error"]["code"] == 429
+            assert deployment.decodes[0].state()["received"] == 1, "a hard limit"
+            deployment.decodes[0].script(hold="")
+            for connection in (running, queued):
+                assert read(connection).startswith(b"HTTP/1.1 200 ")
+    deployment.idle()
+
+
+def read(connection: socket.socket) -> bytes:
+    return connection.recv(65_536)
+
+
+# --- 14: every endpoint goes where it belongs
+
+
+def test_14_all_four_apis_are_split(pair: Deployment) -> None:
+    for path, body in PATHS.items():
+        assert pair.proxy.http.post(path, json=body).status_code == 200
+    for fake in pair.fakes:
+        assert [request["path"] for request in fake.requests()[-4:]] == list(PATHS)
+    assert pair.decodes[0].transferred() > 0
+
+
+def test_14_the_proxys_own_endpoints_reach_no_engine(deployment: Deployment) -> None:
+    deployment.up()
+    http = deployment.proxy.http
+    answers: dict[str, httpx.Response] = {
+        path: http.get(path) for path in ("/health", "/ready", "/workers", "/metrics")
+    }
+    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(answers, 200)
+    assert "pdserve_proxy_requests" in answers["/metrics"].text
+    assert [model["id"] for model in http.get("/v1/models").json()["data"]] == [MODEL]
+    assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
