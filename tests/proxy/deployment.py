@@ -162,7 +162,7 @@ class Proxy(Child):
         return code
 
     def ready(self) -> None:
-        self.listens(int(self.until(r"serving on http://127.0.0.1:(\d+)")[1]))
+        self.listens(int(self.until(r"serving on https?://127.0.0.1:(\d+)")[1]))
 
     def push(self, worker: str, state: str) -> None:
         """Tell it a worker's state, and wait until it knows."""
@@ -220,7 +220,9 @@ class Deployment:
         for i in range(aggregated):
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
         protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "mooncake"
-        self.proxy = Proxy(self.folder / "proxy.json", self.config(protocol, **config), key=key, control=control)
+        self.proxy = Proxy(
+            self.folder / "proxy.json", self.config(**{"protocol": protocol, **config}), key=key, control=control
+        )
         self._stack.callback(self.proxy.end)
         self.proxy.ready()
         if control:

@@ -1,0 +1,144 @@
+"""TLS towards clients and towards workers, with certificates made for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.proxy.deployment import MODEL, Deployment
+
+ANSWER = json.dumps({"choices": [{"index": 0, "text": "over TLS", "finish_reason": "length"}]}).encode()
+BODY = {"model": MODEL, "prompt": "hi"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    certificate: Path
+    key: Path
+
+
+def made(folder: Path, name: str) -> Pair:
+    """A certificate for 127.0.0.1 that signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
+    pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    pair.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return pair
+
+
+@dataclass
+class Engine:
+    """Answers every request, to clients that show the right certificate."""
+
+    port: int
+    requests: list[bytes]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    own, clients = made(tmp_path, "engine"), made(tmp_path, "proxy")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients.certificate))
+    context.load_cert_chain(own.certificate, own.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    found = Engine(0, [])
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST"):
+            found.requests.append(head)
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
+        await writer.drain()
+        writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0, ssl=context))
+    found.port = server.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield found
+    loop.call_soon_threadsafe(server.close)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def worker(engine: Engine) -> dict[str, str]:
+    return {"name": "aggregated-0", "role": "aggregated", "url": f"https://127.0.0.1:{engine.port}"}
+
+
+def up(deployment: Deployment, engine: Engine, **config: Any) -> None:
+    deployment.up(0, 0, protocol="aggregated", workers=[worker(engine)], **config)
+
+
+def test_workers_are_reached_with_our_own_certificate(deployment: Deployment, engine: Engine, tmp_path: Path) -> None:
+    mutual = {
+        "ca": str(tmp_path / "engine.pem"),
+        "certificate": str(tmp_path / "proxy.pem"),
+        "key": str(tmp_path / "proxy.key"),
+    }
+    up(deployment, engine, upstream_tls=mutual)
+    answer = deployment.proxy.http.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.content) == (200, ANSWER)
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("missing", ["our certificate", "trust in theirs"])
+def test_without_a_certificate_or_trust_nothing_is_sent(
+    deployment: Deployment, engine: Engine, tmp_path: Path, missing: str
+) -> None:
+    settings = {"ca": str(tmp_path / "engine.pem")}
+    if missing == "trust in theirs":
+        settings = {"certificate": str(tmp_path / "proxy.pem"), "key": str(tmp_path / "proxy.key")}
+    up(deployment, engine, upstream_tls=settings)
+    answer = deployment.proxy.http.post("/v1/completions", json=BODY)
+    assert answer.status_code == 502
+    assert answer.json()["error"]["message"].startswith("aggregated-0 ")
+    assert engine.requests == []
+
+
+def test_clients_are_served_over_tls_only(deployment: Deployment, tmp_path: Path) -> None:
+    pair = made(tmp_path, "front")
+    deployment.up(tls={"certificate": str(pair.certificate), "key": str(pair.key)})
+    url = f"https://127.0.0.1:{deployment.proxy.port}/v1/completions"
+    context = ssl.create_default_context(cafile=str(pair.certificate))
+    with httpx.Client(verify=context, trust_env=False) as client:
+        assert client.post(url, json=BODY).status_code == 200
+        with client.stream("POST", url, json=BODY | {"stream": True}) as answer:
+            assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
+        client.post(url, json=BODY)
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.HTTPError):
+        client.post(url.replace("https", "http"), json=BODY)
+    assert deployment.prefills[0].state()["received"] == 2
