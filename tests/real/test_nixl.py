@@ -1,0 +1,167 @@
+"""NIXL on the real stack: every proof holds, every API is split, and clients that leave leave no blocks behind."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from pdserve.engine_view import engine_snapshot
+from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.real.conftest import brought_up
+
+pytestmark = pytest.mark.real
+
+NAME = "tiny-cpu-nixl"
+PROOFS = {"endpoints", "requests", "transfer", "output", "clean"}
+WORDS = "the quick brown fox jumps over the lazy dog and "
+DEPARTURES = 16
+CROWD = 100
+SHORT, LONG = WORDS * 10, WORDS * 80
+"""Prompts that prefill has computed in a fraction of a second, and in seconds."""
+EXPIRED = "nixl_num_kv_expired_reqs_total"
+API_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": WORDS * 20, "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": WORDS * 20}], "max_tokens": 3},
+    "/v1/responses": {"input": WORDS * 20, "max_output_tokens": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORDS * 20}], "max_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path) -> Iterator[Deployment]:
+    yield from brought_up(NAME, home)
+
+
+class Engines:
+    """The proxy as clients reach it, and its engines as nobody should."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.endpoint = deployment.state().endpoint
+        self.urls = {worker.name: worker.url for worker in deployment.run.read_plan().proxy.workers}
+        self._key = {"Authorization": f"Bearer {deployment.run.read_key()}"}
+
+    def metric(self, name: str, metric: str) -> float:
+        text = httpx.get(f"{self.urls[name]}/metrics", trust_env=False).text
+        return sum(float(value) for value in re.findall(rf"^vllm:{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+    def tokens(self, source: str) -> float:
+        """Prompt tokens of decode, by where they came from."""
+        return self.metric("decode-0", f'prompt_tokens_by_source_total{{.*source="{source}".*}}')
+
+    async def used(self) -> tuple[float, ...]:
+        """Running requests and KV use of both engines. Gauges are set by steps, so each makes one first."""
+        numbers: list[float] = []
+        async with httpx.AsyncClient(headers=self._key, timeout=30, trust_env=False) as client:
+            for url in self.urls.values():
+                await client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 1})
+                now = await engine_snapshot(url, client)
+                assert now.unfinished is not None
+                assert now.kv_cache_usage is not None
+                numbers += (now.unfinished, now.kv_cache_usage)
+        return tuple(numbers)
+
+    async def leave(self, body: dict[str, Any], seconds: float) -> None:
+        """A client that sends a request and leaves after that time."""
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await client.post(f"{self.endpoint}/v1/completions", json={"model": "tiny"} | body)
+
+
+@pytest.fixture
+def engines(tiny: Deployment) -> Engines:
+    return Engines(tiny)
+
+
+def test_every_proof_is_proven(tiny: Deployment) -> None:
+    code, output = pdserve("verify", "--json")
+    report = read_json(output)
+    assert code == 0, output
+    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven")
+
+
+@pytest.mark.parametrize("path", API_BODIES)
+def test_each_api_tells_decode_where_the_kv_is(engines: Engines, path: str) -> None:
+    before = engines.tokens("external_kv_transfer"), engines.tokens("local_compute")
+    body = {"model": "tiny", "cache_salt": path.replace("/", "-"), "temperature": 0} | API_BODIES[path]
+    answer = httpx.post(f"{engines.endpoint}{path}", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    assert engines.tokens("external_kv_transfer") - before[0] >= 128
+    assert engines.tokens("local_compute") - before[1] <= 1
+
+
+def test_a_streamed_answer_is_the_plain_one_and_its_cached_tokens_are_prefills(tiny: Deployment) -> None:
+    with OpenAI(base_url=f"{tiny.state().endpoint}/v1", api_key="none", max_retries=0) as client:
+        plain = client.completions.create(model="tiny", prompt=WORDS * 30, max_tokens=12, temperature=0)
+        options = {"include_usage": True}
+        chunks = list(
+            client.completions.create(
+                model="tiny",
+                prompt=WORDS * 30,
+                max_tokens=12,
+                temperature=0,
+                stream=True,
+                extra_body={"stream_options": options},
+            )
+        )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == plain.choices[0].text
+    first, second = plain.usage, chunks[-1].usage
+    assert first is not None
+    assert second is not None
+    assert first.prompt_tokens_details is not None
+    assert second.prompt_tokens_details is not None
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens == first.prompt_tokens // 128 * 128
+
+
+def test_clients_that_leave_at_any_moment_leave_no_block_behind(engines: Engines) -> None:
+    """At moments spread over a whole request: during prefill, between the legs, on decode. The engine counts what only
+    the end of a lease has freed: nothing."""
+
+    async def depart() -> list[float]:
+        began = time.monotonic()
+        await engines.leave({"prompt": SHORT + "0", "max_tokens": 8}, 60)
+        whole, freed = time.monotonic() - began, []
+        for number in range(DEPARTURES):
+            body = {"prompt": SHORT + str(number), "max_tokens": 200, "stream": number % 2 == 0}
+            await engines.leave(body | {"cache_salt": f"leaves-{number}"}, whole * (number + 1) / DEPARTURES)
+            left = time.monotonic()
+            while any(await engines.used()):
+                pass
+            freed.append(time.monotonic() - left)
+        return sorted(freed)
+
+    expired = engines.metric("prefill-0", EXPIRED)
+    freed = asyncio.run(depart())
+    print(f"free after {freed[len(freed) // 2]:.2f} s, at the latest {freed[-1]:.2f} s")
+    assert engines.metric("prefill-0", EXPIRED) == expired
+
+
+def test_clients_that_leave_during_prefill_do_not_delay_the_next_one(engines: Engines) -> None:
+    """As long as a crowd of prompts takes, were they computed for nobody."""
+
+    async def depart() -> tuple[float, float]:
+        began = time.monotonic()
+        await engines.leave({"prompt": LONG, "max_tokens": 1, "cache_salt": "one"}, 60)
+        one = time.monotonic() - began
+        bodies = [{"prompt": LONG, "max_tokens": 8, "cache_salt": f"crowd-{number}"} for number in range(CROWD)]
+        await asyncio.gather(*(engines.leave(body, one) for body in bodies))
+        began = time.monotonic()
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            body = {"model": "tiny", "prompt": "the next one", "max_tokens": 2}
+            answer = await client.post(f"{engines.endpoint}/v1/completions", json=body)
+        assert answer.status_code == 200
+        return one, time.monotonic() - began
+
+    one, waited = asyncio.run(depart())
+    print(f"a prompt takes {one:.2f} s, the next client waited {waited:.2f} s")
+    assert waited < one * CROWD / 4
