@@ -53,6 +53,7 @@ log = logging.getLogger("pdserve.proxy")
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 _INTEGER = re.compile(rb"-?[0-9]{1,9}")
 _BYTES_PER_TOKEN = 4
+_ENGINE_PRIORITY = b"x-vllm-priority"
 _TICK_SECONDS = 0.5
 _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
@@ -272,6 +273,13 @@ class Gateway:
         if trace is not None:
             headers = [pair for pair in headers if pair[0] != b"traceparent"]
             headers.append((b"traceparent", trace.traceparent.encode()))
+        priority = self._priority(request, body)
+        if request.key is not None:
+            # The engine's own queue must not give what the key does not.
+            best = request.key.priority
+            headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
+            if "priority" in body and _better(body.raw_value("priority"), best):
+                body = Body(body.spliced(plus={"priority": b"%d" % best}))
         return ClientRequest(
             dialect=dialect,
             body=body,
@@ -280,7 +288,7 @@ class Gateway:
             headers=self.engines.client_headers(headers, request_id),
             ask=Ask(prompt, estimate=max(1, len(prompt) // _BYTES_PER_TOKEN), session=self._session(request, body)),
             stages=Stages(received=received),
-            priority=self._priority(request, body),
+            priority=priority,
         )
 
     def _session(self, request: Request, body: Body) -> str | None:
@@ -365,6 +373,11 @@ def write_stderr(lines: bytes) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()
+
+
+def _better(asked: bytes | None, best: int) -> bool:
+    """Whether a client asks for more than its key's best priority; the smaller the sooner."""
+    return asked is not None and (not _INTEGER.fullmatch(asked) or int(asked) < best)
 
 
 def _nobody_else(_: dict[str, Any]) -> None:

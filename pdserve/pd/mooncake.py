@@ -34,6 +34,9 @@ log = logging.getLogger("pdserve.proxy")
 
 DELIVER_SECONDS = 1.5
 """How long a prefill may take to finish its token once nobody waits for it."""
+TAKEN_IN_SECONDS = 1.0
+"""How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
+without a word to prefill."""
 _ANSWER_SECONDS = 1.0
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
@@ -180,13 +183,17 @@ class Mooncake:
         raise WorkerFailedError(transfer.prefill, error, retry=True, avoid=False) from failure
 
     async def _deliver_and_abort(self, legs: Legs) -> None:
-        """Let prefill finish its token and decode receive the request, then leave both."""
+        """Let prefill finish its token and decode take the request in, then leave both."""
         prefill, decode = legs.prefill, legs.decode
+        loop = asyncio.get_running_loop()
+        taken_in = loop.time() + TAKEN_IN_SECONDS
         await settle(
             (prefill, decode),
             lambda: prefill.failure is not None or (prefill.complete and decode.delivered),
             DELIVER_SECONDS,
         )
+        if prefill.failure is None:
+            await settle((decode,), lambda: decode.settled, max(0.0, taken_in - loop.time()))
         legs.close()
 
     async def _release(self, request: ClientRequest, transfer: Transfer, legs: Legs) -> None:
