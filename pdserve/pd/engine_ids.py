@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pdserve.pd.body import encode
 from pdserve.pd.errors import ApiError, WorkerFailedError
@@ -29,18 +30,22 @@ class Transfer:
         return b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"%b"}' % self.id.encode()
 
     def for_decode(self) -> bytes:
-        return encode(
-            {
-                "do_remote_decode": False,
-                "do_remote_prefill": True,
-                "transfer_id": self.id,
-                "remote_bootstrap_addr": self.prefill.config.bootstrap_url,
-                "remote_engine_id": self.engine_id,
-            }
-        )
+        return _FOR_DECODE % (_quoted(self.prefill.config.bootstrap_url), _quoted(self.engine_id), self.id.encode())
 
     def rank_header(self) -> bytes:
         return b"x-data-parallel-rank: %b\r\n" % self.rank.encode() if self.ranks > 1 else b""
+
+
+_FOR_DECODE = (
+    b'{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":%b,"remote_engine_id":%b,'
+    b'"transfer_id":"%b"}'
+)
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str | None) -> bytes:
+    """As JSON; the same few texts again and again."""
+    return encode(text)
 
 
 class EngineIds:
