@@ -96,6 +96,9 @@ def _value(schema: dict[str, Any]) -> dict[str, Any]:
             options = [_value(option) for option in _options(inner)]
             if any(_restricted(o) for o in options) and _REFERENCE not in options:
                 options.append(_REFERENCE)
+            if key == "additionalProperties" and {"type": "null"} not in options:
+                # In a recipe that extends another one it takes a key away.
+                options.append({"type": "null"})
             found[key] = options[0] if len(options) == 1 else {"anyOf": options}
     return found
 

@@ -131,6 +131,8 @@ class Deployment:
             connect_timeout_seconds=5,
             drain_seconds=5,
             max_body_bytes=1_000_000,
+            # What engines have seen is looked at.
+            prewarm=False,
         )
         port = self._proxy(config, naive)
         processes = [_process(name, engine.role, flags) for name, engine in self.engines.items()]
