@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         "_keep",
         "_loop",
         "_parser",
+        "_paused",
         "_pool",
         "_sink",
         "_transport",
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._unheard = 0
         """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
         self._unsent = False
+        self._paused = False
         self.idle_since = 0.0
 
     def send(self, request: bytes, body: bytes, sink: Sink) -> None:
@@ -94,11 +96,13 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
+        self._paused = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self._transport.is_closing():
+        if self._paused and not self._transport.is_closing():
             self._transport.resume_reading()
+        self._paused = False
 
     @property
     def open(self) -> bool:
@@ -175,6 +179,8 @@ class Connection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         self._complete = False
         if self._keep and not self._unsent and not self._transport.is_closing():
+            # The client may have fallen behind with the last of it: the next request's answer must not wait for it.
+            self.resume()
             self._pool.keep(self)
         else:
             self._transport.close()

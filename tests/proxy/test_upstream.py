@@ -1,0 +1,70 @@
+"""Pooled connections to engines: what must hold when one passes from a request to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from pdserve.pd.http.fetch import fetch
+from pdserve.pd.http.upstream import Pool
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: 0\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class FallsBehind:
+    """A sink whose client stops reading with the very last of an answer, and takes no notice of its end."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.ended = asyncio.Event()
+
+    async def ask(self) -> None:
+        self.connection = await self.pool.connect()
+        self.connection.send(HEAD, b"", self)
+        await self.ended.wait()
+
+    def on_status(self, status: int, content_type: str) -> None:
+        assert status == 200
+
+    def on_data(self, data: bytes) -> None:
+        self.connection.pause()
+
+    def on_end(self) -> None:
+        self.ended.set()
+
+    def on_sent(self) -> None:
+        """Nothing waits for it."""
+
+    def on_lost(self) -> None:
+        raise AssertionError("the connection was lost")
+
+
+def test_a_connection_that_was_held_back_at_the_end_answers_the_next_request() -> None:
+    served: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Every request of a connection, in order."""
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
+        with suppress(ConnectionResetError):
+            while await reader.readline():
+                while await reader.readline() != b"\r\n":
+                    pass
+                writer.write(ANSWER)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        first = FallsBehind(pool)
+        await first.ask()
+        again = await fetch(pool, "POST", "/v1/completions", reuse=True, timeout=5)
+        assert (again.status, again.body) == (200, b"{}")
+        pool.close()
+        server.close()
+        await asyncio.wait(served)
+        await server.wait_closed()
+
+    asyncio.run(run())
