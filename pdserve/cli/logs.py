@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,10 @@ def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> N
         for label, file in files.items()
         if process in (None, label)
     }
+    if follow:
+        # Ends by the signal itself: an exception that Python raises while it tears an iterator down is swallowed, and
+        # one Ctrl-C in many thousand would be lost.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     while follow:
         for label, file in _files(found).items():
             if process in (None, label):
