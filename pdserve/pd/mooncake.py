@@ -89,7 +89,7 @@ class Mooncake:
             legs = self._send(request, transfer, decode, watch)
             unless_sent.pop_all()
         try:
-            answer = await self._first_event(legs, watch, request)
+            await self._first_event(legs, watch, request)
         except WorkerFailedError as failure:
             await self._after_failure(request, transfer, legs, failure)
             raise
@@ -100,7 +100,8 @@ class Mooncake:
         watch.forget(prefill)
         request.stages.decoding = legs.decode.first_byte
         try:
-            if answer.complete and not legs.prefill.complete:
+            if not legs.prefill.complete:
+                # Its cached tokens are wanted; it comes before decode's first token but for a race.
                 await self._prefill_answered(legs.prefill, watch)
             client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
             client.relay(legs.decode)
