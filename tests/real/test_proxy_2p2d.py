@@ -1,0 +1,246 @@
+"""The proxy over two real prefills and two real decodes: routing, departures, and a prefill that dies under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.real.conftest import member
+
+pytestmark = pytest.mark.real
+
+NAME = "proxy-2p2d"
+BLOCK = 128
+SESSIONS, TURNS = 5, 4
+FREE_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Without LMCache, which would hide where a prompt went: what a prefill has not computed itself is a miss."""
+    document = yaml.safe_load((REPOSITORY / "recipes" / "tiny-cpu-2p2d.yaml").read_text())
+    restart = {"policy": "on-failure", "backoff_seconds": 0.1}
+    document["extends"] = str(REPOSITORY / "recipes" / "tiny-cpu.yaml")
+    document["prefill"] |= {"connector": {"kind": "mooncake", "protocol": "tcp"}, "restart": restart}
+    document["proxy"] = {"routing": {"prefill": {"kind": "kv_events"}}}
+    recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
+    recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
+    code, output = pdserve("up", recipe, "--detach")
+    deployment = Deployment(None, home, NAME)
+    try:
+        assert code == 0, output
+        yield deployment
+    finally:
+        pdserve("down", NAME)
+    assert_nothing_left(deployment)
+
+
+class Clients:
+    """Clients of the proxy, and the engines' own figures."""
+
+    def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
+        self.workers = {worker.name: worker.url for worker in deployment.run.read_plan().proxy.workers}
+        self._url = f"{deployment.state().endpoint}/v1/completions"
+        self._client = client
+
+    def body(self, prompt: list[int], max_tokens: int = 4, **more: Any) -> dict[str, Any]:
+        return {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            **more,
+        }
+
+    async def ask(self, prompt: list[int], max_tokens: int = 4) -> list[int]:
+        answer = await self._client.post(self._url, json=self.body(prompt, max_tokens, return_token_ids=True))
+        assert answer.status_code == 200, answer.text
+        ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return ids
+
+    async def leave(self, prompt: list[int], after: float, *, stream: bool) -> None:
+        """Closes the connection after so many seconds, wherever the request is by then."""
+        task = asyncio.ensure_future(self._client.post(self._url, json=self.body(prompt, 400, stream=stream)))
+        await asyncio.wait({task}, timeout=after)
+        task.cancel()
+        await asyncio.wait({task})
+
+    async def metric(self, worker: str, pattern: str) -> float:
+        text = (await self._client.get(f"{self.workers[worker]}/metrics")).text
+        return sum(float(value) for value in re.findall(rf"^vllm:{pattern} (\S+)$", text, re.M))
+
+    async def hits(self) -> tuple[float, float]:
+        """Prompt tokens that prefills had in their own caches, and all of them."""
+        names = [name for name in self.workers if name.startswith("prefill")]
+        cached = [
+            await self.metric(name, r'prompt_tokens_by_source_total\{.*source="local_cache_hit".*\}') for name in names
+        ]
+        computed = [
+            await self.metric(name, r'prompt_tokens_by_source_total\{.*source="local_compute".*\}') for name in names
+        ]
+        return sum(cached), sum(cached) + sum(computed)
+
+    async def running(self) -> float:
+        found = [await self.metric(name, r"num_requests_(?:running|waiting)\{.*\}") for name in self.workers]
+        return sum(found)
+
+    async def used(self) -> dict[str, float]:
+        return {name: await self.metric(name, r"kv_cache_usage_perc\{.*\}") for name in self.workers}
+
+
+@asynccontextmanager
+async def clients(deployment: Deployment) -> AsyncIterator[Clients]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as client:
+        yield Clients(deployment, client)
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(10, 250) for _ in range(tokens)]
+
+
+def use(deployment: Deployment, policy: str) -> None:
+    """Another policy for the prefill pool of the running proxy."""
+    path = deployment.run.path / "proxy.json"
+    config = json.loads(path.read_text())
+    config["routing"]["prefill"] = {"kind": policy}
+    path.write_text(json.dumps(config))
+    deployment.send_signal("proxy", signal.SIGHUP)
+
+
+async def conversations(asked: Clients, seed: int) -> float:
+    """The share of prompt tokens that prefills had: sessions that take turns, each turn the one before and more."""
+    before_hits, before_all = await asked.hits()
+    histories = [prompt(2 * BLOCK, seed + number) for number in range(SESSIONS)]
+    order = random.Random(seed)
+    for turn in range(TURNS):
+        # Not in the same order every time, or taking turns would bring each session back to its worker by chance.
+        for number in order.sample(range(SESSIONS), SESSIONS):
+            answer = await asked.ask(histories[number])
+            histories[number] += answer + prompt(2 * BLOCK, seed + 100 * (turn + 1) + number)
+    after_hits, after_all = await asked.hits()
+    return (after_hits - before_hits) / (after_all - before_all)
+
+
+def test_prefix_aware_and_kv_events_raise_the_hit_rate_over_round_robin(tiny: Deployment) -> None:
+    async def rates() -> dict[str, float]:
+        async with clients(tiny) as asked:
+            found = {}
+            for number, policy in enumerate(("kv_events", "prefix_aware", "round_robin")):
+                if number:
+                    use(tiny, policy)
+                found[policy] = await conversations(asked, 10_000 * (number + 1))
+            return found
+
+    rates_found = asyncio.run(rates())
+    print("hit rates on prefill:", {name: round(rate, 3) for name, rate in rates_found.items()})
+    page = httpx.get(f"{tiny.state().endpoint}/metrics", trust_env=False).text
+    for policy in rates_found:
+        assert re.search(rf'routing_decisions_total{{policy="{policy}",role="prefill"', page)
+    # A session's second half and later turns are held by one prefill only.
+    assert rates_found["kv_events"] > rates_found["round_robin"] * 1.2
+    assert rates_found["prefix_aware"] > rates_found["round_robin"] * 1.2
+
+
+async def clean(asked: Clients, before: dict[str, float]) -> float:
+    """Seconds until nothing runs and no block is used beyond those of before."""
+    began = time.monotonic()
+    while await asked.running():
+        assert time.monotonic() - began < 30
+    idle = time.monotonic() - began
+    # Gauges of an idle engine are old: each engine gets one more tiny request.
+    for _ in range(8):
+        await asked.ask(prompt(5, 1), 1)
+    while any(used > before[name] + 0.005 for name, used in (await asked.used()).items()):
+        await asked.ask(prompt(5, 1), 1)
+        assert time.monotonic() - began < 30
+    return idle
+
+
+def test_a_hundred_clients_who_leave_during_prefill_do_not_delay_the_next(tiny: Deployment) -> None:
+    async def departures() -> tuple[float, float, float]:
+        async with clients(tiny) as asked:
+            began = time.monotonic()
+            await asked.ask(prompt(300, 50_000))
+            alone = time.monotonic() - began
+            before = await asked.used()
+            await asyncio.gather(
+                *(asked.leave(prompt(1500, 51_000 + number), 0.5, stream=number % 2 == 0) for number in range(100))
+            )
+            began = time.monotonic()
+            await asked.ask(prompt(300, 50_001))
+            took = time.monotonic() - began
+            return alone, took, await clean(asked, before)
+
+    alone, took, idle = asyncio.run(departures())
+    print(f"next request after {took:.2f} s, {alone:.2f} s alone; nothing runs {idle:.2f} s later")
+    # Without care for them: 100 prompts of 1500 tokens first, or the abort timeout of 60 s.
+    assert took < 10
+
+
+def test_clients_who_leave_at_random_moments_leave_nothing(tiny: Deployment) -> None:
+    async def departures() -> float:
+        async with clients(tiny) as asked:
+            before = await asked.used()
+            dice = random.Random(7)
+            await asyncio.gather(
+                *(
+                    asked.leave(prompt(600, 60_000 + number), dice.uniform(0, 3), stream=number % 2 == 0)
+                    for number in range(40)
+                )
+            )
+            return await clean(asked, before)
+
+    idle = asyncio.run(departures())
+    print(f"nothing runs {idle:.2f} s after the last has left")
+    workers = httpx.get(f"{tiny.state().endpoint}/workers", trust_env=False).json()["workers"]
+    assert [worker["in_flight"] for worker in workers] == [0, 0, 0, 0]
+
+
+def test_a_prefill_killed_under_load_costs_no_request_and_comes_back(tiny: Deployment) -> None:
+    """Last: it kills one. Nothing had been sent to any of these clients when their prefill died."""
+    worker = member(tiny, "prefill-1", "VLLM::Worker")
+
+    async def load() -> list[list[int]]:
+        async with clients(tiny) as asked:
+
+            async def client(number: int) -> list[list[int]]:
+                return [await asked.ask(prompt(400, 70_000 + 100 * number + turn), 8) for turn in range(4)]
+
+            running = [asyncio.ensure_future(client(number)) for number in range(6)]
+            await asyncio.sleep(0)
+            await asyncio.to_thread(tiny.fault, "prefill-1", worker, signal.SIGKILL)
+            return [answer for one in await asyncio.gather(*running) for answer in one]
+
+    answers = asyncio.run(load())
+    assert len(answers) == 24
+    assert {len(answer) for answer in answers} == {8}
+    deadline = time.monotonic() + 180
+    while sum(event["name"] == "prefill-1" for event in tiny.events("ready")) < 2:
+        assert time.monotonic() < deadline, "it does not come back"
+        pdserve("status", NAME)
+
+    async def again() -> None:
+        async with clients(tiny) as asked:
+            use(tiny, "round_robin")
+            await asyncio.gather(*(asked.ask(prompt(200, 80_000 + number), 2) for number in range(4)))
+
+    asyncio.run(again())
+    status = read_json(pdserve("status", NAME, "--json")[1])
+    assert status["phase"] == "ready"
+    assert sum(status["processes"]["prefill-1"]["engine"]["prompt_tokens"].values()) > 0
