@@ -5,7 +5,6 @@ What arrives from an engine is written to the client as it is, in whole events: 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from time import monotonic
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from pdserve.pd.dialects import Dialect
     from pdserve.pd.leg import Leg
     from pdserve.pd.waiting import Watch
-
-log = logging.getLogger("pdserve.proxy")
 
 _END_BYTES = 256
 _TAIL_BYTES = 2048

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdserve.pd.body import Body, encode
+from pdserve.pd.body import Body
 from pdserve.pd.errors import ApiError
 
 INTERNAL = frozenset(("kv_transfer_params", "ec_transfer_params"))
@@ -288,8 +288,3 @@ def _anthropic(error: ApiError) -> str:
         503: "overloaded_error",
     }
     return names.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-
-
-def transfer_params(params: Mapping[str, Any]) -> bytes:
-    """JSON of kv_transfer_params."""
-    return encode(params)

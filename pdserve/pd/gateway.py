@@ -155,6 +155,9 @@ class Gateway:
         if self._admin is not None:
             self._admin.start()
 
+    def drain(self) -> None:
+        self.draining = True
+
     def busy(self) -> bool:
         return bool(self._tasks)
 

@@ -25,7 +25,7 @@ from pdserve.pd.client import Client
 from pdserve.pd.engine_ids import EngineIds, Transfer
 from pdserve.pd.engines import Engines
 from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
-from pdserve.pd.leg import Answer, Leg
+from pdserve.pd.leg import Leg
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.waiting import Watch, never
@@ -131,8 +131,8 @@ class Mooncake:
         head = self._engines.post(decode, request.target, request.headers, decode_body)
         return Legs(prefill, Leg(decode, head, decode_body, watch.poke))
 
-    async def _first_event(self, legs: Legs, watch: Watch, request: ClientRequest) -> Answer:
-        """Decode's answer as soon as it begins; a failure of prefill until then ends the wait at once."""
+    async def _first_event(self, legs: Legs, watch: Watch, request: ClientRequest) -> None:
+        """Until decode's answer begins; a failure of prefill until then ends the wait at once."""
         prefill, decode = legs.prefill, legs.decode
         await watch.until(lambda: prefill.complete or decode.settled)
         if prefill.complete:
@@ -140,7 +140,7 @@ class Mooncake:
         if not decode.settled:
             prefill_leg.check(prefill)
             await watch.until(lambda: decode.settled)
-        return decode.result()
+        decode.result()
 
     async def _prefill_answered(self, prefill: Leg, watch: Watch) -> None:
         loop = asyncio.get_running_loop()

@@ -31,6 +31,9 @@ class Served(Protocol):
     def reload(self) -> object:
         """SIGHUP: read again what may change while serving."""
 
+    def drain(self) -> None:
+        """No new connection is taken from now on."""
+
     def busy(self) -> bool:
         """A request is being answered."""
 
@@ -86,6 +89,7 @@ class Server:
         log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
         await self._stop.wait()
         log.info("draining")
+        self._served.drain()
         server.close()
         self._front.close_idle()
         began = loop.time()

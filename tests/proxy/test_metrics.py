@@ -69,7 +69,7 @@ def test_counters_have_their_labels() -> None:
     assert found["pdserve_proxy_failovers_total", (("reason", "refused"), ("role", "prefill"))] == 2
     assert found["pdserve_proxy_failovers_total", (("reason", "status"), ("role", "decode"))] == 1
     assert found["pdserve_proxy_completion_tokens_total", ()] == 37
-    assert found["pdserve_proxy_kv_orphans_avoided_total", ()] == 0
+    assert found["pdserve_proxy_unauthorized_total", ()] == 0
 
 
 def test_a_counter_that_does_not_exist_is_a_mistake() -> None:
