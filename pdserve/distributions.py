@@ -35,13 +35,16 @@ def installed() -> dict[str, str | None]:
     return {part: _first(names) for part, names in DISTRIBUTIONS.items()}
 
 
+def version_of(name: str) -> str | None:
+    """The installed version of a distribution, None without one."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 def _first(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+    return next((found for name in names if (found := version_of(name)) is not None), None)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import ssl
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from pdserve import host, procfs
+from pdserve import distributions, host, procfs
 from pdserve.errors import PreflightError
 from pdserve.lmcache_server import check_memory
 from pdserve.pd import keys
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.settings import Tls
+from pdserve.plan import vllm_router
 from pdserve.plan.model import Plan, Process
 
 ENGINE_KEY = "engine_key"
@@ -28,6 +30,8 @@ def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] =
     _check_proxy_files(plan.proxy)
     for process in starting:
         _check_program(process)
+        if vllm_router.MODULE in process.argv:
+            check_router(distributions.version_of("vllm-router"))
     _check_ports(starting, held_by_us)
     names = {process.name for process in starting}
     servers = [server for server in plan.lmcache if server.process in names]
@@ -90,6 +94,19 @@ def _check_program(process: Process) -> None:
             cause="the interpreter or command of the recipe (engine.python, *.command) is not on this host",
             todo="correct it, or leave it out to use the interpreter that runs pdserve",
         )
+
+
+def check_router(version: str | None) -> None:
+    """Raises PreflightError unless the vllm-router beside pdserve is the one whose flags a plan has."""
+    if version == vllm_router.VERSION:
+        return
+    found = "is not installed" if version is None else f"{version} is installed"
+    raise PreflightError(
+        f"vllm-router {found}, and {vllm_router.VERSION} is the version whose flags are known",
+        where="proxy.kind",
+        todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
+        "proxy.command names a router that is elsewhere",
+    )
 
 
 def _check_ports(starting: Sequence[Process], held_by_us: Collection[int]) -> None:

@@ -2,7 +2,8 @@
 
 Start stages: LMCache (0), then engines and the proxy together (1). The proxy starts beside the engines, so that a
 broken one shows in its first second and not after half an hour of loading; it routes to nobody until it is told that
-a worker is ready. Stop stages: proxy (0), decode (1), prefill or aggregated (2), LMCache (3).
+a worker is ready. vllm-router is told nothing and waits for engines by itself, so it is a stage of its own (2). Stop
+stages: proxy (0), decode (1), prefill or aggregated (2), LMCache (3).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.plan import exposure, hybrid, kv_transfer, patching, placement, proxy, rocm, versions
+from pdserve.plan import exposure, hybrid, kv_transfer, patching, placement, proxy, rocm, versions, vllm_router
 from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
 from pdserve.plan.model import Node, Plan, Versions
@@ -50,6 +51,7 @@ def build_plan(
     instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
     connectors: dict[RoleName, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
     protocol = kv_transfer.proxy_protocol(recipe)
+    router = recipe.proxy.kind == "vllm-router"
     servers = servers_for(recipe, [i for i in instances if kv_transfer.attaches_lmcache(connectors[i.role_name])])
     ports = Ports(
         recipe,
@@ -57,6 +59,7 @@ def build_plan(
             *(need for server in servers for need in server.needs()),
             *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
             proxy.port_need(nodes[0]),
+            *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
     )
     path = recipe.model.path
@@ -89,10 +92,13 @@ def build_plan(
                 for server in servers
             ),
             *(process for instance in instances for process in engine_processes(inputs, instance)),
-            proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
+            vllm_router.router_process(recipe, nodes[0], config, ports, python=python)
+            if router
+            else proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
         ),
         lmcache=tuple(summary(recipe, server, ports, run_id=run_id) for server in servers),
         proxy=config,
+        proxy_kind=recipe.proxy.kind,
         canary_seconds=recipe.timeouts.canary_seconds,
         timeouts=recipe.timeouts,
         verify=recipe.verify,

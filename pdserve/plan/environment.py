@@ -171,6 +171,11 @@ def proxy_env() -> Env:
     )
 
 
+def vllm_router_env() -> Env:
+    """It reads the engines' key from the variable that OpenAI's clients read theirs from."""
+    return proxy_env().model_copy(update={"secrets": {"OPENAI_API_KEY": ENGINE_KEY}})
+
+
 def _engine_defaults(recipe: Recipe, mooncake: Mooncake | None) -> dict[str, str]:
     setting = {
         "PYTHONUNBUFFERED": "1",

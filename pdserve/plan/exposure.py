@@ -10,6 +10,7 @@ from pdserve.plan.lmcache_servers import Server
 from pdserve.plan.model import Exposure
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Ports
+from pdserve.plan.vllm_router import METRICS_HOST
 from pdserve.recipe.model import Recipe
 
 EVERYWHERE = "0.0.0.0"
@@ -23,7 +24,7 @@ def exposed(
     return (
         *(entry for server in servers for entry in _server(server, ports)),
         *(entry for instance in instances for entry in _instance(recipe, instance, ports)),
-        *_proxy(proxy),
+        *(_router(proxy, ports) if recipe.proxy.kind == "vllm-router" else _proxy(proxy)),
     )
 
 
@@ -34,6 +35,18 @@ def _proxy(proxy: ProxyConfig) -> Iterator[Exposure]:
         who = "asks for no token" if proxy.admin.token_file is None else "asks for its token"
         what = f"admin of the proxy: workers, reloading; {who}"
         yield Exposure(process="proxy", address=proxy.admin.host, port=proxy.admin.port, what=what)
+
+
+def _router(proxy: ProxyConfig, ports: Ports) -> Iterator[Exposure]:
+    yield Exposure(
+        process="proxy",
+        address=proxy.host,
+        port=proxy.port,
+        what="the OpenAI API and the router's own endpoints, which remove workers: clients need no key",
+    )
+    yield Exposure(
+        process="proxy", address=METRICS_HOST, port=ports.first("proxy", "metrics"), what="figures of the router"
+    )
 
 
 def _server(server: Server, ports: Ports) -> Iterator[Exposure]:

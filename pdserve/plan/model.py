@@ -160,6 +160,8 @@ class Plan(Frozen):
     processes: tuple[Process, ...]
     lmcache: tuple[LmcacheServer, ...] = ()
     proxy: ProxyConfig
+    """Of vllm-router too, which is told a part of it by flags."""
+    proxy_kind: Literal["pdserve", "vllm-router"] = "pdserve"
     canary_seconds: float
     timeouts: Timeouts
     verify: Verify

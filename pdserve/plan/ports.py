@@ -22,7 +22,7 @@ from typing import Literal
 from pdserve.errors import RecipeError
 from pdserve.recipe.model import Recipe
 
-Purpose = Literal["http", "bootstrap", "transfer", "nixl", "kv_events", "dp_master", "request"]
+Purpose = Literal["http", "bootstrap", "transfer", "nixl", "kv_events", "dp_master", "request", "metrics"]
 Key = Literal[
     "proxy",
     "prefill",
@@ -35,6 +35,7 @@ Key = Literal[
     "lmcache",
     "lmcache_http",
     "dp_master",
+    "router_metrics",
 ]
 """A field of the recipe's `ports`."""
 
@@ -61,6 +62,7 @@ TABLE: dict[Key, Row] = {
     "nixl": Row("nixl", "NIXL side channel of an instance", "dp", "the other role"),
     # vLLM adds the DP rank to the first one of each half: where it publishes, and where it repeats.
     "kv_events": Row("kv_events", "KV events of an instance, if asked for", "2 * dp", "proxy; binds 0.0.0.0"),
+    "router_metrics": Row("metrics", "vllm-router as the proxy", "1", "Prometheus, over loopback"),
     # One server a node that hosts an attached role, or one a TP rank there.
     "lmcache": Row("request", "LMCache server", "1", "engines of its node, over loopback"),
     "lmcache_http": Row("http", "LMCache server", "1", "launcher and status, over loopback"),

@@ -24,8 +24,8 @@ NAME = "proxy"
 CONFIG_FILE = "proxy.json"
 START_STAGE = 1
 STOP_STAGE = 0
-_EXIT_SECONDS = 5.0
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+EXIT_SECONDS = 5.0
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def port_need(node: Node) -> Need:
@@ -70,7 +70,7 @@ def proxy_config(
 def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: str, python: str) -> Process:
     """The proxy, on `node`. It answers from its first second and routes once it is told who is ready."""
     program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", "pdserve.proxy"]
-    host = _WILDCARDS.get(config.host, config.host)
+    host = WILDCARDS.get(config.host, config.host)
     return Process(
         name=NAME,
         role="proxy",
@@ -84,7 +84,7 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
         start_stage=START_STAGE,
         stop_stage=STOP_STAGE,
         ready_seconds=recipe.timeouts.proxy_seconds,
-        stop_seconds=max(recipe.timeouts.stop_seconds, recipe.proxy.drain_seconds + _EXIT_SECONDS),
+        stop_seconds=max(recipe.timeouts.stop_seconds, recipe.proxy.drain_seconds + EXIT_SECONDS),
         control="stdin",
         restart=recipe.proxy.restart,
     )

@@ -106,6 +106,9 @@ class Ports(Strict):
         description="KV events of an engine (ZMQ, binds 0.0.0.0), where a routing policy listens to them: dp ports for "
         "the events and dp for asking again.",
     )
+    router_metrics: Port = Field(
+        default=29000, description="Prometheus figures of `proxy.kind: vllm-router`, on loopback."
+    )
     lmcache: Port = Field(default=5555, description="LMCache request socket.")
     lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
     dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")

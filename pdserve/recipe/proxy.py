@@ -16,7 +16,9 @@ class Proxy(Strict):
     """The prefill/decode proxy: what clients talk to."""
 
     kind: Literal["pdserve", "vllm-router"] = Field(
-        default="pdserve", description="Which proxy: pdserve's own, or the official Rust router."
+        default="pdserve",
+        description="Which proxy: pdserve's own, or the official Rust router (`pip install 'pdserve[router]'`), which "
+        "has fewer of these settings; see docs/vllm-router.md.",
     )
     host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
     prewarm: bool = Field(
@@ -48,4 +50,6 @@ class Proxy(Strict):
         default=Restart(policy="on-failure"),
         description="The proxy keeps no state and starts in a second, so it is restarted by default.",
     )
-    command: list[str] | None = Field(default=None, min_length=1, description="Replaces `python -m pdserve.proxy`.")
+    command: list[str] | None = Field(
+        default=None, min_length=1, description="Replaces `python -m pdserve.proxy`, or `vllm-router`."
+    )

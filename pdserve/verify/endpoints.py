@@ -8,28 +8,39 @@ from pdserve.verify.outcome import Outcome, failed, proven
 from pdserve.verify.report import Numbers
 from pdserve.verify.target import Target
 
+_NO_KEY = (
+    "vllm-router asks an engine for its models with the Authorization of the client, and clients have none that "
+    "engines take: they can send requests and cannot list models"
+)
 CLAIM = "Every engine, the proxy and every LMCache server answers, and all of them serve the same model name."
 
 
 async def prove(target: Target) -> Outcome:
     checks = [(worker.name, worker.url, "/health") for worker in target.plan.proxy.workers]
     checks += [(server.process, server.http_url, "/healthcheck") for server in target.plan.lmcache]
-    checks.append(("proxy", target.proxy_url, "/ready"))
+    checks.append(("proxy", target.proxy_url, "/readiness" if target.through_router else "/ready"))
     wrong = []
     for name, url, path in checks:
         if said := _trouble(await target.get(url, path)):
             wrong.append(f"{name} ({url}{path}): {said}")
-    for name, url in [("proxy", target.proxy_url)] + [(w.name, w.url) for w in target.plan.proxy.workers]:
-        answer = await target.get(url, "/v1/models")
-        said = _trouble(answer)
-        if said is None and isinstance(answer, httpx.Response):
-            said = _other_models(answer, target.plan.served_name)
-        if said:
-            wrong.append(f"{name} ({url}/v1/models): {said}")
+    for worker in target.plan.proxy.workers:
+        wrong += await _models(target, worker.name, worker.url)
+    listed = await _models(target, "proxy", target.proxy_url)
     numbers: Numbers = {"processes": len(checks), "served name": target.plan.served_name}
-    if wrong:
-        return failed("; ".join(wrong) + ". `pdserve status` shows which processes live", numbers)
+    if listed and target.through_router and not wrong:
+        return failed(f"{listed[0].rstrip(': ')}. {_NO_KEY}", numbers, goes_on=True)
+    if wrong or listed:
+        return failed("; ".join(wrong + listed) + ". `pdserve status` shows which processes live", numbers)
     return proven(numbers)
+
+
+async def _models(target: Target, name: str, url: str) -> list[str]:
+    """What is wrong with a list of models; nothing, if nothing is."""
+    answer = await target.get(url, "/v1/models")
+    said = _trouble(answer)
+    if said is None and isinstance(answer, httpx.Response):
+        said = _other_models(answer, target.plan.served_name)
+    return [f"{name} ({url}/v1/models): {said}"] if said else []
 
 
 def _trouble(answer: httpx.Response | str) -> str | None:

@@ -15,14 +15,16 @@ class Outcome:
     status: Status
     numbers: Numbers = field(default_factory=dict)
     reason: str = ""
+    goes_on: bool = False
+    """Not proven, and yet the proofs that rest on it can be carried out."""
 
 
 def proven(numbers: Mapping[str, Number]) -> Outcome:
     return Outcome("proven", dict(numbers))
 
 
-def failed(reason: str, numbers: Mapping[str, Number]) -> Outcome:
-    return Outcome("failed", dict(numbers), reason)
+def failed(reason: str, numbers: Mapping[str, Number], *, goes_on: bool = False) -> Outcome:
+    return Outcome("failed", dict(numbers), reason, goes_on)
 
 
 def not_proven(reason: str, numbers: Mapping[str, Number] | None = None) -> Outcome:

@@ -50,6 +50,11 @@ class Target:
         return f"http://{host}:{self.plan.proxy.port}"
 
     @property
+    def through_router(self) -> bool:
+        """The proxy is vllm-router."""
+        return self.plan.proxy_kind == "vllm-router"
+
+    @property
     def producers(self) -> tuple[WorkerConfig, ...]:
         """Engines that compute prompts: prefill, or every engine of an aggregated deployment."""
         return tuple(w for w in self.plan.proxy.workers if w.role != "decode")

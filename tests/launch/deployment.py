@@ -59,7 +59,17 @@ def _free(port: int) -> bool:
 
 def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
     """A 1P1D recipe over fakes with LMCache. `changes`: dotted keys with __ for the dots."""
-    kinds = ("proxy", "prefill", "decode", "bootstrap", "lmcache", "lmcache_http", "aggregated", "nixl")
+    kinds = (
+        "proxy",
+        "prefill",
+        "decode",
+        "bootstrap",
+        "lmcache",
+        "lmcache_http",
+        "aggregated",
+        "nixl",
+        "router_metrics",
+    )
     ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
     model = folder / "model"
     model.mkdir(exist_ok=True)

@@ -15,7 +15,6 @@ from pdserve.recipe.proxy import Proxy
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
 
 REFUSED = [
-    (CPU, ("proxy.kind=vllm-router",), "proxy.kind: this version starts no vllm-router", "write kind: pdserve"),
     (CPU, ("proxy.kind=nginx",), 'proxy.kind: expected one of pdserve and vllm-router, got "nginx"', ""),
     (CPU, ("proxy.workers=0",), "proxy.workers: expected at least 1, got 0", ""),
     # Pools

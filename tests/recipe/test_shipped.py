@@ -43,6 +43,7 @@ def test_these_recipes_are_shipped() -> None:
     assert {path.name for path in FILES} >= {
         "tiny-cpu.yaml",
         "tiny-cpu-2p2d.yaml",
+        "tiny-cpu-router.yaml",
         "tiny-cpu-lmcache.yaml",
         "kimi-mi355x.yaml",
         "kimi-mi355x-2node.yaml",
@@ -93,6 +94,14 @@ def test_tiny_cpu_2p2d_differs_in_the_number_of_instances() -> None:
     assert [role.instances for _, role in two.roles()] == [2, 2]
     assert [role.connector for _, role in two.roles()] == [role.connector for _, role in one.roles()]
     assert two.lmcache == one.lmcache
+
+
+def test_tiny_cpu_router_differs_in_the_proxy_and_has_no_lmcache() -> None:
+    one, other = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-router.yaml")
+    assert (one.proxy.kind, other.proxy.kind) == ("pdserve", "vllm-router")
+    assert other.proxy.model_fields_set == {"kind"}
+    assert [role.connector for _, role in other.roles()] == [Mooncake(protocol="tcp")] * 2
+    assert other.lmcache is None
 
 
 def test_kimi_on_one_host_takes_half_of_it_for_each_role() -> None:

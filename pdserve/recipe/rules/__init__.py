@@ -10,7 +10,7 @@ from itertools import chain
 
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
-from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, proxy, rocm, structure
+from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, proxy, rocm, structure, vllm_router
 
 _RULES = (
     structure.sections,
@@ -34,7 +34,8 @@ _RULES = (
     rocm.switches,
     engines.flags,
     engines.environment,
-    proxy.kinds,
+    vllm_router.modes,
+    vllm_router.settings,
     proxy.pools,
     proxy.conditions,
     proxy.events,
@@ -45,6 +46,8 @@ _RULES = (
 _WARNINGS = (
     structure.exposure,
     proxy.doors,
+    vllm_router.doors,
+    vllm_router.restarts,
     connectors.unverified,
     lmcache.leases,
     loading.uneven_caps,

@@ -9,6 +9,7 @@ from pdserve.recipe.connectors import Mooncake, Nixl
 from pdserve.recipe.effective import publishes_kv_events, roles, transfer_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.vllm_router import KIND
 
 TRANSFER_PORTS = 100
 """Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""
@@ -63,6 +64,8 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
     admin = recipe.proxy.admin
     if admin is not None and admin.port is not None:
         yield _Range("admin", admin.port, 1, "the proxy's admin endpoints", ("proxy", "admin", "port"))
+    if recipe.proxy.kind == KIND:
+        yield _Range("router_metrics", ports.router_metrics, 1, "the router's metrics")
     nixl = transfers = events = 0
     for name, role, connector in roles(recipe):
         yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")

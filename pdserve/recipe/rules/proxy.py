@@ -15,12 +15,6 @@ _POOLS: tuple[RoleName, ...] = ("prefill", "decode", "aggregated")
 _KNOWS_PREFIXES = ("prefix_aware", "kv_events")
 
 
-def kinds(recipe: Recipe) -> Iterator[Problem]:
-    """A proxy that nobody would start."""
-    if recipe.proxy.kind != "pdserve":
-        yield Problem(("proxy", "kind"), f"this version starts no {recipe.proxy.kind}", "write kind: pdserve")
-
-
 def pools(recipe: Recipe) -> Iterator[Problem]:
     """Settings of a pool that the mode does not have would be ignored without a word."""
     proxy = recipe.proxy
@@ -105,7 +99,7 @@ def times(recipe: Recipe) -> Iterator[Problem]:
             "lower it, or raise interval_seconds",
             also=(("proxy", "health", "interval_seconds"),),
         )
-    for name, _ in recipe.roles():
+    for name, _ in recipe.roles() if proxy.kind == "pdserve" else ():
         limits = getattr(proxy.admission, name)
         if limits.queue_seconds >= proxy.request_timeout_seconds:
             yield Problem(
@@ -139,6 +133,8 @@ def admin(recipe: Recipe) -> Iterator[Problem]:
 def doors(recipe: Recipe) -> Iterator[Problem]:
     """Warnings: what others can read, use or change."""
     proxy = recipe.proxy
+    if proxy.kind != "pdserve":
+        return
     if proxy.host not in _LOOPBACK:
         if proxy.auth.keys_file is None:
             yield Problem(

@@ -1,0 +1,158 @@
+"""vllm-router in place of the proxy, over fake engines: launched, supervised, proven and stopped like any process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pdserve.errors import PreflightError
+from pdserve.plan.vllm_router import VERSION
+from pdserve.preflight import check_router
+from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+
+BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
+MOONCAKE = {"kind": "mooncake", "protocol": "tcp"}
+NIXL = {"kind": "nixl"}
+
+
+def behind_router(folder: Path, connector: dict[str, Any] = MOONCAKE, **changes: Any) -> Path:
+    wanted: dict[str, Any] = {"lmcache": None, "prefill__connector": connector, "decode__connector": connector}
+    restart = {"policy": "on-failure", "backoff_seconds": 0.1}
+    return recipe(folder, **wanted, proxy__kind="vllm-router", proxy__restart=restart, **changes)
+
+
+def endpoint(deployment: Deployment) -> str:
+    found = deployment.state().endpoint
+    assert found is not None
+    return found
+
+
+def verified() -> tuple[int, dict[str, Any]]:
+    """Exit code of `verify`, and its proofs by name; the error that it ends with follows them."""
+    code, output = pdserve("verify", "--json")
+    report, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
+    return code, {proof["name"]: proof for proof in report["proofs"]}
+
+
+def statuses(proofs: Mapping[str, Any]) -> dict[str, str]:
+    return {name: proof["status"] for name, proof in proofs.items()}
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """What is done to it is undone by the test itself."""
+    folder = tmp_path_factory.mktemp("router")
+    (folder / "runtime").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PDSERVE_HOME", str(folder / "home"))
+        patched.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+        with up(behind_router(folder), folder / "home") as deployment:
+            deployment.command.expect("serving fake at")
+            yield deployment
+        assert_nothing_left(deployment)
+
+
+def test_the_key_reaches_engines_through_its_environment_alone(router: Deployment) -> None:
+    key = router.run.read_key()
+    process = router.run.read_plan().process("proxy")
+    assert process.env.secrets == {"OPENAI_API_KEY": "engine_key"}
+    assert not any(key in word for word in process.argv)
+    assert all(key not in path.read_text(errors="replace") for path in router.run.path.rglob("*") if path.is_file())
+    assert router.post("/v1/completions", BODY)[0] == 200
+    for name in ("prefill-0", "decode-0"):
+        http = router.run.read_plan().process(name).ports["http"]
+        seen = httpx.get(f"http://127.0.0.1:{http}/fake/requests", trust_env=False).json()
+        assert {one["headers"]["authorization"] for one in seen} == {f"Bearer {key}"}
+        assert httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=BODY, trust_env=False).status_code == 401
+
+
+def test_status_and_logs_show_it(router: Deployment) -> None:
+    code, output = pdserve("status", "--json")
+    status = read_json(output)
+    assert (code, status["phase"]) == (0, "ready")
+    shown = status["processes"]["proxy"]
+    assert shown["phase"] == "ready"
+    assert shown["pid"] == router.id_of("proxy").pid
+    assert set(shown["ports"]) == {"http", "metrics"}
+    figures = httpx.get(f"http://127.0.0.1:{shown['ports']['metrics']}/metrics", trust_env=False).text
+    assert "vllm_router_processed_requests_total" in figures
+    assert "Router ready" in pdserve("logs", "proxy")[1]
+
+
+def test_verify_says_which_proof_it_cannot_pass(router: Deployment) -> None:
+    code, proofs = verified()
+    assert statuses(proofs) == {
+        "endpoints": "failed",
+        "requests": "proven",
+        "transfer": "proven",
+        "output": "proven",
+        "clean": "proven",
+    }, proofs
+    assert code == 6
+    assert "HTTP 401" in proofs["endpoints"]["reason"]
+    assert "they can send requests and cannot list models" in proofs["endpoints"]["reason"]
+
+
+def test_a_router_that_was_killed_comes_back(router: Deployment) -> None:
+    before = router.id_of("proxy")
+    router.send_signal("proxy", signal.SIGKILL)
+    router.wait_for("died", name="proxy")
+    router.wait_for("ready", after="ready", name="proxy")
+    assert router.id_of("proxy") != before
+    assert router.post("/v1/completions", BODY)[0] == 200
+
+
+def test_an_engine_that_dies_is_no_fault_of_the_router(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(behind_router(tmp_path, decode__instances=2), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        router = deployment.id_of("proxy")
+        deployment.send_signal("decode-1", signal.SIGKILL)
+        deployment.wait_for("died", name="decode-1")
+        url = endpoint(deployment)
+        while httpx.get(f"{url}/readiness", trust_env=False).json()["decode"]["healthy"] != 1:
+            assert deployment.id_of("proxy") == router
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
+        assert deployment.state().processes["proxy"].phase == "ready"
+        assert pdserve("status")[0] == 5
+
+
+def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(behind_router(tmp_path, NIXL), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        found = statuses(verified()[1])
+        assert found.pop("endpoints") == "failed"
+        assert set(found.values()) == {"proven"}, found
+
+
+def test_the_known_version_passes() -> None:
+    check_router(VERSION)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [(None, "vllm-router is not installed"), ("0.9.0", "vllm-router 0.9.0 is installed")]
+)
+def test_no_router_or_an_unknown_one(version: str | None, says: str) -> None:
+    with pytest.raises(PreflightError, match=says) as raised:
+        check_router(version)
+    assert raised.value.todo is not None
+    assert f"-m pip install vllm-router=={VERSION}" in raised.value.todo
+
+
+def test_an_unknown_version_is_refused_before_anything_starts(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "packages" / "vllm_router-0.9.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm-router\nVersion: 0.9.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(metadata.parents[1]))
+    file = behind_router(tmp_path)
+    code, output = pdserve("up", file)
+    assert code == 3, output
+    assert "proxy.kind: vllm-router 0.9.0 is installed" in output
+    assert not pdserve_home.exists()

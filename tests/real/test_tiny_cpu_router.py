@@ -1,0 +1,63 @@
+"""vllm-router in front of real engines: it serves, and `verify` says which proof it does not pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from tests.launch.deployment import Deployment, pdserve, read_json
+from tests.real.conftest import brought_up
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def tiny(home: Path) -> Iterator[Deployment]:
+    yield from brought_up("tiny-cpu-router", home)
+
+
+@pytest.fixture
+def client(tiny: Deployment) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{tiny.state().endpoint}/v1", api_key="none", max_retries=0) as openai:
+        yield openai
+
+
+def test_it_is_a_process_like_any_other(tiny: Deployment) -> None:
+    code, output = pdserve("status", "--json")
+    status = read_json(output)
+    assert (code, status["phase"]) == (0, "ready")
+    assert {name: process["phase"] for name, process in status["processes"].items()} == dict.fromkeys(
+        ("prefill-0", "decode-0", "proxy"), "ready"
+    )
+    assert [event["name"] for event in tiny.events("ready")][-1] == "proxy"
+    assert "Router ready" in pdserve("logs", "proxy")[1]
+
+
+def test_the_one_proof_that_it_does_not_pass_is_the_list_of_models(tiny: Deployment) -> None:
+    code, output = pdserve("verify", "--json")
+    report, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
+    proofs = {proof["name"]: proof for proof in report["proofs"]}
+    assert {name: proof["status"] for name, proof in proofs.items()} == {
+        "endpoints": "failed",
+        "requests": "proven",
+        "transfer": "proven",
+        "output": "proven",
+        "clean": "proven",
+    }, output
+    assert (code, report["exit_code"]) == (6, 6)
+    assert "they can send requests and cannot list models" in proofs["endpoints"]["reason"]
+
+
+def test_a_client_can_chat_and_cannot_list_models(client: OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4, stream=True
+        )
+    )
+    assert chunks[-1].choices[0].finish_reason == "length"
+    with pytest.raises(AuthenticationError):
+        client.models.list()

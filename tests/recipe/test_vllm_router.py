@@ -1,0 +1,116 @@
+"""`proxy.kind: vllm-router`: what the router has too is taken, everything else is refused by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.recipe.proxy import Proxy
+from pdserve.recipe.vllm_router import POLICIES, SETTINGS
+from tests.recipe.kit import AGGREGATED, CPU, load, refused
+
+ROUTER = "proxy.kind=vllm-router"
+NIXL = ("prefill.connector={kind: nixl}", "decode.connector={kind: nixl}", "lmcache=null")
+OURS = "remove it, or write proxy.kind: pdserve"
+
+
+@pytest.mark.parametrize(
+    "set_",
+    [
+        (),
+        NIXL,
+        ("proxy.host=::1",),
+        ("proxy.command=[/opt/router/bin/vllm-router]",),
+        ("proxy.request_timeout_seconds=60", "proxy.drain_seconds=1.5", "proxy.max_body_bytes=1000"),
+        ("proxy.health={interval_seconds: 5, timeout_seconds: 1, failures: 1}",),
+        ("proxy.routing={prefill: {kind: prefix_aware}, decode: {kind: power_of_two}}",),
+        ("proxy.restart={policy: never}",),
+    ],
+    ids=str,
+)
+def test_it_is_taken(tmp_path: Path, set_: tuple[str, ...]) -> None:
+    assert load(tmp_path, CPU, ROUTER, *set_).warnings == ()
+
+
+REFUSED = [
+    ("proxy.workers=2", "proxy.workers: vllm-router has no such setting (proxy.kind at", OURS),
+    ("proxy.prewarm=true", "proxy.prewarm: vllm-router has no such setting", OURS),
+    ("proxy.auth={keys_file: k}", "proxy.auth: vllm-router has no such setting", OURS),
+    ("proxy.tls={certificate: c, key: k}", "proxy.tls: vllm-router has no such setting", OURS),
+    ("proxy.admin={socket: s}", "proxy.admin: vllm-router has no such setting", OURS),
+    ("proxy.admission={decode: {max_requests: 4}}", "proxy.admission: vllm-router has no such setting", OURS),
+    ("proxy.breaker={failures: 2}", "proxy.breaker: vllm-router has no such setting", OURS),
+    ("proxy.routing.affinity={}", "proxy.routing.affinity: vllm-router has no such setting", OURS),
+    ("proxy.routing.on_empty_pool=aggregate", "proxy.routing.on_empty_pool: vllm-router has no such setting", OURS),
+    (
+        "proxy.routing.decode={kind: kv_events}",
+        "proxy.routing.decode.kind: vllm-router has no policy like kv_events",
+        "it has power_of_two, prefix_aware, round_robin",
+    ),
+    (
+        "proxy.routing.prefill={kind: least_loaded}",
+        "proxy.routing.prefill.kind: vllm-router has no policy like least_loaded",
+        "it has power_of_two, prefix_aware, round_robin",
+    ),
+    (
+        "proxy.routing.prefill={kind: prefix_aware, block_bytes: 64}",
+        "proxy.routing.prefill.block_bytes: vllm-router has no such setting",
+        OURS,
+    ),
+    ("proxy.request_timeout_seconds=90.5", "proxy.request_timeout_seconds: vllm-router takes whole seconds", ""),
+    ("proxy.health={timeout_seconds: 0.5}", "proxy.health.timeout_seconds: vllm-router takes whole seconds", ""),
+    (
+        "ports.router_metrics=8000",
+        "ports.router_metrics: port 8000 is needed twice: by the router's metrics (8000) and by the proxy (8000)",
+        "move one of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("set_", "what", "todo"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_it_is_refused(tmp_path: Path, set_: str, what: str, todo: str) -> None:
+    said = refused(tmp_path, CPU, ROUTER, set_)
+    assert what in said
+    assert todo in said
+
+
+def test_a_setting_that_is_refused_is_named_by_its_line(tmp_path: Path) -> None:
+    text = CPU + "proxy:\n  kind: vllm-router\n  workers: 2\n"
+    assert f"recipe.yaml:{len(text.splitlines())}: proxy.workers" in refused(tmp_path, text)
+
+
+def test_engines_of_mode_aggregated_would_get_no_key(tmp_path: Path) -> None:
+    said = refused(tmp_path, AGGREGATED, ROUTER)
+    assert "proxy.kind: in mode aggregated vllm-router sends engines no key" in said
+    assert "write kind: pdserve" in said
+
+
+def test_the_ports_of_its_figures_are_not_taken_by_our_own_proxy(tmp_path: Path) -> None:
+    assert load(tmp_path, CPU, "ports.router_metrics=8000").recipe.ports.router_metrics == 8000
+
+
+WARNED = [
+    (("proxy.host=0.0.0.0",), "anybody who reaches 0.0.0.0 can use the model and remove workers", "gateway"),
+    (("prefill.restart={policy: on-failure}",), "requests that fail, until the router is restarted", "restart proxy"),
+]
+
+
+@pytest.mark.parametrize(("set_", "what", "todo"), WARNED)
+def test_it_is_warned_about(tmp_path: Path, set_: tuple[str, ...], what: str, todo: str) -> None:
+    (warning,) = load(tmp_path, CPU, ROUTER, *set_).warnings
+    assert what in warning
+    assert todo in warning
+
+
+def test_with_nixl_a_restarted_prefill_is_found(tmp_path: Path) -> None:
+    assert load(tmp_path, CPU, ROUTER, *NIXL, "prefill.restart={policy: on-failure}").warnings == ()
+
+
+def test_every_setting_that_it_shares_is_one() -> None:
+    assert set(Proxy.model_fields) > SETTINGS
+
+
+def test_every_policy_that_it_shares_is_one(tmp_path: Path) -> None:
+    for policy in POLICIES:
+        load(tmp_path, CPU, f"proxy.routing.decode={{kind: {policy}}}")
