@@ -3,6 +3,7 @@
 A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
 instance of a role that does not come back ends the deployment. LMCache's death is survivable: its engines leave
 routing, it is restarted on the same port, and they return once they have registered again and passed a canary.
+vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
 """
 
 from __future__ import annotations
@@ -152,7 +153,19 @@ class Recovery:
             await self._stop_failed(name)
             return False
         self._fleet.release(name, UNPROVEN)
+        if self._known_by_an_old_id(name):
+            await self.restart("proxy")
         return True
+
+    def _known_by_an_old_id(self, name: str) -> bool:
+        """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
+        every engine then, so that beside a dead one it is better left as it is."""
+        plan = self._fleet.plan
+        if plan.proxy_kind != "vllm-router" or all(
+            w.name != name or w.bootstrap_url is None for w in plan.proxy.workers
+        ):
+            return False
+        return all(self._serves(worker.name) for worker in plan.proxy.workers)
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]

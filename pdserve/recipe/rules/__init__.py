@@ -47,7 +47,6 @@ _WARNINGS = (
     structure.exposure,
     proxy.doors,
     vllm_router.doors,
-    vllm_router.restarts,
     connectors.unverified,
     lmcache.leases,
     loading.uneven_caps,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors import Mooncake
-from pdserve.recipe.effective import roles, transfer_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Path, Problem
 from pdserve.recipe.vllm_router import KIND, POLICIES, SETTINGS
@@ -44,20 +42,6 @@ def settings(recipe: Recipe) -> Iterator[Problem]:
     for path, seconds in times.items():
         if not float(seconds).is_integer():
             yield Problem(("proxy", *path), f"vllm-router takes whole seconds, not {seconds:g}", also=(_KIND,))
-
-
-def restarts(recipe: Recipe) -> Iterator[Problem]:
-    """Warning: the router reads a prefill's engine id once, and a restarted prefill has another one."""
-    if recipe.proxy.kind != KIND:
-        return
-    for name, role, connector in roles(recipe):
-        if name == "prefill" and role.restart.policy != "never" and isinstance(transfer_of(connector), Mooncake):
-            yield Problem(
-                (name, "restart"),
-                "a prefill that is restarted gets requests that fail, until the router is restarted too",
-                "run `pdserve restart proxy` then, or write proxy.kind: pdserve",
-                also=(_KIND,),
-            )
 
 
 def doors(recipe: Recipe) -> Iterator[Problem]:
