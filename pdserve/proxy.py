@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -129,6 +130,8 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) ->
     sock = bound(config, shared=place.numbers.processes > 1)
     gateway = Gateway(config, key, place.numbers, app, lambda: load_config(path), pages=place.pages, tell=place.tell)
     app.state.gateway = gateway
+    # What is there now stays: the collector need not look at it again and again.
+    gc.freeze()
     if place.control is None:
         gateway.registry.set_all_ready()
         listener = None

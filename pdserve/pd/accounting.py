@@ -37,8 +37,7 @@ class Accounting:
     ) -> None:
         """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
         status = _CLIENT_LEFT if isinstance(reason, ClientGoneError) else reason.status if reason else 200
-        usage = _usage(client)
-        prompt, completion = usage
+        prompt, completion = _usage(client)
         line = RequestLine(
             request_id=client.request_id,
             path=path,
@@ -65,22 +64,25 @@ class Accounting:
 
     def _staged(self, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
         stages, metrics = request.stages, self.metrics
+        received, admitted, prefilled, decoding = stages.received, stages.admitted, stages.prefilled, stages.decoding
         line.decision, line.prefill, line.decode = request.decision, request.prefill, request.decode
         line.attempts = request.attempts
-        line.queue_ms = milliseconds(stages.received, stages.admitted)
-        line.prefill_ms = milliseconds(stages.admitted, stages.prefilled)
-        line.kv_transfer_ms = milliseconds(stages.prefilled, stages.decoding)
-        line.ttft_ms = milliseconds(stages.received, client.first_byte)
-        line.total_ms = milliseconds(stages.received, now)
-        metrics.e2e.observe(now - stages.received)
-        if stages.admitted:
-            metrics.queue.observe(stages.admitted - stages.received)
-            if stages.prefilled:
-                metrics.prefill.observe(stages.prefilled - stages.admitted)
-        if stages.prefilled and stages.decoding:
-            metrics.kv_transfer.observe(max(0.0, stages.decoding - stages.prefilled))
+        line.total_ms = milliseconds(now - received)
+        metrics.e2e.observe(now - received)
+        if admitted:
+            line.queue_ms = milliseconds(admitted - received)
+            metrics.queue.observe(admitted - received)
+            if prefilled:
+                line.prefill_ms = milliseconds(prefilled - admitted)
+                metrics.prefill.observe(prefilled - admitted)
+        if prefilled and decoding:
+            # A decode that answers before prefill does has had its KV no later.
+            took = max(0.0, decoding - prefilled)
+            line.kv_transfer_ms = milliseconds(took)
+            metrics.kv_transfer.observe(took)
         if client.first_byte:
-            metrics.ttft.observe(client.first_byte - stages.received)
+            line.ttft_ms = milliseconds(client.first_byte - received)
+            metrics.ttft.observe(client.first_byte - received)
 
     def _counted(self, line: RequestLine, request: ClientRequest | None, reason: object) -> None:
         count = self.metrics.count
@@ -94,13 +96,12 @@ class Accounting:
         if request is not None and request.decision:
             way = "disaggregated" if request.decision == "disaggregated" else "one-engine"
             count("disagg_decisions", (way, request.decision))
-        for name, tokens in (
-            ("prompt_tokens", line.prompt_tokens),
-            ("completion_tokens", line.completion_tokens),
-            ("cached_prompt_tokens", line.cached_tokens),
-        ):
-            if tokens:
-                count(name, (), tokens)
+        if line.prompt_tokens:
+            count("prompt_tokens", (), line.prompt_tokens)
+        if line.completion_tokens:
+            count("completion_tokens", (), line.completion_tokens)
+        if line.cached_tokens:
+            count("cached_prompt_tokens", (), line.cached_tokens)
 
     def _span(self, trace: Trace, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
         stages = request.stages

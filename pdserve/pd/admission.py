@@ -181,17 +181,12 @@ class Gate:
         return flying == 0 or flying + tokens <= self._max_tokens
 
     def _enter(self, tokens: int) -> bool:
-        if not self._shared:
-            return self._enter_locked(tokens)
         with self._lock:
-            return self._enter_locked(tokens)
-
-    def _enter_locked(self, tokens: int) -> bool:
-        if not self._fits(tokens):
-            return False
-        self._cells[self._own] += 1
-        self._cells[self._own + 1] += tokens
-        return True
+            if not self._fits(tokens):
+                return False
+            self._cells[self._own] += 1
+            self._cells[self._own + 1] += tokens
+            return True
 
     def _leave(self, tokens: int) -> None:
         self._cells[self._own] -= 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ _SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
 class Body:
     """The members of one JSON object, as they were sent."""
 
-    __slots__ = ("_spans", "_values", "raw")
+    __slots__ = ("_spans", "members", "raw")
 
     def __init__(self, raw: bytes) -> None:
         """400 for what is no JSON object, for NaN and the like, and for a name that comes twice."""
@@ -34,7 +35,8 @@ class Body:
             if not raw.isascii():
                 # The inside of values is only skipped over below.
                 raw.decode()
-            self._values = _MEMBERS.decode(raw)
+            self.members = _MEMBERS.decode(raw)
+            """Name -> the value as it was sent."""
         except RecursionError:
             raise bad_request("The request body is nested too deeply.") from None
         except msgspec.ValidationError:
@@ -44,54 +46,55 @@ class Body:
         self._spans = self._walk()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    @property
-    def names(self) -> Iterable[str]:
-        return self._values.keys()
+        return name in self.members
 
     def raw_value(self, name: str) -> bytes | None:
         """The value as it was sent; None when there is none."""
-        value = self._values.get(name)
+        value = self.members.get(name)
         return None if value is None else bytes(value)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, decoded. For small ones: nothing is remembered."""
-        value = self._values.get(name)
+        value = self.members.get(name)
         return default if value is None else decode(bytes(value))
 
     def begins(self, name: str) -> bytes:
         """The first byte of a value, which is its type; empty when there is none."""
-        value = self._values.get(name)
+        value = self.members.get(name)
         return b"" if value is None else bytes(memoryview(value)[:1])
 
     def items(self, name: str) -> list[bytes]:
         """The items of a list as they were sent; ValueError when it is none."""
         try:
-            return [bytes(item) for item in _ITEMS.decode(self._values[name])]
+            return [bytes(item) for item in _ITEMS.decode(self.members[name])]
         except (KeyError, msgspec.DecodeError) as error:
             raise ValueError(f"{name} is no list") from error
 
     def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> bytes:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
-        raw, spans = self.raw, self._spans
-        pieces: list[bytes] = []
-        first: int | None = None
-        last = 0
-        for name, start, end in spans:
+        raw, spans = memoryview(self.raw), self._spans
+        begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
+        # Joined once: each further copy of a large body costs more than all else.
+        pieces: list[bytes | memoryview] = [raw[:begin]]
+        first = last = 0
+        for name, start, stop in spans:
             if name in without or name in plus:
-                if first is not None:
-                    pieces.append(raw[first:last])
-                    first = None
+                if first:
+                    pieces += (raw[first:last], b",")
+                    first = 0
             else:
-                first = start if first is None else first
-                last = end
-        if first is not None:
-            pieces.append(raw[first:last])
-        pieces += [b'"%b":%b' % (name.encode(), value) for name, value in plus.items()]
-        begin, end = (spans[0][1], spans[-1][2]) if spans else (raw.rindex(b"}"),) * 2
-        return b"".join((raw[:begin], b",".join(pieces), raw[end:]))
+                # No member is at 0: there stands the brace.
+                first = first or start
+                last = stop
+        if first:
+            pieces += (raw[first:last], b",")
+        for name, value in plus.items():
+            pieces += (_quoted(name), b":", value, b",")
+        if len(pieces) > 1:
+            pieces.pop()
+        pieces.append(raw[end:])
+        return b"".join(pieces)
 
     def _walk(self) -> list[tuple[str, int, int]]:
         """(name, start, end) of each member, in order."""
@@ -106,11 +109,12 @@ class Body:
         raw = self.raw
         position = 1
         spans = []
-        for name, value in self._values.items():
+        begins = raw.startswith
+        for name, value in self.members.items():
             start = position
-            quoted = b'"%b"' % name.encode()
+            quoted = _quoted(name)
             position += len(quoted) + colon
-            if not (raw.startswith(quoted, start) and raw.startswith(value, position)):
+            if not (begins(quoted, start) and begins(value, position)):
                 return None
             position += len(memoryview(value))
             spans.append((name, start, position))
@@ -123,7 +127,7 @@ class Body:
         raw = self.raw
         position = raw.index(b"{") + 1
         spans = []
-        for name, value in self._values.items():
+        for name, value in self.members.items():
             key = _KEY.match(raw, position)
             assert key is not None
             start = key.start(1)
@@ -136,7 +140,7 @@ class Body:
             spans.append((name, start, end))
             position = after.end()
             closed = after[1] == b"}"
-            if closed and len(spans) < len(self._values):
+            if closed and len(spans) < len(self.members):
                 raise _twice()
         if spans and not closed:
             raise _twice()
@@ -156,6 +160,12 @@ def decode(raw: bytes) -> Any:
 def encode(value: Any) -> bytes:
     """Compact JSON."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> bytes:
+    """As programs write a name that needs no escape."""
+    return b'"%b"' % name.encode()
 
 
 def _name(quoted: bytes) -> str:

@@ -6,14 +6,16 @@ from __future__ import annotations
 class Breaker:
     """Of one worker. Closed: requests pass. Open: none does, until its time is over; then one at a time may try."""
 
-    __slots__ = ("_failures", "_limit", "_open_seconds", "_open_until", "_trying")
+    __slots__ = ("_all_open", "_failures", "_limit", "_open_seconds", "_open_until", "_trying")
 
-    def __init__(self, failures: int, open_seconds: float) -> None:
+    def __init__(self, failures: int, open_seconds: float, all_open: set[Breaker]) -> None:
+        """`all_open`: has this one, among others, while it is open. As long as it is empty nobody need ask."""
         self._limit = failures
         self._open_seconds = open_seconds
         self._failures = 0
         self._open_until = 0.0
         self._trying = False
+        self._all_open = all_open
 
     def allows(self, now: float) -> bool:
         """Whether a request may go there now (loop time)."""
@@ -24,7 +26,9 @@ class Breaker:
         self._trying = self._failures >= self._limit
 
     def succeeded(self) -> None:
-        self._failures = 0
+        if self._failures:
+            self._failures = 0
+            self._all_open.discard(self)
         self._trying = False
 
     def failed(self, now: float) -> bool:
@@ -34,16 +38,16 @@ class Breaker:
         if self._failures < self._limit:
             return False
         self._open_until = now + self._open_seconds
+        self._all_open.add(self)
         return self._failures == self._limit
 
     def left(self) -> None:
         """The request that went there ended without telling anything about the worker."""
         self._trying = False
 
-    @property
-    def closed(self) -> bool:
-        """Nothing stands in the way of a request."""
-        return self._failures < self._limit
+    def forgotten(self) -> None:
+        """Its worker was removed."""
+        self._all_open.discard(self)
 
     @property
     def state(self) -> str:

@@ -118,29 +118,32 @@ class Dialect:
     """The member that must be a list."""
     one_prompt: bool = True
     """False: `prompt` may be a list of prompts."""
+    _checks: Mapping[str, Check] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_checks", {**_SPLITTABLE, **self.checks})
 
     def needs_one_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
-        checks = self.checks
-        for name in body.names:
-            allowed = checks.get(name) or _SPLITTABLE.get(name)
-            if allowed is not None and not allowed(body.get(name)):
+        checks = self._checks
+        for name in body.members:
+            if name in checks and not checks[name](body.get(name)):
                 return name
         if self.list_of_messages is not None and body.begins(self.list_of_messages) != b"[":
             return self.list_of_messages
         if not self.one_prompt and not _is_one_prompt(body):
             return "prompt"
-        if "stream_options" in body and body.get("stream_options") is not None and body.get("stream") is not True:
+        if body.begins("stream_options") == b"{" and body.get("stream") is not True:
             return "stream_options"
         return None
 
     def prefill_body(self, body: Body, transfer: bytes) -> bytes:
         """The leg that computes the prompt: one token that only length ends."""
-        plus = dict(self.prefill_fields)
+        plus = {**self.prefill_fields, **_clean_extra(body), "kv_transfer_params": transfer}
         for name in self.limits:
-            if name in body:
+            if name in body.members:
                 plus[name] = b"1"
-        return body.spliced(without=_LEFT_OUT, plus={**plus, **_clean_extra(body), "kv_transfer_params": transfer})
+        return body.spliced(without=_LEFT_OUT, plus=plus)
 
     def decode_body(self, body: Body, transfer: bytes) -> bytes:
         """The leg that answers: the client's own body, and where its KV comes from."""
@@ -155,7 +158,8 @@ class Dialect:
 
     def prompt(self, body: Body) -> bytes:
         """What shapes the prompt, as it was sent: equal bytes are equal prompts."""
-        return b"".join(body.raw_value(name) or b"" for name in self.prompt_fields)
+        members = body.members
+        return b"".join([bytes(members[name]) for name in self.prompt_fields if name in members])
 
     def error_body(self, error: ApiError) -> bytes:
         """The JSON document of an error, in the shape that this API's clients read."""
@@ -268,7 +272,7 @@ def _is_one_prompt(body: Body) -> bool:
 
 def _clean_extra(body: Body) -> dict[str, bytes]:
     """vLLM merges vllm_xargs into the same mapping that carries kv_transfer_params to the connector."""
-    raw = body.raw_value("vllm_xargs")
+    raw = body.raw_value("vllm_xargs") if "vllm_xargs" in body.members else None
     if raw is None or not raw.startswith(b"{"):
         return {}
     extra = Body(raw)

@@ -110,6 +110,9 @@ class Dispatcher:
         self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
     ) -> None:
         request.decision = why
+        if not self._registry.ready(role):
+            # Nobody waits in a queue for a pool that has no worker.
+            raise no_worker(role)
 
         async def attempt(avoid: set[Worker]) -> None:
             worker = first if first and request.attempts == 1 else self._pools.pick(role, request.ask, avoid)
@@ -122,9 +125,6 @@ class Dispatcher:
         self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
     ) -> None:
         """With a place in each pool, until the end."""
-        if empty := [role for role in roles if not self._registry.ready(role)]:
-            # Nobody waits in a queue for a pool that has no worker.
-            raise no_worker(empty[0])
         tickets = await self._entrance.enter(roles, client, request.priority, request.ask.estimate)
         request.stages.admitted = monotonic()
         if len(tickets) > 1:

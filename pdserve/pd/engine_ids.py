@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,12 +10,13 @@ from pdserve.pd.body import encode
 from pdserve.pd.errors import ApiError, WorkerFailedError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.upstream import Pool
+from pdserve.pd.random_id import new_id
 from pdserve.pd.registry import Worker
 
 _CONNECT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transfer:
     """One hand-over of KV from a rank of a prefill."""
 
@@ -63,7 +63,7 @@ class EngineIds:
             return None
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
         rank, engine_id = ranks[turn % len(ranks)]
-        return Transfer(f"xfer-{os.urandom(16).hex()}", worker, rank, engine_id, len(ranks))
+        return Transfer(f"xfer-{new_id()}", worker, rank, engine_id, len(ranks))
 
     async def learn(self, worker: Worker) -> dict[str, str]:
         """Asks the bootstrap server. WorkerFailedError when it does not answer as it should."""

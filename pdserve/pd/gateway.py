@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -40,6 +39,7 @@ from pdserve.pd.metrics import Labels, Metrics
 from pdserve.pd.pools import Pools
 from pdserve.pd.prewarm import Prewarm
 from pdserve.pd.quotas import Quotas, Use, cells_needed
+from pdserve.pd.random_id import new_id
 from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
 from pdserve.pd.request import ClientRequest, Stages
 from pdserve.pd.request_log import RequestLog
@@ -140,7 +140,7 @@ class Gateway:
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
-        request_id = _request_id(request) if request is not None else os.urandom(16).hex()
+        request_id = _request_id(request) if request is not None else new_id()
         client = Client(reply, request_id, dialect)
         client.fail(error)
         path = dialect.path if request is not None and request.path in BY_PATH else "other"
@@ -280,8 +280,9 @@ class Gateway:
         if request.key is not None:
             # The engine's own queue must not give what the key does not.
             best = request.key.priority
-            headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
-            if "priority" in body and _better(body.raw_value("priority"), best):
+            if request.header(_ENGINE_PRIORITY) is not None:
+                headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
+            if "priority" in body.members and _better(body.raw_value("priority"), best):
                 body = Body(body.spliced(plus={"priority": b"%d" % best}))
         return ClientRequest(
             dialect=dialect,
@@ -306,7 +307,7 @@ class Gateway:
     def _priority(self, request: Request, body: Body) -> int:
         best = request.key.priority if request.key is not None else 0
         asked = request.header(self._priority_header) if self._priority_header else None
-        if asked is None and "priority" in body:
+        if asked is None and "priority" in body.members:
             asked = body.raw_value("priority")
         if asked is None:
             return best
@@ -396,4 +397,4 @@ def _request_id(request: Request) -> str:
     given = request.header(b"x-request-id")
     if given is not None and REQUEST_ID.fullmatch(given):
         return given.decode("ascii")
-    return os.urandom(16).hex()
+    return new_id()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pdserve.pd import prefill_leg
@@ -41,7 +40,7 @@ _ANSWER_SECONDS = 1.0
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Legs:
     """The two requests of one attempt."""
 
@@ -76,18 +75,17 @@ class Mooncake:
     async def _attempt(
         self, request: ClientRequest, client: Client, watch: Watch, prefill: Worker, decode: Worker
     ) -> None:
-        await take_slot(prefill, watch)
-        with ExitStack() as unless_sent:
-            unless_sent.callback(prefill.slots.give)
-            transfer = self._engine_ids.next(prefill)
-            if transfer is None:
-                await watch.race(self._engine_ids.learn(prefill))
-                transfer = self._engine_ids.next(prefill)
-                if transfer is None:
-                    raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
+        if not prefill.slots.take():
+            await wait_for_slot(prefill, watch)
+        sent = False
+        try:
+            transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
             watch.check()
             legs = self._send(request, transfer, decode, watch)
-            unless_sent.pop_all()
+            sent = True
+        finally:
+            if not sent:
+                prefill.slots.give()
         try:
             await self._first_event(legs, watch, request)
         except WorkerFailedError as failure:
@@ -114,6 +112,13 @@ class Mooncake:
                 legs.prefill.close()
             else:
                 self.background.start(self._finish(legs.prefill))
+
+    async def _learnt(self, prefill: Worker, watch: Watch) -> Transfer:
+        await watch.race(self._engine_ids.learn(prefill))
+        transfer = self._engine_ids.next(prefill)
+        if transfer is None:
+            raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
+        return transfer
 
     def _send(self, request: ClientRequest, transfer: Transfer, decode: Worker, watch: Watch) -> Legs:
         dialect, body = request.dialect, request.body
@@ -229,12 +234,9 @@ class Mooncake:
             log.warning("%s", failure)
 
 
-async def take_slot(prefill: Worker, watch: Watch) -> None:
-    """One of the places for transfers at a prefill; waits for it, in the order of arrival."""
-    slots = prefill.slots
-    if not slots.full and slots.take():
-        return
-    poke = watch.poke
+async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
+    """For one of the places for transfers at a prefill, in the order of arrival. It is then taken."""
+    slots, poke = prefill.slots, watch.poke
     slots.enqueue(poke)
     try:
         await watch.until(lambda: slots.is_next(poke))

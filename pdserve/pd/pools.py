@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from pdserve.pd.config import ProxyConfig, WorkerRole
 from pdserve.pd.errors import ApiError
@@ -31,25 +31,22 @@ class Pools:
             role: make(policy_of(routing, role).kind, role, of_role(routing, role)) for role in self._registry.roles
         }
         self._thresholds = thresholds(routing) if routing.conditional is not None else None
-
-    @property
-    def needs_tokens(self) -> bool:
+        self.needs_tokens = any(policy.needs_tokens for policy in self.policies.values())
         """A policy wants exact token ids."""
-        return any(policy.needs_tokens for policy in self.policies.values())
 
     def pick(self, role: WorkerRole, ask: Ask, avoid: Collection[Worker] = ()) -> Worker:
         """A worker that may be used; 503 when there is none."""
         candidates = self._registry.ready(role, avoid)
-        if role == "prefill" and len(candidates) > 1:
-            # One whose places for transfers are all taken would let the request wait.
-            candidates = [worker for worker in candidates if not worker.slots.full] or candidates
         if not candidates:
             raise no_worker(role)
+        if role == "prefill":
+            candidates = _with_room(candidates)
         policy = self.policies[role]
         choice = policy.choose(candidates, ask)
-        policy.routed(choice.worker, ask)
+        worker = choice.worker
+        policy.routed(worker, ask)
         self.decisions[role, policy.name, choice.why] += 1
-        return choice.worker
+        return worker
 
     def skips_prefill(self, ask: Ask, decode: Worker) -> str | None:
         """Why this decode computes the prompt itself; None: prefill does."""
@@ -62,6 +59,14 @@ class Pools:
     def _forget(self, worker: Worker) -> None:
         for policy in self.policies.values():
             policy.forget(worker.name)
+
+
+def _with_room(workers: Sequence[Worker]) -> Sequence[Worker]:
+    """One whose places for transfers are all taken would let the request wait; unless all of them would."""
+    for worker in workers:
+        if worker.slots.free <= 0:
+            return [other for other in workers if other.slots.free > 0] or workers
+    return workers
 
 
 def no_worker(role: WorkerRole) -> ApiError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 
 from pdserve.pd.body import Body, encode
@@ -14,6 +13,7 @@ from pdserve.pd.dialects import COMPLETIONS
 from pdserve.pd.engines import Engines
 from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.random_id import new_id
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.routing.ask import Ask
@@ -68,7 +68,7 @@ class Prewarm:
                         await self._warm_up(prefill, decode)
 
     async def _warm_up(self, prefill: Worker, decode: Worker) -> None:
-        request_id = f"prewarm-{os.urandom(8).hex()}"
+        request_id = f"prewarm-{new_id()}"
         reply = Reply(_Nobody(), keep_alive=False, head_only=False, http10=False)
         client = Client(reply, request_id, COMPLETIONS)
         headers = self._engines.client_headers((), request_id, ours=True)

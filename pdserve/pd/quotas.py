@@ -146,18 +146,19 @@ class Quotas:
         if row is None:
             row = self._rows[key.name] = self._find_row(key.name)
         now = self._clock()
+        second = int(now)
         with self._numbers.lock:
-            second = int(now)
             if key.max_requests is not None and sum(row.in_flight) >= key.max_requests:
                 raise self._refusal(key, "max_requests", f"{key.max_requests} requests at once", 1)
-            if key.requests_per_minute is not None:
-                self._check(key, "requests_per_minute", key.requests_per_minute, row.requests, 1, now)
-            if key.tokens_per_minute is not None:
-                self._check(key, "tokens_per_minute", key.tokens_per_minute, row.tokens, estimate, now)
+            requests, tokens = row.requests.total(second), row.tokens.total(second)
+            most = key.requests_per_minute
+            if most is not None and 0 < requests > most - 1:
+                raise self._too_many(key, "requests_per_minute", most, row.requests, 1, now)
+            most = key.tokens_per_minute
+            if most is not None and 0 < tokens > most - estimate:
+                raise self._too_many(key, "tokens_per_minute", most, row.tokens, estimate, now)
             # Counted also where there is no limit now: a reload can bring one.
-            row.requests.total(second)
             row.requests.add(1, second)
-            row.tokens.total(second)
             row.tokens.add(estimate, second)
             row.in_flight[row.own] += 1
         return Use(self, row, estimate, second)
@@ -167,13 +168,10 @@ class Quotas:
         row = self._rows.get(name)
         return int(sum(row.in_flight)) if row is not None else 0
 
-    def _check(self, key: ApiKey, limit: Limit, most: int, rate: _Rate, wanted: int, now: float) -> None:
+    def _too_many(self, key: ApiKey, limit: Limit, most: int, rate: _Rate, wanted: int, now: float) -> ApiError:
         second = int(now)
-        counted = rate.total(second)
-        if counted and counted + wanted > most:
-            seconds = rate.free_in(max(most - wanted, 0), second) - (now - second)
-            what = f"{most} {limit.removesuffix('_per_minute')} a minute"
-            raise self._refusal(key, limit, what, math.ceil(seconds))
+        seconds = rate.free_in(max(most - wanted, 0), second) - (now - second)
+        return self._refusal(key, limit, f"{most} {limit.removesuffix('_per_minute')} a minute", math.ceil(seconds))
 
     def _refusal(self, key: ApiKey, limit: Limit, what: str, seconds: int) -> ApiError:
         self.rejected[key.name, limit] = self.rejected.get((key.name, limit), 0) + 1

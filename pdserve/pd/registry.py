@@ -46,7 +46,14 @@ class Worker:
         "watches",
     )
 
-    def __init__(self, config: WorkerConfig, proxy: ProxyConfig, board: LoadBoard, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        proxy: ProxyConfig,
+        board: LoadBoard,
+        tls: ssl.SSLContext | None,
+        open_breakers: set[Breaker],
+    ) -> None:
         self.config = config
         self.name = config.name
         self.state: WorkerState = "starting"
@@ -64,7 +71,7 @@ class Worker:
         """The attempts that end when it dies."""
         self.load = board.worker(config.name)
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
-        self.breaker = Breaker(proxy.breaker.failures, proxy.breaker.open_seconds)
+        self.breaker = Breaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
         self.slots = Slots(proxy.transfer_slots)
 
     @property
@@ -115,6 +122,7 @@ class Registry:
         self._on_change: list[Callable[[], None]] = []
         self._ready: dict[WorkerRole, list[Worker]] = {}
         """Without the breakers' opinion."""
+        self._open_breakers: set[Breaker] = set()
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[WorkerRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
@@ -144,7 +152,7 @@ class Registry:
         """A new worker, starting. ValueError: there is one of that name."""
         if config.name in self.workers:
             raise ValueError(f"there is a worker {config.name} already")
-        worker = Worker(config, self._config, self._board, self._tls)
+        worker = Worker(config, self._config, self._board, self._tls, self._open_breakers)
         self.workers[config.name] = worker
         self._ready.clear()
         return worker
@@ -154,6 +162,7 @@ class Registry:
         self.set_state(name, "dead")
         worker = self.workers.pop(name)
         worker.pool.close()
+        worker.breaker.forgotten()
         self.changed()
 
     def set_state(self, name: str, state: WorkerState, *, alive: bool = True) -> None:
@@ -198,11 +207,10 @@ class Registry:
                 for worker in self.workers.values()
                 if worker.state == "ready" and worker.healthy and worker.config.role == role
             ]
-        for worker in workers:
-            if avoid or not worker.breaker.closed:
-                now = self._loop.time()
-                return [one for one in workers if one not in avoid and one.breaker.allows(now)]
-        return workers
+        if not avoid and not self._open_breakers:
+            return workers
+        now = self._loop.time()
+        return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
 
     def empty_pools(self) -> list[WorkerRole]:
         """Roles without a worker that may be used."""

@@ -6,10 +6,10 @@ requests in flight) may be read by all without the lock.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from array import array
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -42,7 +42,7 @@ class Numbers:
 def private(size: int) -> Numbers:
     """The numbers of a proxy that is one process."""
     cells = memoryview(array("d", bytes(size * _BYTES))).cast("B").cast("d")
-    return Numbers(cells, contextlib.nullcontext(), 0, 1)
+    return Numbers(cells, threading.Lock(), 0, 1)
 
 
 def shared(path: Path, size: int, *, process: int, processes: int) -> Numbers:

@@ -13,24 +13,21 @@ from collections.abc import Callable
 class Slots:
     """A counter with a queue. Whoever waits is poked when it may have its turn."""
 
-    __slots__ = ("_free", "_waiting")
+    __slots__ = ("_waiting", "free")
 
     def __init__(self, transfers: int) -> None:
-        self._free = max(1, transfers - 1)
+        self.free = max(1, transfers - 1)
+        """Places that nobody has; not to be changed from outside."""
         self._waiting: deque[Callable[[], None]] = deque()
 
-    @property
-    def full(self) -> bool:
-        return self._free <= 0
-
     def take(self) -> bool:
-        if self._free <= 0:
+        if self.free <= 0:
             return False
-        self._free -= 1
+        self.free -= 1
         return True
 
     def give(self) -> None:
-        self._free += 1
+        self.free += 1
         if self._waiting:
             self._waiting[0]()
 
@@ -38,10 +35,10 @@ class Slots:
         self._waiting.append(poke)
 
     def is_next(self, poke: Callable[[], None]) -> bool:
-        return self._free > 0 and bool(self._waiting) and self._waiting[0] is poke
+        return self.free > 0 and bool(self._waiting) and self._waiting[0] is poke
 
     def dequeue(self, poke: Callable[[], None]) -> None:
         """Leaves the queue, with a place or without; the next one looks for itself."""
         self._waiting.remove(poke)
-        if self._waiting and self._free > 0:
+        if self._waiting and self.free > 0:
             self._waiting[0]()

@@ -27,11 +27,12 @@ class Watch:
 
     def __init__(self, client: Client, workers: Collection[Worker]) -> None:
         self._client = client
-        self._lives = {worker: worker.deaths for worker in workers}
+        self._lives: dict[Worker, int] = {}
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         client.watch = self
         for worker in workers:
+            self._lives[worker] = worker.deaths
             worker.watches.add(self)
 
     def poke(self) -> None:
@@ -54,8 +55,9 @@ class Watch:
         worker.watches.discard(self)
 
     def end(self) -> None:
-        for worker in list(self._lives):
-            self.forget(worker)
+        for worker in self._lives:
+            worker.watches.discard(self)
+        self._lives.clear()
         if self._client.watch is self:
             self._client.watch = None
 

@@ -20,7 +20,7 @@ NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
 def written(form: LogFormat, *lines: RequestLine) -> bytes:
     async def log() -> bytes:
         out: list[bytes] = []
-        requests = RequestLog(out.append, form, now=lambda: NOON)
+        requests = RequestLog(out.append, form, now=NOON.timestamp)
         for line in lines:
             requests.add(line)
         requests.flush()
@@ -117,6 +117,19 @@ def test_lines_are_written_together_and_none_waits_for_ever() -> None:
     asyncio.run(log())
 
 
-@pytest.mark.parametrize(("began", "ended", "expected"), [(1.0, 1.25, 250.0), (0.0, 5.0, None), (5.0, 0.0, None)])
-def test_times_that_never_came_are_not_made_up(began: float, ended: float, expected: float | None) -> None:
-    assert milliseconds(began, ended) == expected
+@pytest.mark.parametrize(("seconds", "expected"), [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
+def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
+    assert milliseconds(seconds) == expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
+def test_the_time_of_day_is_cut_not_rounded_up(seconds: float, expected: str) -> None:
+    out: list[bytes] = []
+
+    async def log() -> None:
+        requests = RequestLog(out.append, "json", now=lambda: seconds)
+        requests.add(line())
+        requests.flush()
+
+    asyncio.run(log())
+    assert json.loads(out[0])["time"] == f"1970-01-01T00:00:{expected}Z"

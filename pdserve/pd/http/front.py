@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_header_bytes",
         "_in_head",
         "_loop",
+        "_max_header_bytes",
         "_nothing_new",
         "_parser",
         "_paused_reading",
@@ -106,6 +107,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._max_header_bytes = front.limits.max_header_bytes
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
@@ -153,13 +155,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._current is not None and not self._in_head and self._reply is None:
-            self._wait(self._front.limits.body_idle_seconds)
         self._nothing_new += len(data)
         try:
             self._parser.feed_data(data)
-            if self._nothing_new > self._front.limits.max_header_bytes:
+            if self._nothing_new > self._max_header_bytes:
                 self._refuse(_headers_too_large())
+            elif self._current is not None and not self._in_head and self._reply is None:
+                self._wait(self._front.limits.body_idle_seconds)
         except httptools.HttpParserUpgrade as upgrade:
             if self._current is not None:
                 self._read_body_all_the_same(data[upgrade.args[0] :])
@@ -208,12 +210,16 @@ class Connection(asyncio.Protocol):
         assert self._current is not None
         if self._resuming:
             return
-        self._count_header(len(url))
+        self._header_bytes += len(url)
+        if self._header_bytes > self._max_header_bytes:
+            raise _headers_too_large()
         self._current.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._current is not None
-        self._count_header(len(name) + len(value) + 4)
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._max_header_bytes:
+            raise _headers_too_large()
         if not self._in_head:
             # A head that was made here, or a trailer: that comes after everything that a header decides.
             return
@@ -230,16 +236,14 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._nothing_new = 0
         request.method = self._parser.get_method()
-        lengths = [value for name, value in request.headers if name == b"content-length"]
-        if lengths and int(lengths[0]) > self._front.limits.max_body_bytes:
+        length = request.header(b"content-length")
+        if length is not None and int(length) > self._front.limits.max_body_bytes:
             raise self._too_large()
         refusal = self._front.handler.refuse(request)
         if refusal is not None:
             raise refusal
         if self._expects and self._reply is None:
             self.send(_CONTINUE)
-        if self._reply is None:
-            self._wait(self._front.limits.body_idle_seconds)
 
     def on_body(self, data: bytes) -> None:
         request = self._current
@@ -375,6 +379,7 @@ class Connection(asyncio.Protocol):
         self._resuming = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
         self._resuming = False
+        self._wait(self._front.limits.body_idle_seconds)
         if rest:
             self.data_received(rest)
 
@@ -402,11 +407,6 @@ class Connection(asyncio.Protocol):
             yield self._ready[-1][1]
         elif self._reply is not None:
             yield self._reply
-
-    def _count_header(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self._front.limits.max_header_bytes:
-            raise _headers_too_large()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request body is larger than {self._front.limits.max_body_bytes} bytes.")

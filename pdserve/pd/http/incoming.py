@@ -26,7 +26,7 @@ class Limits:
 class Request:
     """One request. `body` is complete when the handler gets it."""
 
-    __slots__ = ("_path", "body", "body_bytes", "headers", "key", "method", "peer", "target", "tls")
+    __slots__ = ("_by_name", "_path", "body", "body_bytes", "headers", "key", "method", "peer", "target", "tls")
 
     def __init__(self, peer: str, *, tls: bool) -> None:
         self.method = b""
@@ -40,6 +40,7 @@ class Request:
         self.key: ApiKey | None = None
         """Whose it is, once that is known."""
         self._path: bytes | None = None
+        self._by_name: dict[bytes, bytes] | None = None
 
     @property
     def path(self) -> bytes:
@@ -49,8 +50,7 @@ class Request:
         return self._path
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value; `name` in lower case."""
-        for found, value in self.headers:
-            if found == name:
-                return value
-        return None
+        """The first value; `name` in lower case. For when all headers have come."""
+        if self._by_name is None:
+            self._by_name = dict(reversed(self.headers))
+        return self._by_name.get(name)

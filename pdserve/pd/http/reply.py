@@ -112,6 +112,8 @@ class Reply:
         if last:
             self._connection.send(last)
         self.ended = True
+        # Or the two would keep each other until the collector comes.
+        self.on_gone = self.on_pressure = None
         self._connection.replied(self)
 
     def cut(self) -> None:

@@ -18,6 +18,7 @@ import httptools
 IDLE_SECONDS = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
 _MAX_IDLE = 256
+_CONTENT_TYPE_BYTES = len(b"content-type")
 _MAX_HEAD_BYTES = 256 * 1024
 """What an engine may say before the body of its answer, or at once without saying anything complete."""
 
@@ -151,7 +152,7 @@ class Connection(asyncio.Protocol):
     # --- httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
+        if len(name) == _CONTENT_TYPE_BYTES and name.lower() == b"content-type":
             self._content_type = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -11,7 +11,7 @@ FINE_BLOCKS, COARSE = 256, 16
 """With blocks of 256 bytes: 64 kB in these, the rest in blocks of 4 kB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """One request, as far as routing is concerned."""
 

@@ -33,16 +33,11 @@ class Burden:
 
     def least(self, candidates: Sequence[W]) -> W:
         """One with the least load; several with the same have it in turn."""
-        of = self.of
-        least = [candidates[0]]
-        load = of(candidates[0])
-        for candidate in candidates[1:]:
-            other = of(candidate)
-            if other < load:
-                least, load = [candidate], other
-            elif other == load:
-                least.append(candidate)
-        return self._turns.next(least)
+        if len(candidates) > 1:
+            loads = [self.of(candidate) for candidate in candidates]
+            least = min(loads)
+            candidates = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
+        return self._turns.next(candidates)
 
     def too_busy(self, worker: Candidate, least: Candidate, saved: int = 0) -> bool:
         """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""

@@ -29,6 +29,8 @@ def by_match(
         return Choice(burden.least(candidates), "no_match")
     if len(best) < len(candidates):
         calmest = min(candidates, key=burden.of)
-        if burden.too_busy(min(best, key=burden.of), calmest, saved=most - matched(calmest, ask)):
-            return Choice(burden.least(candidates), "overloaded")
+        if calmest not in best:
+            saved = most - matched(calmest, ask)
+            if burden.too_busy(min(best, key=burden.of), calmest, saved=saved):
+                return Choice(burden.least(candidates), "overloaded")
     return Choice(burden.least(best), "match")

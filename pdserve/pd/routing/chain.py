@@ -12,7 +12,6 @@ import struct
 from array import array
 from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
-from itertools import takewhile
 
 TOKEN_BYTES = array("I").itemsize
 ROOT = 0
@@ -71,16 +70,13 @@ class Chain:
         """How many blocks from the beginning on are in `by`, without a gap."""
         known = self._names
         depth = 0
-        while True:
+        while depth < self.blocks:
             if depth == len(known):
-                if depth == self.blocks:
-                    return depth
                 self._grow()
-            batch = known[depth : depth + _STEP]
-            found = len(list(takewhile(by.__contains__, batch)))
-            depth += found
-            if found < len(batch):
-                return depth
+            if known[depth] not in by:
+                break
+            depth += 1
+        return depth
 
     def _grow(self) -> None:
         """By a few blocks of one size."""

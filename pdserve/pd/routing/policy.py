@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from pdserve.pd.routing.ask import Ask
 
@@ -44,14 +43,12 @@ class Candidate(Protocol):
 
 
 W = TypeVar("W", bound=Candidate)
-W_co = TypeVar("W_co", bound=Candidate, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[W_co]):
+class Choice(NamedTuple, Generic[W]):
     """`why` is a label of the decision counter."""
 
-    worker: W_co
+    worker: W
     why: Why
 
 
