@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import ipaddress
 import json
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ class Engine:
     """Answers every request, to clients that show the right certificate."""
 
     port: int
-    requests: list[bytes]
+    requests: list[str]
+    """Paths of what was posted."""
 
 
 @pytest.fixture
@@ -72,26 +74,46 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     context.load_cert_chain(own.certificate, own.key)
     context.verify_mode = ssl.CERT_REQUIRED
     found = Engine(0, [])
-    loop = asyncio.new_event_loop()
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"POST"):
-            found.requests.append(head)
-        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n")
-        writer.write(b"content-length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
-        await writer.drain()
-        writer.close()
+    class Answering(BaseHTTPRequestHandler):
+        def setup(self) -> None:
+            self.request = context.wrap_socket(self.request, server_side=True)
+            super().setup()
 
-    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0, ssl=context))
-    found.port = server.sockets[0].getsockname()[1]
-    thread = threading.Thread(target=loop.run_forever)
+        def finish(self) -> None:
+            super().finish()
+            self.request.close()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(ANSWER)))
+            self.end_headers()
+            self.wfile.write(ANSWER)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            found.requests.append(self.path)
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """The test says what came."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = False
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Who does not show the right certificate is not served."""
+            assert isinstance(sys.exception(), OSError)
+
+    server = Server(("127.0.0.1", 0), Answering)
+    found.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield found
-    loop.call_soon_threadsafe(server.close)
-    loop.call_soon_threadsafe(loop.stop)
+    server.shutdown()
     thread.join()
-    loop.close()
+    server.server_close()
 
 
 def worker(engine: Engine) -> dict[str, str]:
