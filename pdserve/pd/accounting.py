@@ -13,7 +13,13 @@ from pdserve.pd.request_log import Outcome, RequestLine, RequestLog, millisecond
 from pdserve.pd.spans import Spans, StageTime, Trace
 
 _CLIENT_LEFT = 499
-_USAGE = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)" ?: ?(\d+)')
+_USAGE = re.compile(
+    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cache_read_input_tokens|cache_creation_input_tokens)"'
+    rb" ?: ?(\d+)"
+)
+_PROMPT = (b"prompt_tokens", b"input_tokens", b"cache_read_input_tokens", b"cache_creation_input_tokens")
+"""Anthropic's input_tokens are those that no cache had."""
+_ANSWER = (b"completion_tokens", b"output_tokens")
 
 
 class Accounting:
@@ -155,10 +161,7 @@ def _stage(request: ClientRequest | None) -> str:
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
     """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
-    prompt = completion = None
-    for name, value in _USAGE.findall(client.last_words):
-        if name in (b"prompt_tokens", b"input_tokens"):
-            prompt = int(value)
-        else:
-            completion = int(value)
-    return prompt, completion
+    said = dict(_USAGE.findall(client.last_words))
+    prompt = [int(said[name]) for name in _PROMPT if name in said]
+    answer = [int(said[name]) for name in _ANSWER if name in said]
+    return sum(prompt) if prompt else None, answer[0] if answer else None

@@ -184,7 +184,7 @@ class Client:
             self.reply.start(error.status, headers, len(body))
             self.reply.end(body)
         elif self.stream and not self._mid_event:
-            self.reply.end(self.dialect.error_event(error))
+            self.reply.end(self.dialect.error_event(error, self._tail))
         else:
             # Half of a JSON document or of an event cannot be completed: the client must see that it is cut.
             self.reply.cut()

@@ -12,6 +12,7 @@ that we do not know, goes to one engine as it is: that engine answers it, or say
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ NOT_FOR_PREFILL = frozenset(
         *("return_mm_kwargs", "max_tool_calls", "include"),
     )
 )
+
+_SEQUENCE = re.compile(rb'"sequence_number" ?: ?(\d+)')
 
 Check = Callable[[Any], bool]
 
@@ -165,16 +168,23 @@ class Dialect:
         """The JSON document of an error, in the shape that this API's clients read."""
         return json.dumps(error.body()).encode()
 
-    def error_event(self, error: ApiError) -> bytes:
-        """The same as the last event of a stream."""
+    def error_event(self, error: ApiError, before: bytes) -> bytes:
+        """The same as the last event of a stream. `before`: the end of what the client has."""
         return b"data: " + self.error_body(error) + b"\n\n"
 
 
 class _Responses(Dialect):
     """OpenAI's Responses API: events have a type, errors among them."""
 
-    def error_event(self, error: ApiError) -> bytes:
-        event = {"type": "error", "code": error.type, "message": error.message, "param": error.param}
+    def error_event(self, error: ApiError, before: bytes) -> bytes:
+        numbers = _SEQUENCE.findall(before)
+        event = {
+            "type": "error",
+            "code": error.type,
+            "message": error.message,
+            "param": error.param,
+            "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
+        }
         return b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
 
 
@@ -184,7 +194,7 @@ class _Messages(Dialect):
     def error_body(self, error: ApiError) -> bytes:
         return json.dumps({"type": "error", "error": {"type": _anthropic(error), "message": error.message}}).encode()
 
-    def error_event(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError, before: bytes) -> bytes:
         return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
 
 

@@ -100,7 +100,7 @@ class Dispatcher:
 
         async def attempt(avoid: set[Worker]) -> None:
             prefill = self._pools.pick("prefill", request.ask, avoid)
-            decode = first if request.attempts == 1 else self._pools.pick("decode", request.ask, avoid)
+            decode = self._chosen("decode", first, request, avoid)
             request.prefill, request.decode = prefill.name, decode.name
             await self._split.attempt(request, client, prefill, decode)
 
@@ -115,11 +115,17 @@ class Dispatcher:
             raise no_worker(role)
 
         async def attempt(avoid: set[Worker]) -> None:
-            worker = first if first and request.attempts == 1 else self._pools.pick(role, request.ask, avoid)
+            worker = self._chosen(role, first, request, avoid)
             request.decode = worker.name
             await self._one.attempt(request, client, worker)
 
         await self._admitted(request, client, (role,), attempt)
+
+    def _chosen(self, role: WorkerRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
+        """`first`, if it may still be used when the request has waited for its place."""
+        if first is not None and request.attempts == 1 and first in self._registry.ready(role):
+            return first
+        return self._pools.pick(role, request.ask, avoid)
 
     async def _admitted(
         self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt

@@ -31,7 +31,7 @@ from pdserve.pd.waiting import Watch, never
 
 log = logging.getLogger("pdserve.proxy")
 
-DELIVER_SECONDS = 1.5
+DELIVER_SECONDS = 1.0
 """How long a prefill may take to finish its token once nobody waits for it."""
 TAKEN_IN_SECONDS = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped

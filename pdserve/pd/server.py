@@ -51,6 +51,7 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
         max_header_bytes=limits.max_header_bytes,
         header_seconds=limits.header_seconds,
         body_idle_seconds=limits.body_idle_seconds,
+        body_seconds=limits.body_seconds,
         keep_alive_seconds=limits.keep_alive_seconds,
         max_connections=limits.max_connections,
         write_buffer_bytes=limits.write_buffer_bytes,

@@ -72,6 +72,7 @@ class Limits(Settings):
     max_header_bytes: Count = Field(default=65_536, description="Request line and headers; larger ones get 431.")
     header_seconds: Seconds = Field(default=10, description="From the first byte of a request to its last header.")
     body_idle_seconds: Seconds = Field(default=30, description="The longest pause within a request body.")
+    body_seconds: Seconds = Field(default=300, description="How long a request body may take to arrive.")
     keep_alive_seconds: Seconds = Field(default=75, description="How long a connection may stay without a request.")
     max_connections: Count = Field(default=8192, description="Open client connections of one process.")
     write_buffer_bytes: Count = Field(

@@ -188,6 +188,7 @@ run_proxy() {
     "max_header_bytes": 65536,
     "header_seconds": 10.0,
     "body_idle_seconds": 30.0,
+    "body_seconds": 300.0,
     "keep_alive_seconds": 75.0,
     "max_connections": 8192,
     "write_buffer_bytes": 262144

@@ -75,6 +75,16 @@ def test_input_tokens_are_what_prefill_computed_and_cached(client: anthropic.Ant
     assert second.input_tokens + cached == prompt
 
 
+def test_the_proxy_counts_cached_tokens_of_a_message_as_prompt(client: anthropic.Anthropic, served: Deployment) -> None:
+    def counted() -> int:
+        text = served.proxy.http.get("/metrics").text
+        return int(float(text.split("\npdserve_proxy_prompt_tokens_total ")[1].split("\n")[0]))
+
+    before = counted()
+    usage = message(client).usage
+    assert counted() - before == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
 def test_a_refused_message_has_anthropics_type(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
         client.messages.create(model=MODEL, max_tokens=10**6, messages=[{"role": "user", "content": "a"}])
@@ -146,9 +156,10 @@ def test_a_response_stream_that_breaks_ends_with_an_error_event(
     served.decodes[0].script(drop_after=2)
     body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 9, "stream": True}
     with served.proxy.http.stream("POST", "/v1/responses", json=body) as answer:
-        *_, name, data = [line for line in answer.iter_lines() if line]
+        *_, before, name, data = [line for line in answer.iter_lines() if line]
     assert name == "event: error"
     event = json.loads(data.removeprefix("data: "))
+    assert event["sequence_number"] == json.loads(before.removeprefix("data: "))["sequence_number"] + 1
     assert (event["type"], event["code"]) == ("error", "BadGatewayError")
     assert "closed the connection" in event["message"]
     with openai_client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=9, stream=True) as stream:

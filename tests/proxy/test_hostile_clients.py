@@ -22,7 +22,8 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    limits = {"header_seconds": 0.3, "body_idle_seconds": 0.3, "keep_alive_seconds": 0.3, "max_header_bytes": 16_384}
+    limits = {"header_seconds": 0.3, "body_idle_seconds": 0.3, "body_seconds": 2.0, "keep_alive_seconds": 0.3}
+    limits["max_header_bytes"] = 16_384
     with raw_deployment(tmp_path_factory.mktemp("raw"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
         yield raw
 
@@ -154,6 +155,16 @@ def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for
         assert client.response().body == ANSWER
         assert client.response().status == 408
         assert client.ended() == b""
+
+
+def test_a_body_that_never_pauses_and_never_ends_is_a_408(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        # In single bytes it does not reach the limit of bodies first.
+        client.flood(b"1\r\na\r\n", 100 * MEGABYTE)
+        assert client.response().status == 408
+        assert client.ended() == b""
+    assert raw.engine.seen == []
 
 
 def test_a_large_answer_does_not_make_a_connection_immortal(raw: RawDeployment) -> None:

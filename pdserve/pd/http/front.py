@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_body",
+        "_body_until",
         "_current",
         "_expects",
         "_front",
@@ -116,6 +117,8 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None
         """The request that is arriving."""
         self._body: list[bytes] = []
+        self._body_until = 0.0
+        """Loop time at which it must be there; 0: it has not begun."""
         self._header_bytes = 0
         self._in_head = False
         self._nothing_new = 0
@@ -161,7 +164,7 @@ class Connection(asyncio.Protocol):
             if self._nothing_new > self._max_header_bytes:
                 self._refuse(_headers_too_large())
             elif self._current is not None and not self._in_head and self._reply is None:
-                self._wait(self._front.limits.body_idle_seconds)
+                self._wait_for_body()
         except httptools.HttpParserUpgrade as upgrade:
             if self._current is not None:
                 self._read_body_all_the_same(data[upgrade.args[0] :])
@@ -201,7 +204,7 @@ class Connection(asyncio.Protocol):
         self._current = Request(self._peer, tls=self._tls)
         self._in_head = True
         self._header_bytes = self._nothing_new = 0
-        self._body = []
+        self._body, self._body_until = [], 0.0
         self._expects = False
         if self._reply is None:
             self._wait(self._front.limits.header_seconds)
@@ -338,7 +341,10 @@ class Connection(asyncio.Protocol):
         elif self._current is None:
             self._wait(limits.keep_alive_seconds)
         else:
-            self._wait(limits.header_seconds if self._in_head else limits.body_idle_seconds)
+            if self._in_head:
+                self._wait(limits.header_seconds)
+            else:
+                self._wait_for_body()
 
     def _last_words(self) -> None:
         """Nothing more will be answered: the connection ends when what was said has been sent."""
@@ -379,7 +385,7 @@ class Connection(asyncio.Protocol):
         self._resuming = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
         self._resuming = False
-        self._wait(self._front.limits.body_idle_seconds)
+        self._wait_for_body()
         if rest:
             self.data_received(rest)
 
@@ -410,6 +416,12 @@ class Connection(asyncio.Protocol):
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request body is larger than {self._front.limits.max_body_bytes} bytes.")
+
+    def _wait_for_body(self) -> None:
+        now, limits = self._loop.time(), self._front.limits
+        if not self._body_until:
+            self._body_until = now + limits.body_seconds
+        self.deadline = min(now + limits.body_idle_seconds, self._body_until)
 
     def _wait(self, seconds: float) -> None:
         self.deadline = self._loop.time() + seconds

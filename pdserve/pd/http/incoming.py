@@ -17,6 +17,8 @@ class Limits:
     """From the first byte of a request to the end of its headers."""
     body_idle_seconds: float = 30.0
     """Between two pieces of a body, and for a client that does not read its answer."""
+    body_seconds: float = 300.0
+    """From the first byte of a body to its last."""
     keep_alive_seconds: float = 75.0
     max_connections: int = 10_000
     write_buffer_bytes: int = 256 * 1024
