@@ -26,6 +26,7 @@ from pdserve.patches import (
     multiconnector_loser_blocks,
     multiconnector_prom_metrics,
     multiconnector_selection,
+    nixl_abandoned_kv,
     ready_waiters_first,
     stale_completions,
 )
@@ -47,6 +48,7 @@ REGISTRY: tuple[Patch, ...] = (
     mooncake_pulls.PATCH,
     mooncake_bootstrap.PATCH,
     mooncake_cpu_device.PATCH,
+    nixl_abandoned_kv.PATCH,
     lmcache_demand_pinned.PATCH,
     lmcache_final_capacity.PATCH,
     lmcache_block_copy.PATCH,

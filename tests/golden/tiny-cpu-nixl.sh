@@ -19,7 +19,7 @@ mkdir -p "$RUN_DIR/logs"
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, nixl 5600; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: stale-completions, failed-loads-stand-back
+#   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -32,7 +32,7 @@ run_prefill_0() {
   export LMCACHE_TRACK_USAGE=false
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back
+  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,nixl-abandoned-kv
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-nixl/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -64,7 +64,7 @@ run_prefill_0() {
 # decode-0 (decode) on localhost: start stage 1, no devices
 #   ports: http 8200, nixl 5601; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
-#   patches: stale-completions, failed-loads-stand-back
+#   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -77,7 +77,7 @@ run_decode_0() {
   export LMCACHE_TRACK_USAGE=false
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back
+  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,nixl-abandoned-kv
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-nixl/patches/decode-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -203,6 +203,7 @@ run_proxy() {
     "max_header_bytes": 65536,
     "header_seconds": 10.0,
     "body_idle_seconds": 30.0,
+    "body_seconds": 300.0,
     "keep_alive_seconds": 75.0,
     "max_connections": 8192,
     "write_buffer_bytes": 262144

@@ -23,11 +23,14 @@ pytestmark = pytest.mark.real
 NAME = "tiny-cpu-nixl"
 PROOFS = {"endpoints", "requests", "transfer", "output", "clean"}
 WORDS = "the quick brown fox jumps over the lazy dog and "
-DEPARTURES = 16
-CROWD = 100
-SHORT, LONG = WORDS * 10, WORDS * 80
-"""Prompts that prefill has computed in a fraction of a second, and in seconds."""
-EXPIRED = "nixl_num_kv_expired_reqs_total"
+DEPARTURES = 12
+CROWD = 40
+MEDIUM, LONG = WORDS * 30, WORDS * 80
+"""Prompts that prefill computes in about a second, and in seconds: longer than the proxy waits for the end of one whose
+client has left."""
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+ENDED = 'pdserve_patch_effects_total{.*effect="leases-ended".*}'
+"""Leases that nixl-abandoned-kv has ended; vLLM counts them as expired."""
 API_BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": WORDS * 20, "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": WORDS * 20}], "max_tokens": 3},
@@ -51,11 +54,15 @@ class Engines:
 
     def metric(self, name: str, metric: str) -> float:
         text = httpx.get(f"{self.urls[name]}/metrics", trust_env=False).text
-        return sum(float(value) for value in re.findall(rf"^vllm:{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+        return sum(float(value) for value in re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
     def tokens(self, source: str) -> float:
         """Prompt tokens of decode, by where they came from."""
-        return self.metric("decode-0", f'prompt_tokens_by_source_total{{.*source="{source}".*}}')
+        return self.metric("decode-0", f'vllm:prompt_tokens_by_source_total{{.*source="{source}".*}}')
+
+    def expired(self) -> float:
+        """Leases of prefill that nothing but their end has ended."""
+        return self.metric("prefill-0", EXPIRED) - self.metric("prefill-0", ENDED)
 
     async def used(self) -> tuple[float, ...]:
         """Running requests and KV use of both engines. Gauges are set by steps, so each makes one first."""
@@ -124,15 +131,19 @@ def test_a_streamed_answer_is_the_plain_one_and_its_cached_tokens_are_prefills(t
 
 
 def test_clients_that_leave_at_any_moment_leave_no_block_behind(engines: Engines) -> None:
-    """At moments spread over a whole request: during prefill, between the legs, on decode. The engine counts what only
-    the end of a lease has freed: nothing."""
+    """At moments spread over a whole request: during prefill, between the legs, on decode. What they held comes free,
+    and not because a lease has ended, which prefill counts: so it is soon, as soon as the machine is fast.
+
+    One of them may wait for its lease: prefill's answer is on the wire when the proxy, after its last moment, closes
+    the connection. Neither side knows then that it was lost.
+    """
 
     async def depart() -> list[float]:
         began = time.monotonic()
-        await engines.leave({"prompt": SHORT + "0", "max_tokens": 8}, 60)
+        await engines.leave({"prompt": MEDIUM + "0", "max_tokens": 8}, 60)
         whole, freed = time.monotonic() - began, []
         for number in range(DEPARTURES):
-            body = {"prompt": SHORT + str(number), "max_tokens": 200, "stream": number % 2 == 0}
+            body = {"prompt": MEDIUM + str(number), "max_tokens": 200, "stream": number % 2 == 0}
             await engines.leave(body | {"cache_salt": f"leaves-{number}"}, whole * (number + 1) / DEPARTURES)
             left = time.monotonic()
             while any(await engines.used()):
@@ -140,10 +151,11 @@ def test_clients_that_leave_at_any_moment_leave_no_block_behind(engines: Engines
             freed.append(time.monotonic() - left)
         return sorted(freed)
 
-    expired = engines.metric("prefill-0", EXPIRED)
+    expired = engines.expired()
     freed = asyncio.run(depart())
-    print(f"free after {freed[len(freed) // 2]:.2f} s, at the latest {freed[-1]:.2f} s")
-    assert engines.metric("prefill-0", EXPIRED) == expired
+    by_lease = engines.expired() - expired
+    print(f"free after {freed[len(freed) // 2]:.2f} s, at the latest {freed[-1]:.2f} s; by lease {by_lease:.0f}")
+    assert by_lease <= 1
 
 
 def test_clients_that_leave_during_prefill_do_not_delay_the_next_one(engines: Engines) -> None:

@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +24,14 @@ os.environ |= {"VLLM_HOST_IP": "127.0.0.1", "MC_FORCE_TCP": "1", "GLOG_minloglev
 from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for gguf
 
 import torch
-import vllm.platforms
 import zmq.asyncio
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
-from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
 from pdserve.patches import mooncake_cpu_device
+from tests.upstream.cpu_platform import on_a_cpu
 
 _PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
@@ -265,17 +263,6 @@ def until(holds: Callable[[], Any], *engines: Engine, seconds: float = 20.0) -> 
     return time.monotonic() - began
 
 
-def _on_a_cpu() -> None:
-    """Upstream looks for "cpu" in the version of an installed vllm; sources on the path have none."""
-    found = vllm.platforms.current_platform
-    if found.is_cpu():
-        return
-    vllm.platforms._current_platform = CpuPlatform()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and vars(module).get("current_platform") is found:
-            module.current_platform = vllm.platforms._current_platform  # type: ignore[attr-defined]
-
-
 @contextmanager
 def _alone() -> Iterator[None]:
     """A tensor-parallel group of one, as far as the connector's worker asks."""
@@ -294,4 +281,4 @@ def _alone() -> Iterator[None]:
             setattr(upstream, name, value)
 
 
-_on_a_cpu()
+on_a_cpu()
