@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.proxy.connections import LoadError
 from benchmarks.proxy.environment import describe_machine
 from benchmarks.proxy.goals import judge
+from benchmarks.proxy.pdserve_settings import variants
 from benchmarks.proxy.plot import plot
 from benchmarks.proxy.profiling import profile
 from benchmarks.proxy.readme import fill_in
@@ -21,7 +22,7 @@ from benchmarks.proxy.results import Results
 from benchmarks.proxy.run import run_rounds, run_soak
 from benchmarks.proxy.scenarios import SCENARIOS, SIZES
 from benchmarks.proxy.systems import SYSTEMS, Cores, StartError, router_argv
-from benchmarks.proxy.table import print_report
+from benchmarks.proxy.table import FEATURE_SCENARIOS, print_report
 
 HERE = Path(__file__).parent
 SCRATCH = HERE.parents[1] / ".cache" / "bench-proxy" / "results"
@@ -39,9 +40,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         default=",".join(SYSTEMS),
-        help="comma-separated; also pdserve-without-FEATURE (default: %(default)s)",
+        help="comma-separated; also pdserve-without-FEATURE, pdserve-with-kv-events (default: %(default)s)",
     )
     parser.add_argument("--soak", action="store_true", help="only whether memory stays flat (vllm-router, pdserve)")
+    parser.add_argument("--features", action="store_true", help="only what each feature of pdserve costs")
     parser.add_argument("--profile", metavar="SCENARIO", help="pdserve under cProfile in one scenario, top 25 printed")
     parser.add_argument(
         "--cores", metavar="HARNESS,PROXY", help="CPU numbers (default: the first and the last allowed)"
@@ -59,6 +61,8 @@ def main(argv: list[str]) -> int:
     cores = Cores.choose(args.cores)
     if cores.harness == cores.proxy:
         console.print("Only one CPU: proxy, mock and generator share it, and the numbers mean nothing.", style="red")
+    if args.features:
+        args.only, args.systems = list(FEATURE_SCENARIOS), ",".join(variants())
     scenarios = [item for item in SCENARIOS if not args.only or item.name.startswith(tuple(args.only))]
     if not scenarios:
         console.print("No scenario has such a name.", style="red")
@@ -89,15 +93,16 @@ def main(argv: list[str]) -> int:
             return 1
     # Only a whole full run replaces what is published.
     whole = kind == "full" and not args.only and args.systems == ",".join(SYSTEMS)
-    output: Path = args.output or (HERE if whole else SCRATCH)
+    output: Path = args.output or (HERE if whole or (args.features and kind == "full") else SCRATCH)
     output.mkdir(parents=True, exist_ok=True)
-    file = output / ("soak.json" if args.soak else "results.json")
+    name = "soak" if args.soak else "features" if args.features else "results"
+    file = output / f"{name}.json"
     goals = judge(results.summary(), results.soak)
     results.write(file, goals)
     print_report(results, goals)
-    if results.samples:
+    if name == "results":
         plot(results, output / "results.png", say)
-    if output == HERE:
+    if output == HERE and (HERE / "results.json").exists():
         fill_in(HERE / "README.md", output)
     console.print(f"written: {output}", soft_wrap=True)
     return 1 if results.failures() else 0

@@ -1,6 +1,7 @@
 """One process that is all engines: prefill workers, decode workers and Mooncake's bootstrap servers, each on its port.
 
-    python -m benchmarks.proxy.mock          prints {"prefill": [port, ...], "decode": [...], "bootstrap": [...]}
+    python -m benchmarks.proxy.mock          prints {"prefill": [port, ...], "decode": [...], "bootstrap": [...],
+                                                     "events": [...]}
 
 It speaks as much of vLLM as proxies ask for, computes nothing, and holds proxies to the contract: a decode leg gets
 its first token when its own admission time is over AND the prefill leg of its transfer_id has ended, whichever came
@@ -39,6 +40,7 @@ from benchmarks.proxy.engine_messages import (
     Body,
     Settings,
 )
+from benchmarks.proxy.kv_events import Publisher
 from benchmarks.proxy.wire import PAIRS
 
 
@@ -52,6 +54,9 @@ class Engines:
     """Transfers whose prefill has ended and whose decode has not come, and the number of the prefill."""
     waiting: dict[str, Callable[[int], None]] = field(default_factory=dict)
     """Transfers whose decode waits for their prefill."""
+    publishers: list[Publisher] = field(default_factory=lambda: [Publisher() for _ in range(PAIRS)])
+    tokenized: set[bytes] = field(default_factory=set)
+    """Bodies of which one prefill has told that it has them in its cache."""
     emitted: int = 0
     prefills: int = 0
     decodes: int = 0
@@ -176,9 +181,15 @@ class Connection(asyncio.Protocol):
                 return QUERIES[self.number], 200
             case b"/tokenize":
                 # A token for every four bytes, as good as any for the cost of asking and hashing.
-                return msgspec.json.encode({"count": len(body) // 4, "tokens": list(body[::4])}), 200
+                tokens = list(body[::4])
+                if body not in self.engines.tokenized:
+                    self.engines.tokenized.add(body)
+                    self.engines.publishers[len(self.engines.tokenized) % PAIRS].stored(tokens)
+                return msgspec.json.encode({"count": len(tokens), "tokens": tokens}), 200
             case b"/mock/config":
                 self.engines.settings = msgspec.json.decode(body, type=Settings)
+                for publisher in self.engines.publishers:
+                    publisher.again()
                 return b"{}", 200
             case b"/mock/go":
                 self.engines.go()
@@ -287,6 +298,7 @@ async def serve() -> None:
             make = partial(Connection, engines, role, number)
             server = await loop.create_server(make, "127.0.0.1", 0, backlog=2048)
             found.append(server.sockets[0].getsockname()[1])
+    ports["events"] = [publisher.port for publisher in engines.publishers]
     print(json.dumps(ports), flush=True)
     gc.freeze()
     gc.disable()

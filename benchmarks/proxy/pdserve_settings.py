@@ -23,6 +23,11 @@ def _routing(folder: Path) -> dict[str, Any]:
     return {"routing": {"prefill": {"kind": "prefix_aware"}, "decode": {"kind": "least_loaded"}}}
 
 
+def _kv_events(folder: Path) -> dict[str, Any]:
+    """Exact: each prompt is tokenised by an engine and looked up in what prefills have said of their caches."""
+    return {"routing": {"prefill": {"kind": "kv_events"}, "decode": {"kind": "least_loaded"}}}
+
+
 def _keys(folder: Path) -> dict[str, Any]:
     """A hundred keys with limits; clients send one of them."""
     lines = []
@@ -59,6 +64,19 @@ FEATURES: dict[str, Feature] = {
 """Name -> keys of proxy.json; the folder is the run's own, for files that a key needs (wire.API_KEY is what clients
 send). Breakers, health checks, metrics and the request log are always on."""
 
+INSTEAD: dict[str, tuple[str, Feature]] = {"kv-events": ("routing", _kv_events)}
+"""Another way of a feature, as the system `pdserve-with-NAME`: what it costs more."""
+
+
+def variants() -> list[str]:
+    """The systems by which a feature's cost is found."""
+    return [
+        "pdserve",
+        *(f"pdserve-without-{name}" for name in FEATURES),
+        *(f"pdserve-with-{name}" for name in INSTEAD),
+    ]
+
+
 ENVIRONMENT = {"PDSERVE_ENGINE_KEY": "sk-engine-0123456789abcdef"}
 
 
@@ -69,8 +87,9 @@ def base(port: int, mock: dict[str, list[int]]) -> dict[str, Any]:
         for role in ("prefill", "decode")
         for number, at in enumerate(mock[role])
     ]
-    for worker, at in zip(workers, mock["bootstrap"], strict=False):
+    for worker, at, events in zip(workers, mock["bootstrap"], mock["events"], strict=False):
         worker["bootstrap_url"] = f"http://127.0.0.1:{at}"
+        worker["kv_events_url"] = f"tcp://127.0.0.1:{events}"
     return {
         "host": "127.0.0.1",
         "port": port,
@@ -90,12 +109,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, **ENVIRONMENT}
 
 
-def proxy_json(port: int, mock: dict[str, list[int]], folder: Path, without: str | None) -> dict[str, Any]:
-    """KeyError: there is no such feature to leave out."""
-    if without is not None:
-        FEATURES[without]
+def proxy_json(port: int, mock: dict[str, list[int]], folder: Path, variant: str) -> dict[str, Any]:
+    """`variant`: nothing, without-FEATURE or with-OTHER. KeyError: there is no such thing."""
+    features = dict(FEATURES)
+    way, _, name = variant.partition("-")
+    if way == "without":
+        del features[name]
+    elif way == "with":
+        replaced, feature = INSTEAD[name]
+        features[replaced] = feature
+    elif way:
+        raise KeyError(variant)
     keys = base(port, mock)
-    for name, feature in FEATURES.items():
-        if name != without:
-            keys |= feature(folder)
+    for feature in features.values():
+        keys |= feature(folder)
     return keys

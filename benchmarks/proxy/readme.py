@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.proxy.goals import judge
 from benchmarks.proxy.results import Results
-from benchmarks.proxy.table import Row, goal_rows, remarks, soak_rows, tables
+from benchmarks.proxy.table import Row, feature_rows, goal_rows, remarks, soak_rows, tables
 
 BEGIN, END = "<!-- results: written by benchmarks.proxy.readme -->", "<!-- end of results -->"
 
@@ -42,6 +42,11 @@ def section(folder: Path) -> str:
         parts += [f"### {title.capitalize()}", markdown(header, rows)]
     if results.soak:
         parts += ["### Memory over many requests and streams", markdown(*soak_rows(results))]
+    if (folder / "features.json").exists():
+        parts += [
+            "### What each feature costs",
+            markdown(*feature_rows(Results.read(folder / "features.json").summary())),
+        ]
     parts += [f"- {line}" for line in remarks(results)]
     return "\n\n".join(parts) + "\n"
 

@@ -173,11 +173,15 @@ def command(name: str, port: int, mock: dict[str, list[int]], folder: Path) -> l
             "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
             "--prometheus-port", str(free_port()), "--log-level", "error",
         ]  # fmt: skip
-    bare, _, without = name.partition("-without-")
-    if bare != "pdserve" or (without and without not in pdserve_settings.FEATURES):
-        raise StartError(f"no such system: {name}")
+    bare, _, variant = name.partition("-")
     config = folder / f"{name}.json"
-    config.write_text(json.dumps(pdserve_settings.proxy_json(port, mock, folder, without or None)))
+    try:
+        if bare != "pdserve":
+            raise KeyError(name)
+        settings = pdserve_settings.proxy_json(port, mock, folder, variant)
+    except KeyError:
+        raise StartError(f"no such system: {name}") from None
+    config.write_text(json.dumps(settings))
     return [sys.executable, "-m", "pdserve.proxy", "--config", str(config), "--no-control"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.proxy.goals import REFERENCE, Goal
+from benchmarks.proxy.goals import OURS, REFERENCE, Goal
 from benchmarks.proxy.results import Results, Summary
 
 COLUMNS = (
@@ -98,6 +98,23 @@ def soak_rows(results: Results) -> tuple[Row, list[Row]]:
         [row["system"], f"{row['requests']:,}", f"{row['streams']:,}", *(number(row[name]) for name in SOAK)]
         for row in results.soak
     ]
+
+
+FEATURE_SCENARIOS = ("requests", "body-100kB")
+
+
+def feature_rows(summary: Summary) -> tuple[Row, list[Row]]:
+    """CPU a request of pdserve and its variants, and what a variant takes more or less."""
+    header, rows = ["system"], []
+    for scenario in FEATURE_SCENARIOS:
+        header += [f"{scenario}: CPU us/req", "difference"]
+    for system in summary[FEATURE_SCENARIOS[0]]:
+        row = [system]
+        for scenario in FEATURE_SCENARIOS:
+            base, own = (summary[scenario][name]["cpu_ms_per_request"] * 1e3 for name in (OURS, system))
+            row += [f"{own:.0f}", "" if system == OURS else f"{own - base:+.0f}"]
+        rows.append(row)
+    return header, rows
 
 
 def remarks(results: Results) -> list[str]:
