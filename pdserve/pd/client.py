@@ -123,6 +123,9 @@ class Client:
             self.on_data(data)
         if answer.complete:
             self.on_end()
+        elif leg.failure is not None:
+            # Its connection was lost while it waited to be relayed: nobody will say so again.
+            self.on_cut()
 
     def on_data(self, data: bytes) -> None:
         if self._pending:

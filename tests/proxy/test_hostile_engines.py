@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.proxy.raw import (
     ANSWER,
+    SECONDS,
     CutError,
     RawDeployment,
     Response,
@@ -175,6 +178,25 @@ def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest:
     *_, last = answer.events()
     assert last["error"]["code"] == 502
     assert "127.0.0.1" not in answer.body.decode()
+
+
+def test_a_stream_that_breaks_before_prefill_has_answered_ends_with_an_error_event(tmp_path: Path) -> None:
+    """Decode's beginning is held back for a moment then, and nobody is told of the end of it a second time."""
+    answered = threading.Event()
+
+    def silent(_: Say) -> None:
+        answered.wait(SECONDS)
+        raise CutError
+
+    with raw_deployment(tmp_path, split=True) as raw:
+        raw.engines[0].script = silent
+        raw.engine.script = says(head(SSE), chunk(EVENT), cut=True)
+        answer = raw.ask(post(PATH, STREAM))
+        answered.set()
+        assert (answer.status, answer.complete) == (200, True)
+        first, last = answer.events()
+        assert first["choices"]
+        assert last["error"]["code"] == 502
 
 
 def test_a_stream_that_ends_without_its_last_event_ends_with_an_error_event(raw: RawDeployment) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
+
+import pytest
+import uvloop
 
 from pdserve.pd.http.fetch import fetch
 from pdserve.pd.http.upstream import Pool
@@ -68,3 +72,18 @@ def test_a_connection_that_was_held_back_at_the_end_answers_the_next_request() -
         await server.wait_closed()
 
     asyncio.run(run())
+
+
+def test_a_pool_that_has_failed_to_connect_can_be_closed() -> None:
+    """uvloop makes the protocol before it connects."""
+
+    async def run() -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            pool = Pool(f"http://127.0.0.1:{nobody.getsockname()[1]}", connect_timeout=5)
+            with pytest.raises(ConnectionRefusedError):
+                await pool.connect()
+        pool.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

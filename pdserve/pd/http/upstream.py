@@ -115,6 +115,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         # resume_writing is then called when all of a request has been sent.
         self._transport.set_write_buffer_limits(high=0)
+        self._pool.opened(self)
 
     def resume_writing(self) -> None:
         self._check_sent()
@@ -243,6 +244,10 @@ class Pool:
         while self._idle and (len(self._idle) > _MAX_IDLE or self._idle[0].idle_since < oldest):
             self._idle.popleft().abort()
 
+    def opened(self, connection: Connection) -> None:
+        """Not before: uvloop makes the protocol of an attempt that then fails, too."""
+        self._open.add(connection)
+
     def forget(self, connection: Connection) -> None:
         self._open.discard(connection)
 
@@ -253,6 +258,4 @@ class Pool:
         self._idle.clear()
 
     def _new(self) -> Connection:
-        connection = Connection(self)
-        self._open.add(connection)
-        return connection
+        return Connection(self)
