@@ -1,4 +1,4 @@
-"""The proxy over two real prefills and two real decodes: routing, departures, and a prefill that dies under load."""
+"""The proxy over two real prefills and two real decodes: routing, departures, and engines that die under load."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import yaml
 
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real.conftest import member
+from tests.real.lost_decode import LATE, LATE_PROMPT, LATE_TOKENS, STREAM_TOKENS, STREAMS, assert_told, kill, reached
 
 pytestmark = pytest.mark.real
 
@@ -26,6 +27,8 @@ NAME = "proxy-2p2d"
 BLOCK = 128
 SESSIONS, TURNS = 5, 4
 FREE_SECONDS = 2.0
+ABORT_SECONDS = 20
+"""How long a prefill keeps KV that nobody fetches: a decode that died may have asked for it."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,9 @@ def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
     restart = {"policy": "on-failure", "backoff_seconds": 0.1}
     document["extends"] = str(REPOSITORY / "recipes" / "tiny-cpu.yaml")
     document["prefill"] |= {"connector": {"kind": "mooncake", "protocol": "tcp"}, "restart": restart}
-    document["proxy"] = {"routing": {"prefill": {"kind": "kv_events"}}}
+    document["decode"] |= {"restart": restart}
+    document["timeouts"]["transfer_abort_seconds"] = ABORT_SECONDS
+    document["proxy"] = {"log": "json", "routing": {"prefill": {"kind": "kv_events"}}}
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
     code, output = pdserve("up", recipe, "--detach")
@@ -114,11 +119,11 @@ def prompt(tokens: int, seed: int) -> list[int]:
     return [dice.randrange(10, 250) for _ in range(tokens)]
 
 
-def use(deployment: Deployment, policy: str) -> None:
-    """Another policy for the prefill pool of the running proxy."""
+def use(deployment: Deployment, policy: str, role: str = "prefill") -> None:
+    """Another policy for one pool of the running proxy."""
     path = deployment.run.path / "proxy.json"
     config = json.loads(path.read_text())
-    config["routing"]["prefill"] = {"kind": policy}
+    config["routing"][role] = {"kind": policy}
     path.write_text(json.dumps(config))
     deployment.send_signal("proxy", signal.SIGHUP)
 
@@ -213,7 +218,7 @@ def test_clients_who_leave_at_random_moments_leave_nothing(tiny: Deployment) -> 
 
 
 def test_a_prefill_killed_under_load_costs_no_request_and_comes_back(tiny: Deployment) -> None:
-    """Last: it kills one. Nothing had been sent to any of these clients when their prefill died."""
+    """Near the end: it kills one. Nothing had been sent to any of these clients when their prefill died."""
     worker = member(tiny, "prefill-1", "VLLM::Worker")
 
     async def load() -> list[list[int]]:
@@ -244,3 +249,38 @@ def test_a_prefill_killed_under_load_costs_no_request_and_comes_back(tiny: Deplo
     status = read_json(pdserve("status", NAME, "--json")[1])
     assert status["phase"] == "ready"
     assert sum(status["processes"]["prefill-1"]["engine"]["prompt_tokens"].values()) > 0
+
+
+@pytest.mark.parametrize(("name", "title"), [("decode-1", "vllm"), ("decode-0", "VLLM::Worker")])
+def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and_costs_no_other_request(
+    tiny: Deployment, name: str, title: str
+) -> None:
+    """Last: they kill one each; its API server, whose connections break, or its worker, of whose end vLLM may speak."""
+    use(tiny, "round_robin", "decode")
+    victim = tiny.id_of(name) if title == "vllm" else member(tiny, name, title)
+    seed = 90_000 if title == "vllm" else 95_000
+
+    async def scene() -> tuple[float, float]:
+        async with reached(tiny) as asked:
+            sends = [asked.request(prompt(200, seed + number), STREAM_TOKENS) for number in range(STREAMS)]
+            late = [asked.request(prompt(LATE_PROMPT, seed + 100 + number), LATE_TOKENS) for number in range(LATE)]
+            killed = await kill(asked, name, victim, sends, late)
+            more = [asked.request(prompt(300, seed + 200 + number), 4) for number in range(4)]
+            assert {len(answer) for answer in await asyncio.gather(*map(asked.ask, more))} == {4}
+            await asked.free(asked.prefills, killed.answered, ABORT_SECONDS + FREE_SECONDS)
+            free = time.monotonic() - killed.at
+            await assert_told(asked, killed)
+            # The proxy's own error is the end; after its own error vLLM says [DONE].
+            assert title != "vllm" or all("error" in one.events[-1] for one in killed.lost)
+            await asked.back(name)
+            back = time.monotonic() - killed.at
+            more = [asked.request(prompt(300, seed + 300 + number), 4) for number in range(4)]
+            await asyncio.gather(*map(asked.ask, more))
+            lines = await asked.lines(more)
+            assert name in {line["decode"] for line in lines.values()}
+            assert {line["attempts"] for line in lines.values()} == {1}
+            await asked.free(list(asked.engines), time.monotonic(), 2 * FREE_SECONDS)
+            return free, back
+
+    free, back = asyncio.run(scene())
+    print(f"nothing is left on the prefills {free:.2f} s after the kill; it serves again after {back:.1f} s")
