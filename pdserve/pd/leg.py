@@ -48,6 +48,7 @@ class Leg:
         "_counted",
         "_data",
         "_head",
+        "_hung_up",
         "_on_complete",
         "_status",
         "answer",
@@ -83,6 +84,7 @@ class Leg:
         self._data = b""
         self._client: Client | None = None
         self._closed = False
+        self._hung_up = False
         self._counted = False
         self._connecting: asyncio.Task[None] | None = None
         worker.opened()
@@ -124,6 +126,14 @@ class Leg:
         if connection is not None:
             connection.abort()
         self._completed()
+
+    def hang_up(self) -> None:
+        """As `close`, but an answer that the engine has sent before it sees that is still taken. Needs a close."""
+        if self._connection is None:
+            self.close()
+            return
+        self._hung_up = True
+        self._connection.hang_up()
 
     def relay_to(self, client: Client) -> None:
         """From now on data goes straight to the client."""
@@ -185,7 +195,11 @@ class Leg:
 
     def on_lost(self) -> None:
         self._connection = None
-        if self.answer is None:
+        if self._hung_up and not self.settled:
+            poke = self.poke
+            self.close()
+            poke()
+        elif self.answer is None:
             self._fail(ApiError(502, f"{self.worker.name} closed the connection"), retry=True)
         else:
             self.worker.breaker.failed(asyncio.get_running_loop().time())

@@ -36,7 +36,7 @@ DELIVER_SECONDS = 1.0
 TAKEN_IN_SECONDS = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 
@@ -88,6 +88,10 @@ class Mooncake:
                 prefill.slots.give()
         try:
             await self._first_event(legs, watch, request)
+            watch.forget(prefill)
+            if not legs.prefill.complete:
+                # Its cached tokens are wanted; it comes before decode's first token but for a race.
+                await self._prefill_answered(legs, watch)
         except WorkerFailedError as failure:
             await self._after_failure(request, transfer, legs, failure)
             raise
@@ -95,12 +99,8 @@ class Mooncake:
             # The client left, its time is up, or this proxy is ending.
             self.background.start(self._deliver_and_abort(legs))
             raise
-        watch.forget(prefill)
         request.stages.decoding = legs.decode.first_byte
         try:
-            if not legs.prefill.complete:
-                # Its cached tokens are wanted; it comes before decode's first token but for a race.
-                await self._prefill_answered(legs.prefill, watch)
             client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
             client.relay(legs.decode)
             await watch.until(lambda: client.ended)
@@ -147,12 +147,19 @@ class Mooncake:
             await watch.until(lambda: decode.settled)
         decode.result()
 
-    async def _prefill_answered(self, prefill: Leg, watch: Watch) -> None:
+    async def _prefill_answered(self, legs: Legs, watch: Watch) -> None:
+        """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
+        still give one."""
+        prefill, decode = legs.prefill, legs.decode
         loop = asyncio.get_running_loop()
-        late = loop.time() + _ANSWER_SECONDS / 2
-        timer = loop.call_later(_ANSWER_SECONDS, watch.poke)
-        await watch.until(lambda: prefill.complete or loop.time() >= late)
-        timer.cancel()
+        late = loop.time() + _ANSWER_SECONDS
+        timer = loop.call_at(late, watch.poke)
+        try:
+            await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
+        finally:
+            timer.cancel()
+        if decode.failure is not None:
+            raise WorkerFailedError(decode.worker, decode.failure.error, retry=True)
 
     # --- what happens to legs that nobody waits for
 
@@ -165,9 +172,16 @@ class Mooncake:
             legs.close()
         elif not legs.decode.reached:
             self.background.start(self._release(request, transfer, legs))
-        elif failure.error.status < 500 or failure.worker.state == "dead":
-            # A decode that refuses a request has told prefill so; one that is dead has asked, perhaps.
+        elif failure.error.status < 500:
+            # A decode that refuses a request has told prefill so.
             self.background.start(self._deliver_and_abort(legs))
+        elif failure.worker.state == "dead" and not legs.prefill.complete:
+            # Nobody fetches the KV: prefill frees it when its request is aborted, and only at its abort timeout if that
+            # has ended.
+            legs.close()
+        elif failure.worker.state == "dead":
+            # It has asked, perhaps, and perhaps not.
+            self.background.start(self._release(request, transfer, legs))
         else:
             await self._ask_prefill(request, transfer, legs)
 

@@ -193,6 +193,9 @@ class Nixl:
 
     async def _leave_prefill(self, request: ClientRequest, leg: Leg, sent: float) -> None:
         await settle((leg,), lambda: leg.complete, LAST_MOMENT_SECONDS)
+        if not leg.complete:
+            leg.hang_up()
+            await settle((leg,), lambda: leg.complete, LAST_MOMENT_SECONDS)
         answered = leg.answer is not None and leg.answer.complete
         leg.close()
         if answered:

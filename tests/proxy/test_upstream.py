@@ -87,3 +87,54 @@ def test_a_pool_that_has_failed_to_connect_can_be_closed() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+class Leaves:
+    """A sink that hangs up as soon as its request is with the engine."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.over = asyncio.get_running_loop().create_future()
+
+    def on_status(self, status: int, content_type: str) -> None:
+        assert status == 200
+
+    def on_data(self, data: bytes) -> None:
+        self.data += data
+
+    def on_end(self) -> None:
+        self.over.set_result("ended")
+
+    def on_sent(self) -> None:
+        """The test hangs up."""
+
+    def on_lost(self) -> None:
+        self.over.set_result("lost")
+
+
+@pytest.mark.parametrize(("answer", "end"), [(ANSWER, "ended"), (b"", "lost")])
+def test_what_an_engine_has_said_before_it_sees_its_client_hang_up_still_arrives(answer: bytes, end: str) -> None:
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.put_nowait(await reader.read())
+        writer.write(answer)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(engine, "127.0.0.1", 0)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        sink = Leaves()
+        connection = await pool.connect()
+        connection.send(HEAD, b"", sink)
+        connection.hang_up()
+        assert await asyncio.wait_for(seen.get(), 5) == HEAD
+        assert await asyncio.wait_for(sink.over, 5) == end
+        assert sink.data == (b"{}" if answer else b"")
+        assert pool.take() is None
+        pool.close()
+        server.close()
+        await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         "_complete",
         "_content_type",
         "_data",
+        "_hung_up",
         "_keep",
         "_loop",
         "_parser",
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         """Bytes since the end of the last head or the last piece of a body: the rest may never end."""
         self._unsent = False
         self._paused = False
+        self._hung_up = False
         self.idle_since = 0.0
 
     def send(self, request: bytes, body: bytes, sink: Sink) -> None:
@@ -95,6 +97,15 @@ class Connection(asyncio.Protocol):
         """Leaves at once. The sink hears nothing more."""
         self._sink = None
         self._transport.abort()
+
+    def hang_up(self) -> None:
+        """Leaves, and listens on: the engine sees its client leave, and what it has said before still arrives. Then
+        the connection ends. Over TLS nothing more arrives."""
+        self._hung_up = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.abort()
 
     def pause(self) -> None:
         self._paused = True
@@ -180,7 +191,7 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         sink, self._sink = self._sink, None
         self._complete = False
-        if self._keep and not self._unsent and not self._transport.is_closing():
+        if self._keep and not self._unsent and not self._hung_up and not self._transport.is_closing():
             # The client may have fallen behind with the last of it: the next request's answer must not wait for it.
             self.resume()
             self._pool.keep(self)
