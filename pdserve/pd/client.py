@@ -94,7 +94,7 @@ class Client:
         if self.interruption is None:
             self.interruption = reason
             if self.watch is not None:
-                self.watch.poke()
+                self.watch.wake()
 
     # --- relaying
 

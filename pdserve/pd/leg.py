@@ -267,9 +267,10 @@ class Leg:
         self.poke()
 
     def _completed(self) -> None:
-        if not self._counted:
-            self._counted = True
-            self.worker.outcomes[self._outcome()] += 1
+        if self._counted:
+            return
+        self._counted = True
+        self.worker.outcomes[self._outcome()] += 1
         on_complete, self._on_complete = self._on_complete, None
         if on_complete is not None:
             on_complete()

@@ -87,7 +87,7 @@ class Mooncake:
             if not sent:
                 prefill.slots.give()
         try:
-            await self._first_event(legs, watch, request)
+            await self._first_event(legs, watch)
             watch.forget(prefill)
             if not legs.prefill.complete:
                 # Its cached tokens are wanted; it comes before decode's first token but for a race.
@@ -136,16 +136,14 @@ class Mooncake:
         head = self._engines.post(decode, request.target, request.headers, decode_body)
         return Legs(prefill, Leg(decode, head, decode_body, watch.poke))
 
-    async def _first_event(self, legs: Legs, watch: Watch, request: ClientRequest) -> None:
+    async def _first_event(self, legs: Legs, watch: Watch) -> None:
         """Until decode's answer begins; a failure of prefill until then ends the wait at once."""
         prefill, decode = legs.prefill, legs.decode
-        await watch.until(lambda: prefill.complete or decode.settled)
-        if prefill.complete:
-            prefill_leg.note_complete(request, prefill)
+        await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
         if not decode.settled:
             prefill_leg.check(prefill)
             await watch.until(lambda: decode.settled)
-        decode.result()
+        _unbroken(decode)
 
     async def _prefill_answered(self, legs: Legs, watch: Watch) -> None:
         """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
@@ -158,8 +156,7 @@ class Mooncake:
             await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
         finally:
             timer.cancel()
-        if decode.failure is not None:
-            raise WorkerFailedError(decode.worker, decode.failure.error, retry=True)
+        _unbroken(decode)
 
     # --- what happens to legs that nobody waits for
 
@@ -246,6 +243,14 @@ class Mooncake:
             await self._engine_ids.learn(worker)
         except WorkerFailedError as failure:
             log.warning("%s", failure)
+
+
+def _unbroken(decode: Leg) -> None:
+    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, as long as nothing of
+    that has reached the client."""
+    failure = decode.failure
+    if failure is not None:
+        raise WorkerFailedError(decode.worker, failure.error, retry=failure.retry or decode.answer is not None)
 
 
 async def wait_for_slot(prefill: Worker, watch: Watch) -> None:

@@ -118,7 +118,6 @@ class Nixl:
                 leg.close()
             raise
         leg.close()
-        prefill_leg.note_complete(request, leg)
         prefill_leg.check(leg)
         return leg
 

@@ -27,31 +27,36 @@ def send(
     poke: Callable[[], None],
     on_complete: Callable[[], None] = never,
 ) -> Leg:
-    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too."""
-    tokens = request.ask.estimate
+    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once the
+    prompt is computed, the request's place in the prefill pool is free."""
+    tokens, attempt = request.ask.estimate, request.attempts
     prefill.load.add_prompt_tokens(tokens)
 
     def complete() -> None:
         prefill.load.add_prompt_tokens(-tokens)
         on_complete()
+        # One that ends when another attempt has begun says nothing of that.
+        if leg.failure is None and request.attempts == attempt:
+            request.stages.prefilled = leg.first_byte
+            if request.prefill_ticket is not None:
+                request.prefill_ticket.release()
 
     head = engines.post(prefill, request.dialect.path.encode(), request.headers + rank_header, body)
-    return Leg(prefill, head, body, poke, complete)
+    leg = Leg(prefill, head, body, poke, complete)
+    return leg
 
 
-def note_complete(request: ClientRequest, leg: Leg) -> None:
-    """The prompt is computed, or never will be by this leg: its place in the prefill pool is free."""
-    request.stages.prefilled = leg.first_byte
-    if request.prefill_ticket is not None and leg.failure is None:
-        request.prefill_ticket.release()
+def ended_well(leg: Leg) -> bool:
+    """A complete leg, beyond doubt; `check` says what is wrong with another, if anything is."""
+    return leg.answer is not None and (b'"length"' in leg.answer.data or b'"stop"' in leg.answer.data)
 
 
 def check(leg: Leg) -> None:
     """A complete leg must have ended well: WorkerFailedError after an abort, when its KV is gone. A stop is no harm:
     NIXL keeps the KV by itself, Mooncake by the patch mooncake-requests."""
-    answer = leg.result()
-    if b'"length"' in answer.data or b'"stop"' in answer.data:
+    if ended_well(leg):
         return
+    answer = leg.result()
     try:
         choices = json.loads(answer.data).get("choices")
     except (ValueError, AttributeError):

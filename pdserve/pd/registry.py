@@ -95,7 +95,7 @@ class Worker:
     def died(self) -> None:
         self.deaths += 1
         for watch in list(self.watches):
-            watch.poke()
+            watch.wake()
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,7 @@
 """Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up.
 
-A Watch is poked by whatever may have changed something, and looks for itself: one future at a time, no tasks.
+A Watch is poked by whatever may have changed something, and looks for itself before it wakes anybody: one future at a
+time, no tasks.
 """
 
 from __future__ import annotations
@@ -23,20 +24,26 @@ class Watch:
     Must be left with `end`, or workers and client keep poking it.
     """
 
-    __slots__ = ("_client", "_future", "_lives", "_loop")
+    __slots__ = ("_client", "_future", "_lives", "_loop", "_ready")
 
     def __init__(self, client: Client, workers: Collection[Worker]) -> None:
         self._client = client
         self._lives: dict[Worker, int] = {}
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
+        self._ready: Callable[[], object] | None = None
         client.watch = self
         for worker in workers:
             self._lives[worker] = worker.deaths
             worker.watches.add(self)
 
     def poke(self) -> None:
-        """Something has changed."""
+        """Something has changed that may be waited for."""
+        if self._ready is not None and self._ready():
+            self.wake()
+
+    def wake(self) -> None:
+        """Something has happened that ends the wait, or may."""
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -63,11 +70,14 @@ class Watch:
 
     async def until(self, ready: Callable[[], object]) -> None:
         """Return when `ready()` is true, raise when something interrupts."""
-        while not ready():
-            self.check()
-            self._future = self._loop.create_future()
-            await self._future
-        self._future = None
+        self._ready = ready
+        try:
+            while not ready():
+                self.check()
+                self._future = self._loop.create_future()
+                await self._future
+        finally:
+            self._future = self._ready = None
 
     async def race(self, work: Awaitable[T], unwanted: Callable[[T], object] | None = None) -> T:
         """The result of `work`, which is cancelled when something interrupts. `unwanted`: gets a result that came in

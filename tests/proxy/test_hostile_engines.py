@@ -163,16 +163,27 @@ def test_what_comes_with_an_answer_and_was_not_asked_for_is_dropped(raw: RawDepl
 
 
 CUTS = {
-    "between events": chunk(EVENT) + chunk(EVENT),
-    "in an event": chunk(EVENT) + chunk(EVENT[:10]),
-    "in a chunk": chunk(EVENT) + chunk(EVENT)[:-10],
+    "between events": chunk(EVENT),
+    "in an event": chunk(EVENT[:10]),
+    "in a chunk": chunk(EVENT)[:-10],
 }
 
 
 @pytest.mark.parametrize("rest", CUTS.values(), ids=CUTS.keys())
 def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest: bytes) -> None:
-    raw.engine.script = says(head(SSE), rest, cut=True)
-    answer = raw.ask(post(PATH, STREAM))
+    begun = threading.Event()
+
+    def breaks(say: Say) -> None:
+        say(head(SSE) + chunk(EVENT))
+        begun.wait(SECONDS)
+        say(rest)
+        raise CutError
+
+    raw.engine.script = breaks
+    with raw.client() as client:
+        client.send(post(PATH, STREAM)).socket.recv(1, socket.MSG_PEEK)
+        begun.set()
+        answer = client.response()
     assert (answer.status, answer.complete) == (200, True)
     assert answer.body.startswith(EVENT)
     *_, last = answer.events()

@@ -193,7 +193,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         if self._keep and not self._unsent and not self._hung_up and not self._transport.is_closing():
             # The client may have fallen behind with the last of it: the next request's answer must not wait for it.
-            self.resume()
+            if self._paused:
+                self.resume()
             self._pool.keep(self)
         else:
             self._transport.close()
