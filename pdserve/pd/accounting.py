@@ -161,7 +161,11 @@ def _stage(request: ClientRequest | None) -> str:
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
     """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
-    said = dict(_USAGE.findall(client.last_words))
+    words = client.last_words
+    at = words.rfind(b'"usage"')
+    if at < 0:
+        return None, None
+    said = dict(_USAGE.findall(words, at))
     prompt = [int(said[name]) for name in _PROMPT if name in said]
     answer = [int(said[name]) for name in _ANSWER if name in said]
     return sum(prompt) if prompt else None, answer[0] if answer else None

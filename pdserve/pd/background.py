@@ -31,7 +31,7 @@ async def settle(legs: tuple[Leg, ...], ready: Callable[[], object], seconds: fl
     """Waits for legs that nobody else watches any more: until `ready()` is true, or the time is over."""
     changed = asyncio.Event()
     for leg in legs:
-        leg.poke = changed.set
+        leg.poke, leg.tell_reached = changed.set, True
     try:
         async with asyncio.timeout(seconds):
             while not ready():

@@ -36,7 +36,8 @@ class Answer:
 
 
 class Leg:
-    """A Sink of its connection (http.upstream). `poke` is called whenever `answer`, `failure` or `sent` change."""
+    """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for `reached`
+    if somebody waits for that."""
 
     __slots__ = (
         "_body",
@@ -56,6 +57,7 @@ class Leg:
         "first_byte",
         "poke",
         "reached",
+        "tell_reached",
         "worker",
     )
 
@@ -74,6 +76,8 @@ class Leg:
         self.poke = poke
         self.reached = False
         """The engine has the whole request."""
+        self.tell_reached = False
+        """Somebody waits for that."""
         self.answer: Answer | None = None
         self.failure: WorkerFailedError | None = None
         self.first_byte = 0.0
@@ -191,7 +195,8 @@ class Leg:
     def on_sent(self) -> None:
         self.reached = True
         self._body = b""
-        self.poke()
+        if self.tell_reached:
+            self.poke()
 
     def on_lost(self) -> None:
         self._connection = None

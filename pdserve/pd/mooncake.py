@@ -246,7 +246,7 @@ class Mooncake:
 
 
 def _unbroken(decode: Leg) -> None:
-    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, as long as nothing of
+    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, while nothing of
     that has reached the client."""
     failure = decode.failure
     if failure is not None:

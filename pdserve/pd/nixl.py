@@ -179,6 +179,7 @@ class Nixl:
 
     async def _delivered(self, leg: Leg, watch: Watch, kept: Kept) -> None:
         """Decode has the request, or will never get it: not after what it names may be gone."""
+        leg.tell_reached = True
         timer = self._loop.call_at(kept.usable_until, watch.poke)
         try:
             await watch.until(lambda: leg.delivered or not kept.usable)

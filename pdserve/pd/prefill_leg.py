@@ -27,8 +27,8 @@ def send(
     poke: Callable[[], None],
     on_complete: Callable[[], None] = never,
 ) -> Leg:
-    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once the
-    prompt is computed, the request's place in the prefill pool is free."""
+    """Sends it. Its prompt counts as load of the worker until it is complete; then `on_complete` is called too. Once
+    the prompt is computed, the request's place in the prefill pool is free."""
     tokens, attempt = request.ask.estimate, request.attempts
     prefill.load.add_prompt_tokens(tokens)
 
