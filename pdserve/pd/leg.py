@@ -36,8 +36,8 @@ class Answer:
 
 
 class Leg:
-    """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for `reached`
-    if somebody waits for that."""
+    """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for
+    `reached` if somebody waits for that."""
 
     __slots__ = (
         "_body",
