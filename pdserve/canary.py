@@ -52,7 +52,7 @@ async def until_idle(proxy_url: str, worker: str) -> None:
             try:
                 answer = (await client.get(f"{proxy_url}/workers", timeout=_ASK_SECONDS)).json()
                 busy = [one["in_flight"] for one in answer["workers"] if one["name"] == worker]
-            except (httpx.HTTPError, ValueError, KeyError):
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
                 return
             if not any(busy):
                 return

@@ -30,7 +30,7 @@ def check(plan: Plan, starting: Sequence[Process], held_by_us: Collection[int] =
     _check_proxy_files(plan.proxy)
     for process in starting:
         _check_program(process)
-        if vllm_router.MODULE in process.argv:
+        if process.argv[0] == sys.executable and vllm_router.MODULE in process.argv:
             check_router(distributions.version_of("vllm-router"))
     _check_ports(starting, held_by_us)
     names = {process.name for process in starting}

@@ -36,6 +36,8 @@ class Recovery:
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """One recovery a process at most, by its name."""
+        self._router_is_stale = False
+        """A prefill has come back since vllm-router was started."""
 
     def react(self, trouble: Trouble) -> None:
         """One trouble. Those of a process that is already being recovered belong to its recovery."""
@@ -59,6 +61,8 @@ class Recovery:
             else:
                 self._begin(name, self._restart(name))
         await asyncio.shield(self._tasks[name])
+        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router" and "proxy" in self._tasks:
+            await asyncio.shield(self._tasks["proxy"])  # it learns what is new about this one
         return self._fleet.phase_of(name) == "ready"
 
     async def settle(self) -> None:
@@ -81,6 +85,8 @@ class Recovery:
         self._tasks.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
+        elif name == "proxy" and not task.cancelled():
+            self._renew_router()
 
     def _server(self, name: str) -> LmcacheServer:
         return next(server for server in self._fleet.plan.lmcache if server.process == name)
@@ -145,6 +151,8 @@ class Recovery:
         if is_engine:
             self._fleet.hold(name, UNPROVEN)
             self._fleet.route(name, "starting")
+        if name == "proxy":
+            self._router_is_stale = False
         self._fleet.start(name)
         if not await self._fleet.outcome(name):
             await self._stop_failed(name)
@@ -153,19 +161,24 @@ class Recovery:
             await self._stop_failed(name)
             return False
         self._fleet.release(name, UNPROVEN)
-        if self._known_by_an_old_id(name):
-            await self.restart("proxy")
+        if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
+            self._router_is_stale = True
+        self._renew_router()
         return True
 
-    def _known_by_an_old_id(self, name: str) -> bool:
+    def _renew_router(self) -> None:
         """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
-        every engine then, so that beside a dead one it is better left as it is."""
+        every engine then, so that beside a dead one it is better left as it is until that is back."""
         plan = self._fleet.plan
-        if plan.proxy_kind != "vllm-router" or all(
-            w.name != name or w.bootstrap_url is None for w in plan.proxy.workers
-        ):
-            return False
-        return all(self._serves(worker.name) for worker in plan.proxy.workers)
+        if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
+            return
+        if all(self._serves(worker.name) for worker in plan.proxy.workers):
+            self._begin("proxy", self._restart_router())
+
+    async def _restart_router(self) -> None:
+        """Nobody waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
+        if not await self._restart_once("proxy"):
+            await self._recover(_gave_up("proxy", "did not come back after a prefill did", 0))
 
     async def _stop_failed(self, name: str) -> None:
         state = self._fleet.state.processes[name]

@@ -20,6 +20,8 @@ _MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(di
 _VALUE = msgspec.json.Decoder()
 _ITEMS: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 _KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
+_LONGEST_KEPT = 64
+"""Characters of a name: clients choose them, and must not choose what we remember."""
 _SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
 
 
@@ -162,9 +164,13 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-@lru_cache(maxsize=1024)
 def _quoted(name: str) -> bytes:
     """As programs write a name that needs no escape."""
+    return _kept_quoted(name) if len(name) <= _LONGEST_KEPT else b'"%b"' % name.encode()
+
+
+@lru_cache(maxsize=1024)
+def _kept_quoted(name: str) -> bytes:
     return b'"%b"' % name.encode()
 
 

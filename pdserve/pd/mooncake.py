@@ -27,7 +27,7 @@ from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
 from pdserve.pd.leg import Leg
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
-from pdserve.pd.waiting import Watch, never
+from pdserve.pd.waiting import EARLY_SECONDS, Watch, never
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -36,6 +36,8 @@ DELIVER_SECONDS = 1.0
 TAKEN_IN_SECONDS = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
+RELEASE_SECONDS = 5.0
+"""How long a decode may take to fetch and drop what another one may have fetched."""
 _ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
@@ -151,7 +153,7 @@ class Mooncake:
         prefill, decode = legs.prefill, legs.decode
         loop = asyncio.get_running_loop()
         late = loop.time() + _ANSWER_SECONDS
-        timer = loop.call_at(late, watch.poke)
+        timer = loop.call_at(late + EARLY_SECONDS, watch.poke)
         try:
             await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
         finally:
@@ -226,7 +228,8 @@ class Mooncake:
         body = dialect.prefill_body(request.body, transfer.for_decode())
         head = self._engines.post(decodes[0], dialect.path.encode(), request.headers, body)
         leg = Leg(decodes[0], head, body, never)
-        await settle((leg,), lambda: leg.complete)
+        # If the decode before has had it after all, nothing comes any more.
+        await settle((leg,), lambda: leg.complete, RELEASE_SECONDS if legs.decode.reached else None)
         leg.close()
 
     async def _finish(self, leg: Leg) -> None:

@@ -32,7 +32,7 @@ from pdserve.pd.leg import Leg
 from pdserve.pd.pulse import Pulse
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
-from pdserve.pd.waiting import Watch, never
+from pdserve.pd.waiting import EARLY_SECONDS, Watch, never
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -180,12 +180,13 @@ class Nixl:
     async def _delivered(self, leg: Leg, watch: Watch, kept: Kept) -> None:
         """Decode has the request, or will never get it: not after what it names may be gone."""
         leg.tell_reached = True
-        timer = self._loop.call_at(kept.usable_until, watch.poke)
+        # Timers count milliseconds and may come early: then nobody would look again.
+        timer = self._loop.call_at(kept.usable_until + EARLY_SECONDS, watch.poke)
         try:
             await watch.until(lambda: leg.delivered or not kept.usable)
         finally:
             timer.cancel()
-        if not leg.delivered:
+        if not leg.delivered or not kept.usable:
             error = ApiError(502, f"{leg.worker.name} cannot be reached in time")
             raise WorkerFailedError(leg.worker, error, retry=True)
 

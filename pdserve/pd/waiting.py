@@ -15,6 +15,8 @@ from pdserve.pd.errors import ApiError, WorkerFailedError
 from pdserve.pd.registry import Worker
 
 T = TypeVar("T")
+EARLY_SECONDS = 0.005
+"""A timer of the event loop may come so much before the time that it was set for."""
 
 
 class Watch:

@@ -145,6 +145,10 @@ def test_beside_a_dead_engine_it_is_left_as_it_is(tmp_path: Path, pdserve_home: 
         deployment.wait_for("phase", phase="degraded")
         assert pdserve("restart", "prefill-0") == (0, "prefill-0 is ready")
         assert deployment.id_of("proxy") == router
+        # What it does not know of the prefill it learns as soon as it can.
+        assert pdserve("restart", "decode-1") == (0, "decode-1 is ready")
+        assert deployment.id_of("proxy") != router
+        assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
 
 
 def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:

@@ -197,7 +197,8 @@ def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memor
     assert raw.resident() - before < 64 * MEGABYTE
 
 
-def test_a_request_behind_one_that_takes_long_does_not_end_that(raw: RawDeployment) -> None:
+@pytest.mark.parametrize("offer", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
+def test_a_request_behind_one_that_takes_long_does_not_end_that(raw: RawDeployment, offer: tuple[str, ...]) -> None:
     """The limit for requests that stop arriving is not one for answers: this one takes longer than any limit."""
     first = post(PATH, {"prompt": "first"})
     with raw.client() as idle, raw.client() as client:
@@ -212,7 +213,7 @@ def test_a_request_behind_one_that_takes_long_does_not_end_that(raw: RawDeployme
         raw.engine.script = slow
         client.send(first)
         raw.engine.wait(lambda engine: len(engine.seen) == 1)
-        client.send(post(PATH, {"prompt": "second"}))
+        client.send(post(PATH, {"prompt": "second"}, *offer))
         raw.engine.wait(lambda engine: engine.said > 0)
         assert client.response().body == ANSWER
         raw.engine.script = says(whole(b'"second"'))

@@ -138,3 +138,29 @@ def test_what_an_engine_has_said_before_it_sees_its_client_hang_up_still_arrives
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+def test_a_pool_that_is_closed_tells_who_waits_for_an_answer() -> None:
+    """A worker that was removed: whoever waits for it in the background would wait for ever."""
+
+    async def run() -> None:
+        asked = asyncio.Event()
+
+        async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(engine, "127.0.0.1", 0)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        sink = Leaves()
+        (await pool.connect()).send(HEAD, b"", sink)
+        await asyncio.wait_for(asked.wait(), 5)
+        pool.close()
+        assert await asyncio.wait_for(sink.over, 5) == "lost"
+        server.close()
+        await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

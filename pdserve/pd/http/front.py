@@ -385,7 +385,8 @@ class Connection(asyncio.Protocol):
         self._resuming = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
         self._resuming = False
-        self._wait_for_body()
+        if self._reply is None:
+            self._wait_for_body()
         if rest:
             self.data_received(rest)
 

@@ -98,6 +98,13 @@ class Connection(asyncio.Protocol):
         self._sink = None
         self._transport.abort()
 
+    def cut(self) -> None:
+        """Ends it as if the engine had: the sink hears that it is lost."""
+        sink, self._sink = self._sink, None
+        self._transport.abort()
+        if sink is not None:
+            sink.on_lost()
+
     def hang_up(self) -> None:
         """Leaves, and listens on: the engine sees its client leave, and what it has said before still arrives. Then
         the connection ends. Over TLS nothing more arrives."""
@@ -140,10 +147,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._break()
+            self.cut()
             return
         if self._unheard > _MAX_HEAD_BYTES:
-            self._break()
+            self.cut()
             return
         sink = self._sink
         if sink is None:
@@ -200,12 +207,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         if sink is not None:
             sink.on_end()
-
-    def _break(self) -> None:
-        sink, self._sink = self._sink, None
-        self._transport.abort()
-        if sink is not None:
-            sink.on_lost()
 
     def _check_sent(self) -> None:
         if self._unsent and self._transport.get_write_buffer_size() == 0:
@@ -266,7 +267,7 @@ class Pool:
     def close(self) -> None:
         """Aborts every connection, in use or not."""
         for connection in list(self._open):
-            connection.abort()
+            connection.cut()
         self._idle.clear()
 
     def _new(self) -> Connection:
