@@ -114,7 +114,7 @@ class Body:
         begins = raw.startswith
         for name, value in self.members.items():
             start = position
-            quoted = _quoted(name)
+            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else b'"%b"' % name.encode()
             position += len(quoted) + colon
             if not (begins(quoted, start) and begins(value, position)):
                 return None
@@ -164,13 +164,9 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
+@lru_cache(maxsize=1024)
 def _quoted(name: str) -> bytes:
     """As programs write a name that needs no escape."""
-    return _kept_quoted(name) if len(name) <= _LONGEST_KEPT else b'"%b"' % name.encode()
-
-
-@lru_cache(maxsize=1024)
-def _kept_quoted(name: str) -> bytes:
     return b'"%b"' % name.encode()
 
 
