@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pdserve.pd.errors import ApiError, bad_request
+from pdserve.pd.errors import ApiError
 from pdserve.pd.settings import PoolLimits
 from pdserve.pd.shared_numbers import Numbers
 
@@ -260,18 +260,3 @@ class Gate:
 
     def _busy(self, why: str) -> ApiError:
         return ApiError(429, f"The {self.pool} pool is busy, {why}.", retry_after=self.retry_after())
-
-
-def priority_of(header: bytes | None, in_body: object, best: int) -> int:
-    """The priority of a request: its header, else `priority` of its body, else `best`, and never better than `best`
-    (that of its key). ApiError 400: the header is no whole number. The engine judges what is in the body."""
-    if header is not None:
-        try:
-            asked = int(header)
-        except ValueError:
-            raise bad_request("The priority header must be a whole number.") from None
-    elif isinstance(in_body, int) and not isinstance(in_body, bool):
-        asked = in_body
-    else:
-        return best
-    return max(best, min(asked, MAX_PRIORITY))

@@ -44,8 +44,8 @@ _USABLE_SHARE = 0.5
 """Of the lease. The rest is for prefill's answer on its way to us, and for decode to tokenise and take it in."""
 LAST_MOMENT_SECONDS = 0.5
 """A prefill whose client has left may finish within this time: its answer says what it keeps, and that is dropped.
-Then the leg is closed. What vLLM has finished by then without having sent its answer is released by the patch
-nixl-abandoned-kv; an answer that is on the wire at that moment is lost, and its blocks are kept for the lease."""
+Then the leg hangs up and listens on for as long: an answer that was on the wire still arrives. What vLLM has finished
+without having sent its answer is released by the patch nixl-abandoned-kv."""
 TAKEN_IN_SECONDS = 1.0
 """After this time decode's scheduler has a request that was sent. A stream that is closed earlier may be dropped by
 vLLM's HTTP layer without a word to the scheduler, and so to prefill."""

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd import shared_numbers
-from pdserve.pd.admission import CELLS_PER_PROCESS, Gate, Ticket, priority_of
+from pdserve.pd.admission import CELLS_PER_PROCESS, Gate, Ticket
+from pdserve.pd.entrance import priority_of
 from pdserve.pd.errors import ApiError
 from pdserve.pd.settings import PoolLimits
 
@@ -438,25 +439,8 @@ async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "in_body", "best", "expected"),
-    [
-        (None, None, 0, 0),
-        (None, None, 3, 3),
-        (b"5", None, 0, 5),
-        (b"5", 9, 0, 5),
-        (None, 9, 0, 9),
-        (b"-5", None, 0, 0),
-        (b"-5", None, -10, -5),
-        (b"99999999999", None, 0, 1_000_000),
-        (None, "high", 2, 2),
-        (None, True, 2, 2),
-    ],
+    ("asked", "best", "expected"),
+    [(None, 0, 0), (None, 3, 3), (5, 0, 5), (-5, 0, 0), (-5, -10, -5), (99_999_999_999, 0, 1_000_000)],
 )
-def test_the_priority_of_a_request(header: bytes | None, in_body: object, best: int, expected: int) -> None:
-    assert priority_of(header, in_body, best) == expected
-
-
-def test_a_priority_header_that_is_no_number_is_the_clients_mistake() -> None:
-    with pytest.raises(ApiError) as refused:
-        priority_of(b"high", None, 0)
-    assert refused.value.status == 400
+def test_a_priority_is_never_better_than_the_keys(asked: int | None, best: int, expected: int) -> None:
+    assert priority_of(asked, best) == expected

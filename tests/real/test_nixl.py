@@ -136,8 +136,8 @@ def test_clients_that_leave_at_any_moment_leave_no_block_behind(engines: Engines
     """At moments spread over a whole request: during prefill, between the legs, on decode. What they held comes free,
     and not because a lease has ended, which prefill counts: so it is soon, as soon as the machine is fast.
 
-    One of them may wait for its lease: prefill's answer is on the wire when the proxy, after its last moment, closes
-    the connection. Neither side knows then that it was lost.
+    One of them may wait for its lease: the proxy has hung up and listened on for its last moment, and prefill's API
+    server was held up for longer. Neither side knows then that an answer was lost.
     """
 
     async def depart() -> list[float]:

@@ -84,6 +84,11 @@ class Clients:
         task.cancel()
         await asyncio.wait({task})
 
+    async def served(self, worker: str) -> int:
+        """Requests that the proxy has ever sent to it."""
+        found = (await self._client.get(self._url.replace("/v1/completions", "/workers"))).json()["workers"]
+        return sum(one["served"] for one in found if one["name"] == worker)
+
     async def metric(self, worker: str, pattern: str) -> float:
         text = (await self._client.get(f"{self.workers[worker]}/metrics")).text
         return sum(float(value) for value in re.findall(rf"^vllm:{pattern} (\S+)$", text, re.M))
@@ -223,12 +228,14 @@ def test_a_prefill_killed_under_load_costs_no_request_and_comes_back(tiny: Deplo
 
     async def load() -> list[list[int]]:
         async with clients(tiny) as asked:
+            before = await asked.served("prefill-1")
 
             async def client(number: int) -> list[list[int]]:
                 return [await asked.ask(prompt(400, 70_000 + 100 * number + turn), 8) for turn in range(4)]
 
             running = [asyncio.ensure_future(client(number)) for number in range(6)]
-            await asyncio.sleep(0)
+            while await asked.served("prefill-1") == before:
+                pass
             await asyncio.to_thread(tiny.fault, "prefill-1", worker, signal.SIGKILL)
             return [answer for one in await asyncio.gather(*running) for answer in one]
 
