@@ -106,8 +106,6 @@ def test_no_read_lock_is_left_on_a_real_server() -> None:
     released = said["effects"].pop("lookups-released")
     # On a busy machine a request can end before the answer to its lookup is here: the end of its session releases it.
     assert released in (1, 2)
-    # On a quick one the answer is here within the step, and then nothing was pending.
-    assert said["effects"].pop("pending-lookups-overtaken", 1) == 1
-    assert said["effects"] == {"instances": 1}
+    assert said["effects"] == {"instances": 1, "pending-lookups-overtaken": 1}
     assert (said["overtaken without keeper"]["locked"], said["overtaken without keeper"]["jobs"]) == (4, 1)
     assert (said["upstream aborted"]["locked"], said["upstream aborted"]["jobs"]) == (8, 2)

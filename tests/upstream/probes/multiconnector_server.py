@@ -6,6 +6,7 @@ Prints JSON: what GET /status of the server says after each case. Every prompt h
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -31,8 +32,18 @@ PATIENCE_SECONDS = 20.0
 class Server:
     """What its HTTP side says."""
 
-    def __init__(self, http: int) -> None:
+    def __init__(self, http: int, process: subprocess.Popen[bytes]) -> None:
         self._http = http
+        self._process = process
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Answers nothing meanwhile: a quick one has answered a lookup before the scheduler asks, a busy one has not."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def status(self) -> dict[str, int]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/status") as answer:
@@ -122,10 +133,11 @@ def seeded(deployment: Deployment, server: Server, *numbers: int) -> None:
 
 
 def overtaken(deployment: Deployment, server: Server, number: int) -> dict[str, Any]:
-    """The mock has everything: LMCache, whose first answer is always "not yet", is not waited for."""
+    """The mock has everything: LMCache, which has not answered yet, is not waited for."""
     locked = server.status()["locked"]
     deployment.lab.add(f"r-{number}", [*prompt(number), 1], {"mock": {"matched": TOKENS}}, max_tokens=3)
-    deployment.step()
+    with server.silent():
+        deployment.step()
     loading = deployment.lab.status(f"r-{number}")
     server.until(lambda status: status["locked"] > locked)
     deployment.run()
@@ -136,7 +148,8 @@ def aborted(deployment: Deployment, server: Server, number: int) -> dict[str, An
     """The client goes when the lookup has been sent and nobody has asked for its answer."""
     locked = server.status()["locked"]
     deployment.lab.add(f"r-{number}", [*prompt(number), 1])
-    deployment.step()
+    with server.silent():
+        deployment.step()
     assert deployment.lab.status(f"r-{number}") == "WAITING"
     server.until(lambda status: status["locked"] > locked)
     deployment.lab.abort(f"r-{number}")
@@ -162,17 +175,18 @@ def running() -> Iterator[tuple[Server, int]]:
     command += ["--http-host", "127.0.0.1", "--http-port", str(http), "--l1-size-gb", "0.25", "--eviction-policy"]
     command += ["LRU", "--chunk-size", str(CHUNK), "--supported-transfer-mode", "engine_driven"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = Server(http, process)
     try:
         deadline = time.monotonic() + 120
         while True:
             assert process.poll() is None, f"the server ended with {process.returncode}"
             assert time.monotonic() < deadline, "the server does not start"
             try:
-                Server(http).status()
+                server.status()
                 break
             except OSError:
                 time.sleep(0.1)
-        yield Server(http), port
+        yield server, port
     finally:
         process.terminate()
         process.wait(30)
