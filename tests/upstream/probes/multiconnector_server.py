@@ -38,7 +38,7 @@ class Server:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Answers nothing meanwhile: without this, a quick server has answered a lookup within the step that sent it."""
+        """It answers nothing meanwhile: a quick server would answer a lookup within the step that sent it."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
