@@ -8,9 +8,13 @@ from pydantic import Field, StringConstraints
 
 from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
 from pdserve.recipe.connectors import Connector
+from pdserve.recipe.container import Container as Container
 from pdserve.recipe.lmcache import Lmcache
+from pdserve.recipe.nodes import Network as Network
+from pdserve.recipe.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.proxy import Proxy as Proxy
 from pdserve.recipe.restart import Restart as Restart
+from pdserve.recipe.slurm import Slurm as Slurm
 
 
 class Model(Strict):
@@ -135,6 +139,14 @@ class Timeouts(Strict):
         description="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long prefill keeps KV that nobody fetches and decode "
         "waits for KV that never comes. vLLM's 480 s holds the blocks of every lost request for 8 minutes.",
     )
+    heartbeat_seconds: Seconds = Field(
+        default=5, description="An agent, and with it its node, is lost once it was not heard for so long."
+    )
+    agent_lease_seconds: Seconds = Field(
+        default=15,
+        description="An agent that hears nothing from the launcher for so long stops its processes by itself: a cut "
+        "cable ends no connection. Not less than heartbeat_seconds.",
+    )
 
 
 class Verify(Strict):
@@ -188,6 +200,20 @@ class Recipe(Strict):
     ports: Ports = Field(default=Ports(), description="First port of each kind.")
     timeouts: Timeouts = Field(default=Timeouts(), description="How long each stage may take.")
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
+    network: Network | None = Field(
+        default=None,
+        description="Where the nodes reach each other; null: the address from which a node reaches the other nodes.",
+    )
+    exclude_nodes: list[str] = Field(default=[], description="Names of nodes that are never used: known bad hosts.")
+    on_node_loss: OnNodeLoss = Field(
+        default="fail",
+        description="A node that is lost while others serve. fail: the deployment ends. degrade: as if its processes "
+        "had died; the others serve on while each role has an instance.",
+    )
+    slurm: Slurm = Field(default=Slurm(), description="The job that is asked of Slurm; read nowhere else.")
+    container: Container | None = Field(
+        default=None, description="The container in which each node's agent and its processes run; null: none."
+    )
     patches: Literal["auto"] | list[str] = Field(
         default="auto", description="auto: what these versions and connectors need. A list: exactly those."
     )

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from pdserve.pd import routing_settings, settings
-from pdserve.recipe import connectors, lmcache, model, proxy, restart
+from pdserve.recipe import connectors, container, lmcache, model, nodes, proxy, restart, slurm
 from pdserve.recipe.base import SecretRef
 from tests.docs.markdown import anchor
 
@@ -72,6 +72,9 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
     ("verify", "`verify:`", model.Verify),
+    ("network", "`network:`", nodes.Network),
+    ("slurm", "`slurm:`", slurm.Slurm),
+    ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),
 )
 """Title, where the keys stand, model."""

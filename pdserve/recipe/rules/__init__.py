@@ -10,7 +10,19 @@ from itertools import chain
 
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.problems import Problem
-from pdserve.recipe.rules import connectors, engines, lmcache, loading, ports, proxy, rocm, structure, vllm_router
+from pdserve.recipe.rules import (
+    connectors,
+    container,
+    engines,
+    lmcache,
+    loading,
+    nodes,
+    ports,
+    proxy,
+    rocm,
+    structure,
+    vllm_router,
+)
 
 _RULES = (
     structure.sections,
@@ -42,6 +54,11 @@ _RULES = (
     proxy.times,
     proxy.admin,
     ports.clashes,
+    nodes.network,
+    nodes.excluded,
+    nodes.lease,
+    nodes.slurm,
+    container.container,
 )
 _WARNINGS = (
     structure.exposure,

@@ -1,0 +1,105 @@
+"""The container around the agents: an image, mounts that are paths, no option that pdserve sets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdserve.recipe import show
+from pdserve.recipe.container import Container, Kind
+from pdserve.recipe.flags import env_instead
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.rules.nodes import option_problems
+
+_MOUNTS, _ENV = "set container.mounts", "set container.env"
+_PIPE = "the launcher speaks to the agent over the container's stdin and stdout"
+_WORKDIR = "the agent works in the run directory"
+OWNED: dict[Kind, dict[str, str]] = {
+    "docker": {
+        "volume": _MOUNTS,
+        "mount": _MOUNTS,
+        "env": _ENV,
+        "env-file": _ENV,
+        "shm-size": "set container.shm_gib",
+        "ipc": "set container.shm_gib, or leave it out for the node's own /dev/shm",
+        "tty": _PIPE,
+        "detach": _PIPE,
+        "interactive": _PIPE,
+        "attach": _PIPE,
+        "entrypoint": "the container runs the agent, not the image's own program",
+        "network": "engines bind the node's own address: the container shares its network",
+        "name": "containers of pdserve are found by their labels",
+        "rm": "a container of pdserve removes itself",
+        "restart": "pdserve decides what is started again",
+        "init": "a container of pdserve has an init",
+        "workdir": _WORKDIR,
+    },
+    "apptainer": {
+        "bind": _MOUNTS,
+        "mount": _MOUNTS,
+        "env": _ENV,
+        "env-file": _ENV,
+        "pwd": _WORKDIR,
+        "cwd": _WORKDIR,
+        "pid": "the agent is found by its PID on the node",
+        "contain": "it gives a /dev/shm of 64 MB; --no-home is set already",
+        "containall": "it gives a /dev/shm of 64 MB; --no-home is set already",
+        "net": "engines bind the node's own address: the container shares its network",
+    },
+    "pyxis": {
+        "container-image": "set container.image",
+        "container-mounts": _MOUNTS,
+        "container-env": _ENV,
+        "container-name": "one unpacked image serves all steps of a job",
+        "container-workdir": _WORKDIR,
+        "container-entrypoint": "the container runs the agent, not the image's own program",
+    },
+}
+"""Option of the container's program -> what to do instead."""
+
+
+def container(recipe: Recipe) -> Iterator[Problem]:
+    """Everything about the section."""
+    section = recipe.container
+    if section is None:
+        return
+    if section.image is None and recipe.image is None:
+        yield Problem(("container",), "there is no image", "set container.image, or image", also=(("image",),))
+    for path, image in ((("container", "image"), section.image), (("image",), recipe.image)):
+        if image is not None and (not image or image.startswith("-") or any(c.isspace() for c in image)):
+            yield Problem(path, f"{show.value(image)} is not the name of an image")
+    if not section.python or section.python.startswith("-") or "=" in section.python:
+        yield Problem(("container", "python"), f"{show.value(section.python)} is not a program")
+    if section.kind != "docker" and section.shm_gib is not None:
+        yield Problem(
+            ("container", "shm_gib"),
+            f"{section.kind} shows the node's own /dev/shm",
+            "remove it; preflight checks the size that the node has",
+            also=(("container", "kind"),),
+        )
+    yield from _mounts(section)
+    for index, option in enumerate(section.options):
+        yield from option_problems(option, ("container", "options", index), OWNED[section.kind], section.kind)
+    for variable in section.env:
+        if (instead := env_instead(variable, "engine")) is not None:
+            yield Problem(("container", "env", variable), "pdserve sets this variable", instead)
+
+
+def _mounts(section: Container) -> Iterator[Problem]:
+    targets: list[str] = []
+    for index, mount in enumerate(section.mounts):
+        path: Path = ("container", "mounts", index)
+        parts = mount.split(":")
+        if len(parts) not in (2, 3) or not all(part.startswith("/") for part in parts[:2]):
+            todo = "write SRC:DST or SRC:DST:ro, both absolute"
+            yield Problem(path, f"{show.value(mount)} is not a mount", todo)
+        elif len(parts) == 3 and parts[2] != "ro":
+            yield Problem(
+                path, f"{show.value(parts[2])} is no way to mount", "write :ro, or nothing for read and write"
+            )
+        elif "," in mount or not mount.isprintable():
+            yield Problem(path, "a comma separates mounts on the way, so a path cannot have one")
+        elif parts[1] in targets:
+            yield Problem(path, f"{parts[1]} is mounted twice", "keep one of them")
+        else:
+            targets.append(parts[1])

@@ -1,0 +1,131 @@
+"""Networks, node names and what is asked of Slurm."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from pdserve.recipe import show
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.nodes import Network
+from pdserve.recipe.problems import Path, Problem
+
+NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
+_INTERFACE = re.compile(r"[^\s/:]{1,15}")
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.DOTALL)
+_OWN_KEY = {
+    "nodes": "set slurm.nodes",
+    "time": "set slurm.time",
+    "partition": "set slurm.partition",
+    "account": "set slurm.account",
+    "qos": "set slurm.qos",
+    "reservation": "set slurm.reservation",
+    "constraint": "set slurm.constraint",
+    "exclude": "set exclude_nodes",
+    "no-kill": "set on_node_loss: degrade",
+    "signal": "it gives the time to drain and stop, which pdserve knows",
+    "ntasks": "there is one agent a node",
+    "ntasks-per-node": "there is one agent a node",
+    "array": "a job is one deployment",
+    "wrap": "the job's script is pdserve's own",
+    "chdir": "the job finds the repository by its submit folder",
+    "export": "the job needs the variables of the shell that submits it",
+    "job-name": "the job is named after the recipe",
+}
+"""sbatch option -> what to do instead."""
+
+
+def network(recipe: Recipe) -> Iterator[Problem]:
+    """The recipe's network."""
+    if recipe.network is not None:
+        yield from network_problems(recipe.network, ("network",))
+
+
+def network_problems(found: Network, path: Path) -> Iterator[Problem]:
+    """What is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
+    if (found.interface is None) == (found.cidr is None):
+        what = "neither interface nor cidr is set" if found.cidr is None else "both interface and cidr are set"
+        yield Problem(path, what, "set one of them; without the section the route between the nodes decides")
+    if found.interface is not None and not _INTERFACE.fullmatch(found.interface):
+        yield Problem(
+            (*path, "interface"),
+            f"{show.value(found.interface)} is not the name of an interface: 15 characters at most, no / or :",
+            "`ip -brief address` shows the names",
+        )
+    if found.cidr is not None:
+        yield from _cidr(found.cidr, (*path, "cidr"))
+
+
+def _cidr(text: str, path: Path) -> Iterator[Problem]:
+    try:
+        if "/" not in text:
+            raise ValueError("no prefix length")
+        subnet = ipaddress.IPv4Network(text, strict=False)
+    except ValueError:
+        yield Problem(path, f"{show.value(text)} is not an IPv4 subnet", "write for example 10.1.0.0/16")
+        return
+    if str(subnet) != text:
+        yield Problem(path, f"{text} is not written as a subnet", f"write {subnet}")
+
+
+def excluded(recipe: Recipe) -> Iterator[Problem]:
+    """Node names that are none, and names that are there twice."""
+    yield from names_problems(recipe.exclude_nodes, ("exclude_nodes",))
+
+
+def names_problems(names: list[str], path: Path) -> Iterator[Problem]:
+    """What is wrong with a list of node names at `path`."""
+    for index, name in enumerate(names):
+        if not NODE_NAME.fullmatch(name):
+            todo = "write each name: ranges are not expanded here" if "[" in name or "," in name else None
+            yield Problem((*path, index), f"{show.value(name)} is not the name of a node", todo)
+        elif name in names[:index]:
+            yield Problem((*path, index), f"{name} is there twice", "keep one of them")
+
+
+def lease(recipe: Recipe) -> Iterator[Problem]:
+    """A lease that ends before the launcher can notice the silence would stop processes that nobody has given up."""
+    times = recipe.timeouts
+    if times.agent_lease_seconds < times.heartbeat_seconds:
+        yield Problem(
+            ("timeouts", "agent_lease_seconds"),
+            f"an agent would stop its processes after {times.agent_lease_seconds:g} s of silence, and is given up only "
+            f"after {times.heartbeat_seconds:g} s",
+            "raise it, three times the heartbeat is the default; or lower heartbeat_seconds",
+            also=(("timeouts", "heartbeat_seconds"),),
+        )
+
+
+def slurm(recipe: Recipe) -> Iterator[Problem]:
+    """Values that sbatch would misread, and options that pdserve sets itself."""
+    section = recipe.slurm
+    if section.time is not None and not _TIME.fullmatch(section.time):
+        yield Problem(
+            ("slurm", "time"),
+            f"{show.value(section.time)} is not a time that sbatch takes",
+            'write minutes ("90"), "HH:MM:SS" or "D-HH:MM:SS"',
+        )
+    for key in ("partition", "account", "qos", "reservation", "constraint"):
+        value = getattr(section, key)
+        if value is not None and not _one_word(value):
+            yield Problem(("slurm", key), f"{show.value(value)} is not one word")
+    for index, option in enumerate(section.options):
+        yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch")
+
+
+def option_problems(option: str, path: Path, owned: dict[str, str], program: str) -> Iterator[Problem]:
+    """What is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead."""
+    found = _OPTION.fullmatch(option)
+    if found is None or not option.isprintable():
+        todo = "write --name=value: one item for each option, in its long form"
+        yield Problem(path, f"{show.value(option)} is not an option of {program}", todo)
+    elif '"' in option or "\\" in option:
+        yield Problem(path, "quotes and backslashes would be read once more on the way")
+    elif (instead := owned.get(found.group(1))) is not None:
+        yield Problem(path, f"pdserve sets --{found.group(1)}", instead)
+
+
+def _one_word(value: str) -> bool:
+    return bool(value) and value.isprintable() and not set(value) & set(" \"'\\#") and not value.startswith("-")
