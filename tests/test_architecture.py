@@ -34,7 +34,7 @@ FLOORS = [
     {"pdserve.recipe"},
     {"pdserve.proxy"},
     {"pdserve.pd"},
-    {"pdserve.hints", "pdserve.log_progress"},
+    {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist"},
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve"},
