@@ -1,0 +1,138 @@
+"""What a node says of itself: gathered there, compared and planned with elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform as running_on
+import re
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pdserve
+from pdserve import host
+from pdserve.engine_env import read_versions
+from pdserve.errors import PreflightError
+from pdserve.host import MemoryFacts
+from pdserve.plan.model import Frozen
+from pdserve.preflight import visible
+from pdserve.preflight.interfaces import Interface, interfaces, route_source
+from pdserve.versions import Versions
+
+_CAP_IPC_LOCK = 14
+
+
+class Limit(Frozen):
+    """A resource limit; None: unlimited."""
+
+    soft: int | None
+    hard: int | None
+
+
+class NodeFacts(Frozen):
+    """Facts of one node at one moment. Sizes in bytes."""
+
+    hostname: str
+    kernel: str
+    python: str
+    interpreter: str
+    pdserve_version: str
+    pdserve_digest: str
+    """Of the source files that run there: two checkouts of one version differ here."""
+    versions: Versions
+    """In the environment of the engines."""
+    versions_problem: str | None = None
+    """Why nothing is known of them."""
+    unix_time: float
+    """The node's clock at the end of the gathering."""
+    gather_seconds: float
+    """How long the gathering took, so that whoever asked can tell it from the way there and back."""
+    interfaces: tuple[Interface, ...]
+    routes: dict[str, str | None]
+    """Target -> the address from which it would be reached; None: no route, or no such name."""
+    devices_present: tuple[int, ...]
+    """Ids that the driver shows."""
+    devices_visible: tuple[int, ...]
+    """Ids that this job may use."""
+    device_variables: dict[str, str]
+    memory: MemoryFacts
+    memory_total: int
+    memlock: Limit
+    """Of what the agent starts: children inherit it."""
+    ipc_lock: bool
+    """CAP_IPC_LOCK: the memlock limit does not bind."""
+    open_files: Limit
+
+
+def gather(
+    *,
+    platform: str,
+    targets: Sequence[str] = (),
+    python: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> NodeFacts:
+    """Facts of this machine. `targets`: names or addresses of the other nodes. `python`: the interpreter of the
+    engines (engine.python); None: the one that runs this."""
+    began = time.monotonic()
+    present, setting = host.devices(platform), visible.variables(environ)
+    versions, problem = _versions(python)
+    return NodeFacts(
+        hostname=socket.gethostname(),
+        kernel=running_on.release(),
+        python=running_on.python_version(),
+        interpreter=sys.executable,
+        pdserve_version=pdserve.__version__,
+        pdserve_digest=source_digest(),
+        versions=versions,
+        versions_problem=problem,
+        interfaces=interfaces(),
+        routes={target: route_source(target) for target in targets},
+        devices_present=present,
+        devices_visible=visible.visible(platform, present, setting),
+        device_variables=setting,
+        memory=host.memory(),
+        memory_total=_memory_total(),
+        memlock=_limit(resource.RLIMIT_MEMLOCK),
+        ipc_lock=_has_capability(_CAP_IPC_LOCK),
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        gather_seconds=time.monotonic() - began,
+        unix_time=time.time(),
+    )
+
+
+@functools.cache
+def source_digest() -> str:
+    """Of every file of the package that decides what it does."""
+    root = Path(pdserve.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(path for kind in ("*.py", "*.json") for path in root.rglob(kind)):
+        digest.update(f"{file.relative_to(root)}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _versions(python: str | None) -> tuple[Versions, str | None]:
+    try:
+        return read_versions(python), None
+    except PreflightError as error:
+        return Versions(), error.what
+
+
+def _limit(which: int) -> Limit:
+    soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+    return Limit(soft=soft, hard=hard)
+
+
+def _memory_total() -> int:
+    match = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _has_capability(number: int) -> bool:
+    match = re.search(r"^CapEff:\s+([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return match is not None and bool(int(match.group(1), 16) >> number & 1)

@@ -1,0 +1,93 @@
+"""Files and programs that must be on the node that uses them. Each check raises PreflightError for what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pdserve import distributions
+from pdserve.errors import PreflightError
+from pdserve.pd import keys
+from pdserve.pd.config import ProxyConfig
+from pdserve.pd.settings import Tls
+from pdserve.plan import vllm_router
+from pdserve.plan.model import Plan, Process
+
+
+def check_model(plan: Plan) -> None:
+    """A model that is a folder must have its config.json."""
+    if plan.model_path is None:
+        return
+    folder = Path(plan.model_path)
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "does not exist"
+        raise PreflightError(
+            f"the model folder {folder} {what}",
+            where="model.path",
+            cause="a wrong path, or a download that has not finished",
+            todo="correct model.path, relative to the recipe that names it (the tiny model: ./scripts/tiny-model)",
+        )
+
+
+def check_proxy_files(proxy: ProxyConfig) -> None:
+    """The files that the proxy reads at its start. What is wrong inside one is told with its line."""
+    named = {"proxy.auth.keys_file": proxy.auth.keys_file}
+    if proxy.tls is not None:
+        named |= {"proxy.tls.certificate": proxy.tls.certificate, "proxy.tls.key": proxy.tls.key}
+    if proxy.admin is not None:
+        named["proxy.admin.token_file"] = proxy.admin.token_file
+    for key, path in named.items():
+        if path is None:
+            continue
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            todo = "make it with: pdserve new-key NAME --file FILE" if key == "proxy.auth.keys_file" else None
+            raise PreflightError(f"{path} cannot be read: {error.strerror}", where=key, todo=todo) from error
+    if proxy.auth.keys_file is not None:
+        keys.read(Path(proxy.auth.keys_file))
+    if proxy.admin is not None and proxy.admin.token_file is not None:
+        keys.read_token(Path(proxy.admin.token_file))
+    if proxy.tls is not None:
+        _check_pair(proxy.tls)
+
+
+def _check_pair(tls: Tls) -> None:
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certificate, tls.key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise PreflightError(
+            f"certificate and key are not usable together: {error}",
+            where="proxy.tls",
+            cause="no PEM files, a key of another certificate, or a key with a passphrase",
+        ) from error
+
+
+def check_programs(processes: Iterable[Process]) -> None:
+    """Every program that is started, and the router's version where it is started by our own interpreter."""
+    for process in processes:
+        if shutil.which(process.argv[0]) is None:
+            raise PreflightError(
+                f"{process.argv[0]} is not an executable program",
+                where=f"{process.name}@{process.node}",
+                cause="the interpreter or command of the recipe (engine.python, *.command) is not on this host",
+                todo="correct it, or leave it out to use the interpreter that runs pdserve",
+            )
+        if process.argv[0] == sys.executable and vllm_router.MODULE in process.argv:
+            check_router(distributions.version_of("vllm-router"))
+
+
+def check_router(version: str | None) -> None:
+    """Raises PreflightError unless the vllm-router beside pdserve is the one whose flags a plan has."""
+    if version == vllm_router.VERSION:
+        return
+    found = "is not installed" if version is None else f"{version} is installed"
+    raise PreflightError(
+        f"vllm-router {found}, and {vllm_router.VERSION} is the version whose flags are known",
+        where="proxy.kind",
+        todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
+        "proxy.command names a router that is elsewhere",
+    )

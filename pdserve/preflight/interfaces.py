@@ -1,0 +1,96 @@
+"""The IPv4 addresses of this machine by interface, and the one from which it would reach another."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+from pdserve.plan.model import Frozen
+
+_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
+_IFREQ = struct.Struct("16s16s8x")  # struct ifreq: a name and a union of 24 bytes
+_SOCKADDR = struct.Struct("=HH4s8x")
+_DISCARD = 9
+
+
+class Interface(Frozen):
+    """One address of an interface; an interface with several is there several times."""
+
+    name: str
+    address: str
+    prefix: int
+    """Bits of the network part."""
+    up: bool
+    """Whether the kernel says that its link is up, or cannot say."""
+
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        return ipaddress.IPv4Network((self.address, self.prefix), strict=False)
+
+    @property
+    def loopback(self) -> bool:
+        return ipaddress.IPv4Address(self.address).is_loopback
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.address}/{self.prefix}" + ("" if self.up else " (down)")
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """In the kernel's order, which is stable. No tool is needed: images often have no iproute2."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return tuple(
+            Interface(name=name, address=address, prefix=_prefix(asking, name, address), up=_up(name))
+            for name, address in _addresses(asking)
+        )
+
+
+def _addresses(asking: socket.socket) -> list[tuple[str, str]]:
+    room = 64 * _IFREQ.size
+    while True:
+        buffer = array.array("B", bytes(room))
+        pointer, _ = buffer.buffer_info()
+        request = fcntl.ioctl(asking, _SIOCGIFCONF, struct.pack("iP", room, pointer))
+        used: int = struct.unpack("iP", request)[0]
+        # A buffer that is full may have been too small: the kernel cuts without a word.
+        if used <= room - _IFREQ.size:
+            break
+        room *= 2
+    found = []
+    for name, sockaddr in _IFREQ.iter_unpack(buffer.tobytes()[:used]):
+        label = name.partition(b"\0")[0].decode()
+        found.append((label, socket.inet_ntoa(_SOCKADDR.unpack(sockaddr)[2])))
+    return found
+
+
+def _prefix(asking: socket.socket, name: str, address: str) -> int:
+    """The kernel looks for the name and the address, so that a second address gets its own mask."""
+    wanted = _SOCKADDR.pack(socket.AF_INET, 0, socket.inet_aton(address))
+    answer = fcntl.ioctl(asking, _SIOCGIFNETMASK, _IFREQ.pack(name.encode(), wanted))
+    mask = socket.inet_ntoa(_SOCKADDR.unpack(_IFREQ.unpack(answer)[1])[2])
+    return ipaddress.IPv4Network(f"0.0.0.0/{mask}").prefixlen
+
+
+def _up(name: str) -> bool:
+    try:
+        state = Path("/sys/class/net", name.partition(":")[0], "operstate").read_text().strip()
+    except OSError:
+        return True
+    return state in ("up", "unknown")
+
+
+def route_source(target: str) -> str | None:
+    """The address that packets to `target` (a name or an address) would come from; None: no route, or no such name.
+
+    Connecting a datagram socket asks the routing table and sends nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((target, _DISCARD))
+        except OSError:
+            return None
+        address: str = asking.getsockname()[0]
+    return address

@@ -1,0 +1,23 @@
+"""The values of the secrets that a plan only names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdserve.errors import PreflightError
+from pdserve.plan.model import Plan
+
+ENGINE_KEY = "engine_key"
+"""The one secret that no recipe names: made at random for each deployment."""
+
+
+def resolve_secrets(plan: Plan, environ: Mapping[str, str], engine_key: str) -> dict[str, str]:
+    """Values of all secrets that the plan names. Raises PreflightError naming those that are not set."""
+    names = {name for process in plan.processes for name in process.env.secrets.values()} - {ENGINE_KEY}
+    missing = sorted(name for name in names if not environ.get(name))
+    if missing:
+        raise PreflightError(
+            f"the recipe uses secrets that are not set: {', '.join(missing)}",
+            todo=f"export {missing[0]}=... before pdserve up; only its name is ever written down",
+        )
+    return {**{name: environ[name] for name in names}, ENGINE_KEY: engine_key}
