@@ -1,0 +1,221 @@
+"""A cluster of nodes on this machine, for the time of a `with` block. See the package's docstring."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.cluster.commands import NodeProcess, Stream, run_in_node
+from tests.cluster.errors import LabError
+from tests.cluster.files import write_files
+from tests.cluster.inside import Result, in_network
+from tests.cluster.leftovers import node_processes, node_segments
+from tests.cluster.machine import check_machine
+from tests.cluster.names import claim_prefix
+from tests.cluster.packages import CACHE, unpacked
+from tests.cluster.sandbox_link import SandboxLink
+from tests.cluster.spec import LOGIN, SlurmSettings, Spec
+from tests.cluster.waiting import wait_until
+
+
+class Cluster:
+    """Made by `Cluster.up`."""
+
+    def __init__(self, spec: Spec, link: SandboxLink) -> None:
+        self.spec = spec
+        self._link = link
+        self._inits: dict[str, int] = {}
+
+    @classmethod
+    @contextmanager
+    def up(
+        cls,
+        nodes: int = 3,
+        *,
+        slurm: bool | SlurmSettings = True,
+        ssh: bool = True,
+        gpus: int = 8,
+        shm: str = "3g",
+        networks: int = 1,
+    ) -> Iterator[Cluster]:
+        """`gpus` fake ones on each node; `shm` the size of each /dev/shm; `networks` makes eth0, eth1, ..."""
+        settings = SlurmSettings() if slurm is True else slurm or None
+        check_machine(slurm=settings is not None)
+        packages = unpacked()
+        prefix, claim = claim_prefix()
+        with claim:
+            folder = CACHE / "clusters" / prefix
+            spec = Spec(prefix, nodes, folder, packages, settings, ssh, gpus, shm, networks)
+            write_files(spec)
+            cluster = cls(spec, SandboxLink(spec, claim))
+        try:
+            for node in spec.everybody:
+                cluster._boot(node)
+            cluster.wait_idle()
+            yield cluster
+        finally:
+            cluster._link.close()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names, without the login node."""
+        return self.spec.nodes
+
+    @property
+    def keeper(self) -> int:
+        """The PID of the cluster's only direct child of the test process."""
+        return self._link.keeper
+
+    @property
+    def ssh_config(self) -> Path:
+        """For `ssh -F CONFIG NODE` on any node of the cluster."""
+        return self.spec.keys / "config"
+
+    def address(self, node: str, network: int = 0) -> str:
+        return self.spec.address(node, network)
+
+    # Commands
+
+    def run(
+        self,
+        node: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 60.0,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command on a node, here and with our environment plus `env`, and captures what it says.
+
+        Raises subprocess.TimeoutExpired after `timeout` seconds; a failure is in `returncode`.
+        """
+        return run_in_node(self._init(node), argv, env=env, cwd=cwd, timeout=timeout, stdin=stdin)
+
+    def output(self, node: str, argv: Sequence[str], *, timeout: float = 60.0) -> str:
+        """The stripped stdout of a command that must succeed."""
+        done = self.run(node, argv, timeout=timeout)
+        assert done.returncode == 0, f"{' '.join(argv)} on {node}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def popen(
+        self,
+        node: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = subprocess.PIPE,
+    ) -> NodeProcess:
+        """Starts a command on a node. Who starts it ends it; signals reach the program itself."""
+        return NodeProcess(self._init(node), argv, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    def inside(self, node: str, work: Callable[[], Result]) -> Result:
+        """Runs `work` of the test process in the network of a node."""
+        return in_network(self._init(node), work)
+
+    def get(
+        self, node: str, url: str, *, timeout: float = 10.0, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """GET from a node; the URL has an address, not a node's name."""
+        return self.inside(node, lambda: httpx.get(url, timeout=timeout, headers=headers, trust_env=False))
+
+    # Faults
+
+    def cut(self, node: str) -> None:
+        """Pulls the node's cables: silence in both directions, no error."""
+        self._link.order("cut", node)
+
+    def heal(self, node: str) -> None:
+        self._link.order("heal", node)
+
+    def isolate(self, node: str) -> None:
+        """Isolated nodes do not reach each other; the others and the login node they do."""
+        self._link.order("isolate", node)
+
+    def join(self, node: str) -> None:
+        self._link.order("join", node)
+
+    def power_off(self, node: str) -> None:
+        """Silence, then everything on the node is gone at once, with its /dev/shm and its connections."""
+        self._link.order("power_off", node)
+        del self._inits[node]
+
+    def power_on(self, node: str) -> None:
+        """Returns when the node's daemons have been started; `wait_idle` waits for Slurm to see it."""
+        self._boot(node)
+
+    def _boot(self, node: str) -> None:
+        self._inits[node] = self._link.host_pid(self._link.order("boot", node))
+        if self.spec.ssh and node != LOGIN:
+            wait_until(f"sshd listens on {node}", lambda: self._listens(node), 20, why=self._logs)
+
+    def _listens(self, node: str) -> bool:
+        table = Path(f"/proc/{self._init(node)}/net/tcp").read_text()
+        return ":0016 00000000:0000 0A" in table
+
+    def _init(self, node: str) -> int:
+        if node not in self._inits:
+            raise LabError(f"{node} is powered off" if node in self.spec.everybody else f"there is no node {node}")
+        return self._inits[node]
+
+    # Slurm
+
+    def wait_idle(self, nodes: Sequence[str] | None = None, *, timeout: float = 60.0) -> None:
+        """Returns when Slurm has these nodes (all that are on) without a job and ready for one."""
+        if self.spec.slurm is None:
+            return
+        wanted = {node for node in self._inits if node != LOGIN} if nodes is None else set(nodes)
+        wait_until(f"{sorted(wanted)} idle", lambda: wanted <= self._idle(), timeout, why=self._logs)
+
+    def _idle(self) -> set[str]:
+        return {name for name, state in self.states().items() if state == "idle"}
+
+    def states(self) -> dict[str, str]:
+        """Node -> what sinfo says (`idle`, `alloc`, `down*`, ...); empty while the controller does not answer."""
+        done = self.run(LOGIN, ["sinfo", "-h", "-N", "-o", "%N %t"])
+        return dict(line.split() for line in done.stdout.splitlines()) if done.returncode == 0 else {}
+
+    def steps(self) -> list[str]:
+        """Jobs and steps that Slurm still has, completing ones too; one text each."""
+        if self.spec.slurm is None:
+            return []
+        jobs = self.output(LOGIN, ["squeue", "-h", "-a", "-o", "job %i %T on %N"])
+        steps = self.output(LOGIN, ["squeue", "-h", "-a", "-s", "-o", "step %i on %N"])
+        return [line.strip() for line in (*jobs.splitlines(), *steps.splitlines())]
+
+    def _logs(self) -> str:
+        """The end of each daemon's log."""
+        parts = []
+        for path in sorted(self.spec.log.iterdir()):
+            if lines := path.read_text(errors="replace").splitlines()[-8:]:
+                parts.append(f"== {path}\n" + "\n".join(lines))
+        return "\n" + "\n".join(parts)
+
+    # Leftovers
+
+    def processes(self, node: str) -> list[tuple[int, list[str]]]:
+        """(PID as the test process sees it, argv) of what runs on a node and is not the lab's own."""
+        return node_processes(self._init(node))
+
+    def segments(self, node: str) -> list[str]:
+        """Names in the node's /dev/shm."""
+        return node_segments(self._init(node))
+
+    def left(self) -> list[str]:
+        """Everything that a deployment has not taken away, one line each; nodes that are off have nothing."""
+        lines = self.steps()
+        for node in self._inits:
+            lines += [f"{node}: process {pid} {' '.join(argv)}" for pid, argv in self.processes(node)]
+            lines += [f"{node}: /dev/shm/{name}" for name in self.segments(node)]
+        return lines
+
+    def assert_nothing_left(self, *, timeout: float = 10.0) -> None:
+        """Fails with what is still there after `timeout` seconds; cables must be plugged in."""
+        wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))

@@ -1,0 +1,42 @@
+"""Clusters that the tests of a module share; each test that has used one must have taken its things away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def slurm_of_the_module() -> Iterator[Cluster]:
+    with Cluster.up(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def bare_of_the_module() -> Iterator[Cluster]:
+    with Cluster.up(nodes=3, slurm=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_of_the_module: Cluster) -> Iterator[Cluster]:
+    """Three nodes with Slurm and sshd, idle before and after the test."""
+    yield slurm_of_the_module
+    slurm_of_the_module.assert_nothing_left()
+    slurm_of_the_module.wait_idle(slurm_of_the_module.nodes)
+
+
+@pytest.fixture
+def bare(bare_of_the_module: Cluster) -> Iterator[Cluster]:
+    """Three nodes with nothing but sshd."""
+    yield bare_of_the_module
+    bare_of_the_module.assert_nothing_left()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "cluster: several nodes in namespaces, with Slurm and sshd; run by scripts/test-slurm"
+    )

@@ -1,0 +1,139 @@
+"""Slurm, munge and OpenSSH from the machine's own Debian packages, unpacked into .cache/cluster and never installed.
+
+apt reads the machine's configuration and package status, and writes into .cache/cluster only. What the packages need
+and the machine lacks is fetched with them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.errors import LabError
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "cluster"
+PACKAGES = (
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "munge",
+    "openssh-server",
+    "openssh-client",
+)
+_ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
+"""Named NAME-wlm in the packages; update-alternatives would make the names (also for slurmstepd)."""
+_PROGRAMS = ("sbin/slurmctld", "sbin/slurmd", "sbin/munged", "sbin/sshd", "bin/srun", "bin/ssh")
+_FETCH_SECONDS = 300
+
+
+def unpacked(cache: Path = CACHE) -> Path:
+    """The folder whose `usr` is laid over /usr inside the sandbox. Fetched once; raises LabError without a route."""
+    root, stamp = cache / "root", cache / "packages.txt"
+    key = _key()
+    with _alone(cache):
+        if not (stamp.exists() and stamp.read_text().startswith(key)):
+            versions = _unpack(_download(cache / "apt"), root)
+            shutil.rmtree(cache / "apt")
+            stamp.write_text(key + "".join(f"{version}\n" for version in versions))
+    return root
+
+
+def _key() -> str:
+    """For which packages and which system the folder was filled."""
+    release = Path("/etc/os-release")
+    system = [line for line in release.read_text().splitlines() if line.startswith(("ID=", "VERSION_ID="))]
+    return f"# {' '.join(sorted(system))}: {' '.join(PACKAGES)}\n"
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _download(apt: Path) -> list[Path]:
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise LabError(f"{tool} is missing: the cluster's Slurm and OpenSSH come from Debian's packages")
+    said = []
+    # The machine's own lists are used as they are; where they are missing or stale, lists of our own are made.
+    for private_lists in (False, True):
+        config = _apt_config(apt, private_lists=private_lists)
+        if private_lists:
+            said.append(_apt(config, "update"))
+        shutil.rmtree(apt / "archives", ignore_errors=True)
+        (apt / "archives" / "partial").mkdir(parents=True)
+        said.append(_apt(config, "install", "--download-only", "--no-install-recommends", "--yes", *PACKAGES))
+        found = sorted((apt / "archives").glob("*.deb"))
+        if found and said[-1].returncode == 0:
+            return found
+        if said[-1].returncode == 0:
+            raise LabError(f"nothing to fetch: {' '.join(PACKAGES)} are installed here, which is not supported")
+    text = "\n".join(f"$ {' '.join(one.args)}\n{(one.stdout + one.stderr).strip()}" for one in said)
+    raise LabError(f"the packages {' '.join(PACKAGES)} could not be fetched (is there a route to a mirror?):\n{text}")
+
+
+def _apt_config(apt: Path, *, private_lists: bool) -> Path:
+    """Read by apt after the machine's own configuration."""
+    (apt / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    hooks = ("APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success")
+    lines = [
+        # Hooks of images (docker-clean) delete files outside of our folder.
+        *(f"#clear {hook};" for hook in hooks),
+        f'Dir::Cache "{apt}";',
+        f'Dir::Cache::archives "{apt}/archives";',
+        'Debug::NoLocking "1";',
+        'APT::Sandbox::User "root";',
+        'Acquire::Retries "2";',
+        'Acquire::http::Timeout "20";',
+        'Acquire::https::Timeout "20";',
+    ]
+    if private_lists:
+        lines.append(f'Dir::State::lists "{apt}/lists";')
+    path = apt / "apt.conf"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _apt(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = ["apt-get", "-q", "-c", str(config), *arguments]
+    environment = os.environ | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=_FETCH_SECONDS, stdin=subprocess.DEVNULL, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{' '.join(argv)} did not end within {_FETCH_SECONDS} s") from error
+
+
+def _unpack(packages: list[Path], root: Path) -> list[str]:
+    """Fills `root` anew. Returns `name version` of each package."""
+    partial = root.with_name("root.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    versions = []
+    for package in packages:
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(partial)], check=True)
+        shown = subprocess.run(
+            ["dpkg-deb", "--show", "--showformat=${Package} ${Version}", str(package)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        versions.append(shown.stdout)
+    for name in _ALTERNATIVES:
+        (partial / "usr" / "sbin" / name).symlink_to(f"{name}-wlm")
+    missing = [name for name in _PROGRAMS if not ((partial / "usr" / name).exists() or Path("/usr", name).exists())]
+    if missing:
+        raise LabError(f"the packages have no {', '.join(missing)}: {'; '.join(versions)}")
+    shutil.rmtree(root, ignore_errors=True)
+    partial.rename(root)
+    return versions

@@ -1,0 +1,98 @@
+"""Faults of the laboratory are like those of real machines: silence, not errors; death without a word."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.errors import LabError
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+SSH_PORT = 22
+
+
+def connect(cluster: Cluster, source: str, target: str) -> socket.socket:
+    """A connection to a node's sshd that has said its banner."""
+    address = (cluster.address(target), SSH_PORT)
+    connection = cluster.inside(source, lambda: socket.create_connection(address, timeout=2))
+    assert connection.recv(100).startswith(b"SSH-2.0")
+    return connection
+
+
+def is_reachable(cluster: Cluster, source: str, target: str) -> bool:
+    try:
+        connect(cluster, source, target).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_cut_is_silence_and_healing_lets_the_connection_go_on(bare: Cluster) -> None:
+    first, second, third = bare.nodes
+    with bare.inside(second, lambda: socket.create_server((bare.address(second), 8000))) as server:
+        client = bare.inside(first, lambda: socket.create_connection((bare.address(second), 8000), timeout=5))
+        accepted, _ = server.accept()
+        with client, accepted:
+            accepted.sendall(b"before")
+            assert client.recv(100) == b"before"
+            bare.cut(second)
+            accepted.sendall(b"during")
+            client.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                client.recv(100)
+            assert not is_reachable(bare, first, second)
+            assert is_reachable(bare, first, third)
+            bare.heal(second)
+            client.settimeout(60)
+            assert client.recv(100) == b"during"
+    wait_until("the node is back", lambda: is_reachable(bare, first, second), 20)
+
+
+def test_isolated_nodes_do_not_reach_each_other_but_everybody_else(bare: Cluster) -> None:
+    first, second, third = bare.nodes
+    bare.isolate(first)
+    bare.isolate(second)
+    assert not is_reachable(bare, first, second)
+    assert is_reachable(bare, first, third)
+    assert is_reachable(bare, LOGIN, second)
+    bare.join(first)
+    bare.join(second)
+    wait_until("they reach each other again", lambda: is_reachable(bare, first, second), 20)
+
+
+def test_power_off_takes_everything_at_once_and_says_nothing(bare: Cluster) -> None:
+    first, second, _ = bare.nodes
+    with connect(bare, first, second) as connection:
+        process = bare.popen(second, ["bash", "-c", "echo > /dev/shm/lost; echo made; exec sleep 1000"])
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "made\n"
+            bare.power_off(second)
+            assert process.wait(10) == -9
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            connection.recv(100)
+        with pytest.raises(LabError, match=f"{second} is powered off"):
+            bare.run(second, ["true"])
+        bare.power_on(second)
+        assert bare.segments(second) == []
+        assert bare.processes(second) == []
+        # The rebooted machine knows nothing of the connection and says so.
+        connection.settimeout(30)
+        connection.sendall(b"SSH-2.0-client\r\n")
+        with pytest.raises(ConnectionResetError):
+            connection.recv(100)
+    assert is_reachable(bare, first, second)
+
+
+def test_slurm_sees_a_node_lose_power_and_come_back(slurm: Cluster) -> None:
+    node = slurm.nodes[1]
+    slurm.power_off(node)
+    wait_until(f"{node} is down", lambda: slurm.states()[node].startswith("down"), 60)
+    slurm.power_on(node)
+    slurm.wait_idle()
+    assert slurm.output(LOGIN, ["srun", "-w", node, "hostname"]) == node
