@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.recipe import shape, show, yaml12
+from pdserve.recipe import show, yaml12
 from pdserve.recipe.extends import Document
 from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.shape import RECIPE, Shape
 
 _TOKEN = re.compile(r"\$\$\{|\$\{")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
@@ -41,7 +42,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
     return "".join(done)
 
 
-def resolve(document: Document, environ: Mapping[str, str]) -> set[Path]:
+def resolve(document: Document, environ: Mapping[str, str], shape: Shape = RECIPE) -> set[Path]:
     """Replace every reference in the values of `document`, in place. Returns the paths where that failed; the reasons
     are added to the document's problems."""
     failed: set[Path] = set()
@@ -55,7 +56,7 @@ def resolve(document: Document, environ: Mapping[str, str]) -> set[Path]:
             return value
         try:
             text = substitute(value, environ)
-            result = yaml12.scalar(text) if _typed(value, path, document) else text
+            result = yaml12.scalar(text) if _typed(value, path, document, shape) else text
             if "\0" in text:
                 raise ValueError("the variable contains a NUL character")
             text.encode()
@@ -72,7 +73,7 @@ def resolve(document: Document, environ: Mapping[str, str]) -> set[Path]:
     return failed
 
 
-def _typed(value: str, path: Path, document: Document) -> bool:
+def _typed(value: str, path: Path, document: Document, shape: Shape) -> bool:
     if _REFERENCE.fullmatch(value) is None:
         return False
     text, other = shape.scalars_at(path, document.data)

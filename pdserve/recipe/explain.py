@@ -1,16 +1,18 @@
-"""pydantic's errors as plain sentences about the recipe's own keys."""
+"""pydantic's errors as plain sentences about the file's own keys."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pdserve.recipe import shape, show
+from pdserve.recipe import show
 from pdserve.recipe.flags import OWNED, known_flags, where_instead
 from pdserve.recipe.problems import Path, Problem, did_you_mean
+from pdserve.recipe.shape import RECIPE, Shape, keys
 
 _KINDS = {
     "string_type": "text",
@@ -36,8 +38,17 @@ _PATTERNS = {
 }
 
 
-def problems(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
+@dataclass(frozen=True)
+class _Document:
+    """What was validated, and what it should look like."""
+
+    data: dict[str, Any]
+    shape: Shape
+
+
+def problems(error: ValidationError, data: dict[str, Any], shape: Shape = RECIPE) -> list[Problem]:
     """One problem for each place of the document that pydantic objects to."""
+    document = _Document(data, shape)
     at: dict[Path, list[ErrorDetails]] = defaultdict(list)
     for detail in error.errors(include_url=False, include_context=True):
         at[_path(detail["loc"], data)].append(detail)
@@ -46,31 +57,31 @@ def problems(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
         deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
         if deeper and isinstance(_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
             continue  # other branches of a union; the branch that was meant reports what is wrong inside
-        found.append(_problem(path, details, data))
+        found.append(_problem(path, details, document))
     return found
 
 
-def _problem(path: Path, details: list[ErrorDetails], data: dict[str, Any]) -> Problem:
+def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Problem:
     kinds = {d["type"] for d in details}
     detail = details[0]
     if "key" in kinds or (detail["loc"] and detail["loc"][-1] == "[key]"):
         return _bad_key(path)
     if kinds == {"extra_forbidden"}:
-        return unknown_key(path, data)
+        return _unknown_key(path, document)
     if "missing" in kinds:
-        return Problem(path, "missing", _about(path, data))
-    value = _at(path, data)
+        return Problem(path, "missing", _about(path, document))
+    value = _at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
-        return Problem(path, f"a {_union(path)} needs a `kind`: one of {_list(shape.kinds(path))}")
+        return Problem(path, f"a {_union(path)} needs a `kind`: one of {_list(document.shape.kinds(path))}")
     if "union_tag_invalid" in kinds:
         given = value.get("kind") if isinstance(value, dict) else None
-        known = shape.kinds(path)
+        known = document.shape.kinds(path)
         guess = did_you_mean(str(given), known)
         kind_path = (*path, "kind")
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         return Problem(kind_path, what, f"did you mean {guess}?" if guess else None)
-    return _wrong_value(path, details, value, shown, data)
+    return _wrong_value(path, details, value, shown, document)
 
 
 def _union(path: Path) -> str:
@@ -78,7 +89,7 @@ def _union(path: Path) -> str:
     return "policy" if path[:2] == ("proxy", "routing") else "connector"
 
 
-def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str, data: dict[str, Any]) -> Problem:
+def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str, document: _Document) -> Problem:
     expected: list[str] = []
     todo: str | None = None
     for detail in details:
@@ -89,9 +100,9 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
         elif kind in _LIMITS:
             words, key = _LIMITS[kind]
             expected.append(f"{words} {context[key]:g}")
-            todo = _about(path, data)
+            todo = _about(path, document)
         elif kind == "literal_error":
-            allowed = shape.choices(path, data)
+            allowed = document.shape.choices(path, document.data)
             one_of = "one of " if len(allowed) > 1 else ""
             expected.append(f"{one_of}{_list(allowed)}" if allowed else str(context.get("expected", "another value")))
             guess = did_you_mean(value, [str(a) for a in allowed]) if isinstance(value, str) else None
@@ -129,10 +140,10 @@ def _hint(value: Any, details: list[ErrorDetails]) -> str | None:
     return None
 
 
-def unknown_key(path: Path, data: dict[str, Any]) -> Problem:
+def _unknown_key(path: Path, document: _Document) -> Problem:
     """A key that the format does not have, and the one that was probably meant."""
     key, parent = str(path[-1]), path[:-1]
-    known = [k for model in shape.models_at(parent, data) for k in shape.keys(model)]
+    known = [k for model in document.shape.models_at(parent, document.data) for k in keys(model)]
     guess = did_you_mean(key, known)
     role = parent[0] if len(parent) == 1 and parent[0] in ("prefill", "decode", "aggregated", "engine") else None
     flag = key.replace("_", "-").removeprefix("--")
@@ -146,7 +157,7 @@ def unknown_key(path: Path, data: dict[str, Any]) -> Problem:
     elif guess is not None:
         todo = f"did you mean {guess}?"
     else:
-        elsewhere = list(shape.places(key))
+        elsewhere = list(document.shape.places(key))
         inside = [p for p in elsewhere if parent and p.startswith(f"{parent[0]}.")]
         todo = f"did you mean {(inside or elsewhere)[0]}?" if elsewhere else f"known here: {_list(sorted(set(known)))}"
     return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
@@ -198,8 +209,8 @@ def _at(path: Path, data: Any) -> Any:
     return data
 
 
-def _about(path: Path, data: dict[str, Any]) -> str | None:
-    info = shape.field_at(path, data)
+def _about(path: Path, document: _Document) -> str | None:
+    info = document.shape.field_at(path, document.data)
     return info.description if info is not None else None
 
 

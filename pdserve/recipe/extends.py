@@ -52,16 +52,21 @@ def read(path: FilePath, interpolate: Interpolate) -> Document:
     return _read(path, interpolate, chain=())
 
 
-def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
+def read_one(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
+    """The file at `path` as it stands. `what` it should be is named in errors, and `chain`: who extends it."""
     parsed = yaml12.parse(_text(path, chain), str(path))
     if parsed.data is None:
         raise RecipeError("the file is empty", where=str(path), todo="start with `schema: 1`")
     if not isinstance(parsed.data, dict):
         raise RecipeError(
-            f"a recipe is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
+            f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
             where=f"{path}:1",
         )
-    own = Document(parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems))
+    return Document(parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems))
+
+
+def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
+    own = read_one(path, chain=chain)
     bases = _bases(own, path, interpolate)
     if not bases:
         return own
@@ -131,7 +136,7 @@ def _text(path: FilePath, chain: tuple[FilePath, ...]) -> str:
     try:
         if path.is_file():
             if path.stat().st_size > MAX_BYTES:
-                raise RecipeError(f"larger than {MAX_BYTES >> 20} MiB: not a recipe", where=str(path))
+                raise RecipeError(f"larger than {MAX_BYTES >> 20} MiB", where=str(path))
             return path.read_bytes().decode("utf-8-sig")
         if path.exists():
             what = f"{path} is not a file"

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from pydantic import ValidationError
-
-from pdserve.recipe import environment, explain, extends, overrides, rules, secrets, shape, yaml12
+from pdserve.recipe import environment, extends, overrides, rules, secrets, yaml12
 from pdserve.recipe.model import Recipe, RecipeDocument
-from pdserve.recipe.problems import Origin, Path, Problem, error, locate, warning
+from pdserve.recipe.problems import Origin, Path, error, locate, warning
+from pdserve.recipe.validation import reset_nulls, validate
 
 _STAND_INS: dict[str, Any] = {
     "schema": 1,
@@ -26,8 +25,6 @@ _STAND_INS: dict[str, Any] = {
     "secret": "X",
 }
 """Valid values for required keys that are wrong or missing, so that the rules can look at the rest."""
-_ROUNDS = 4
-_NULL_IS_DATA = ("args", "extra_args", "l2", "config")
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,11 @@ def load_recipe(
     document = extends.read(path, lambda text: environment.substitute(text, environ))
     overrides.apply(document, set_, unset)
     failed = environment.resolve(document, environ)
-    _reset_nulls(document.data, document.data)
+    reset_nulls(document.data)
     leaked = list(secrets.literal(document.data))
     found = [*document.problems, *leaked]
     known_bad = failed.union(*(p.spoils for p in found))
-    recipe, invalid = _validate(document.data, known_bad)
+    recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS)
     found += invalid
     if recipe is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))
@@ -78,62 +75,3 @@ def load_recipe(
         raise error(found, document.origins, str(path))
     notes = tuple(warning(p, document.origins, str(path)) for p in rules.warnings(recipe))
     return LoadedRecipe(recipe, document.data, path, notes, document.origins)
-
-
-def _validate(data: RecipeDocument, known_bad: set[Path]) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, and what pydantic objects to. Where something is wrong the recipe is made of the rest, so that the
-    rules can be applied as well and everything is told at once; None where not even that is possible."""
-    found: list[Problem] = []
-    bad = set(known_bad)
-    rest = data
-    for _ in range(_ROUNDS):
-        try:
-            return Recipe.model_validate(rest), found
-        except ValidationError as failure:
-            fresh = explain.problems(failure, rest)
-        found += [p for p in fresh if not any(p.concerns(b) for b in bad)]
-        bad = bad.union(*(p.spoils for p in fresh))
-        for problem in fresh:
-            if not problem.path:
-                return None, found
-            path = _droppable(problem.path)
-            required = (info := shape.field_at(path, rest)) is not None and info.is_required()
-            rest = _mended(rest, path, _STAND_INS.get(str(path[-1])) if required else None)
-    return None, found
-
-
-def _droppable(path: Path) -> Path:
-    """What to leave out when `path` is wrong: half a connector means nothing."""
-    return path[: path.index("connector") + 1] if "connector" in path else path
-
-
-def _mended(data: Any, path: Path, stand_in: Any) -> Any:
-    """A copy of `data` that lacks `path`, or has `stand_in` there."""
-    head, below = path[0], path[1:]
-    if isinstance(data, dict):
-        if below:
-            return {key: _mended(value, below, stand_in) if key == head else value for key, value in data.items()}
-        rest = {key: value for key, value in data.items() if key != head}
-        return rest if stand_in is None else {**rest, head: stand_in}
-    if isinstance(data, list) and isinstance(head, int) and head < len(data):
-        changed = [_mended(data[head], below, stand_in)] if below else []
-        return [*data[:head], *changed, *data[head + 1 :]]
-    return data
-
-
-def _reset_nulls(data: Any, whole: RecipeDocument, path: Path = ()) -> None:
-    """Drop the keys that are null, so that they have their defaults; inside flags and raw JSON null is data. A key that
-    the format does not have stays, for the validation to refuse it: a typo says nothing, whatever its value."""
-    if isinstance(data, dict):
-        for key in [k for k, v in data.items() if v is None and not _unknown((*path, k), whole)]:
-            del data[key]
-        for key, value in data.items():
-            if key not in _NULL_IS_DATA:
-                _reset_nulls(value, whole, (*path, key))
-    elif isinstance(data, list):
-        for index, value in enumerate(data):
-            _reset_nulls(value, whole, (*path, index))
-
-
-def _unknown(path: Path, whole: RecipeDocument) -> bool:
-    return bool(shape.models_at(path[:-1], whole)) and shape.field_at(path, whole) is None

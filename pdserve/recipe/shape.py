@@ -1,9 +1,10 @@
-"""What the recipe models allow at a path, read from the models themselves: for "did you mean" and for the rules."""
+"""What the models of a file allow at a path, read from the models themselves: for "did you mean" and for the rules."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -16,54 +17,58 @@ _MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ("pref
 """A document in which a connector can have children."""
 
 
-def models_at(path: Path, data: Any) -> list[type[BaseModel]]:
-    """The models that may stand at `path` of the document `data`; of connectors, the one whose `kind` is there."""
-    return [a for a in _walk(Recipe, path, data) if isinstance(a, type) and issubclass(a, BaseModel)]
+@dataclass(frozen=True)
+class Shape:
+    """What a file may contain whose top level is `root`."""
+
+    root: type[BaseModel]
+
+    def models_at(self, path: Path, data: Any) -> list[type[BaseModel]]:
+        """The models that may stand at `path` of the document `data`; of connectors, the one whose `kind` is there."""
+        return [a for a in _walk(self.root, path, data) if isinstance(a, type) and issubclass(a, BaseModel)]
+
+    def field_at(self, path: Path, data: Any) -> FieldInfo | None:
+        """The declaration of the key at `path`."""
+        for model in self.models_at(path[:-1], data) if path else []:
+            if (found := keys(model).get(str(path[-1]))) is not None:
+                return found
+        return None
+
+    def kinds(self, path: Path) -> list[str]:
+        """The kinds of the union at `path`: of connectors, or of policies."""
+        places = tuple(0 if isinstance(part, int) else part for part in path)
+        return [kind for model in self.models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
+
+    def choices(self, path: Path, data: Any) -> list[Any]:
+        """The literal values that are allowed at `path`."""
+        found = self.field_at(path, data)
+        return [] if found is None else _literals(found.annotation)
+
+    def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
+        """Whether text, and whether a number or boolean, may stand at `path`."""
+        options = _walk(self.root, path, data)
+        text = any(o is str or any(isinstance(v, str) for v in _literals(o)) for o in options)
+        return text, any(o in (int, float, bool) or any(isinstance(v, int) for v in _literals(o)) for o in options)
+
+    def places(self, key: str) -> Iterator[str]:
+        """Every path of the format (`prefill.parallel.tp`) that ends in `key`; nearest to the top first."""
+        level: list[tuple[str, type[BaseModel]]] = [("", self.root)]
+        while level:
+            below: list[tuple[str, type[BaseModel]]] = []
+            for prefix, model in level:
+                for name, info in keys(model).items():
+                    if name == key:
+                        yield prefix + name
+                    below.extend((f"{prefix}{name}.", m) for m in _models(info.annotation) if name not in ("of",))
+            level = below
+
+
+RECIPE = Shape(Recipe)
 
 
 def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a model as they are written in YAML."""
     return {f.alias or name: f for name, f in model.model_fields.items()}
-
-
-def field_at(path: Path, data: Any) -> FieldInfo | None:
-    """The declaration of the key at `path`."""
-    for model in models_at(path[:-1], data) if path else []:
-        if (found := keys(model).get(str(path[-1]))) is not None:
-            return found
-    return None
-
-
-def kinds(path: Path) -> list[str]:
-    """The kinds of the union at `path`: of connectors, or of policies."""
-    places = tuple(0 if isinstance(part, int) else part for part in path)
-    return [kind for model in models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
-
-
-def choices(path: Path, data: Any) -> list[Any]:
-    """The literal values that are allowed at `path`."""
-    found = field_at(path, data)
-    return [] if found is None else _literals(found.annotation)
-
-
-def scalars_at(path: Path, data: Any) -> tuple[bool, bool]:
-    """Whether text, and whether a number or boolean, may stand at `path`."""
-    options = _walk(Recipe, path, data)
-    text = any(o is str or any(isinstance(v, str) for v in _literals(o)) for o in options)
-    return text, any(o in (int, float, bool) or any(isinstance(v, int) for v in _literals(o)) for o in options)
-
-
-def places(key: str) -> Iterator[str]:
-    """Every path of the format (`prefill.parallel.tp`) that ends in `key`; nearest to the top first."""
-    level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
-    while level:
-        below: list[tuple[str, type[BaseModel]]] = []
-        for prefix, model in level:
-            for name, info in keys(model).items():
-                if name == key:
-                    yield prefix + name
-                below.extend((f"{prefix}{name}.", m) for m in _models(info.annotation) if name not in ("of",))
-        level = below
 
 
 def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:

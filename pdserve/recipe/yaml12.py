@@ -95,7 +95,7 @@ def parse(text: str, name: str) -> Parsed:
     except yaml.YAMLError as error:
         raise _syntax(error, text, name) from None
     except RecursionError:
-        raise RecipeError("nested too deeply to be a recipe", where=name) from None
+        raise RecipeError("nested too deeply", where=name) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -215,7 +215,7 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
         )  # fmt: skip
     if "another document" in problem or "single document" in problem:
         return RecipeError(
-            "a second YAML document begins here", where=where, cause="a recipe is one document",
+            "a second YAML document begins here", where=where, cause="a file is one document",
             todo="put the other one in a file of its own and remove the --- between them",
         )  # fmt: skip
     context = getattr(error, "context", None)
