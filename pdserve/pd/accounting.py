@@ -9,7 +9,7 @@ from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.quotas import Use
 from pdserve.pd.request import ClientRequest
-from pdserve.pd.request_log import Outcome, RequestLine, RequestLog, milliseconds
+from pdserve.pd.request_log import Outcome, RequestLine, RequestLog
 from pdserve.pd.spans import Spans, StageTime, Trace
 
 _CLIENT_LEFT = 499
@@ -17,9 +17,8 @@ _USAGE = re.compile(
     rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cache_read_input_tokens|cache_creation_input_tokens)"'
     rb" ?: ?(\d+)"
 )
-_PROMPT = (b"prompt_tokens", b"input_tokens", b"cache_read_input_tokens", b"cache_creation_input_tokens")
-"""Anthropic's input_tokens are those that no cache had."""
 _ANSWER = (b"completion_tokens", b"output_tokens")
+"""All others are of the prompt: Anthropic's input_tokens are those that no cache had."""
 
 
 class Accounting:
@@ -73,22 +72,16 @@ class Accounting:
         received, admitted, prefilled, decoding = stages.received, stages.admitted, stages.prefilled, stages.decoding
         line.decision, line.prefill, line.decode = request.decision, request.prefill, request.decode
         line.attempts = request.attempts
-        line.total_ms = milliseconds(now - received)
-        metrics.e2e.observe(now - received)
+        line.total_ms = metrics.e2e.timed(now - received)
         if admitted:
-            line.queue_ms = milliseconds(admitted - received)
-            metrics.queue.observe(admitted - received)
+            line.queue_ms = metrics.queue.timed(admitted - received)
             if prefilled:
-                line.prefill_ms = milliseconds(prefilled - admitted)
-                metrics.prefill.observe(prefilled - admitted)
+                line.prefill_ms = metrics.prefill.timed(prefilled - admitted)
         if prefilled and decoding:
             # A decode that answers before prefill does has had its KV no later.
-            took = max(0.0, decoding - prefilled)
-            line.kv_transfer_ms = milliseconds(took)
-            metrics.kv_transfer.observe(took)
+            line.kv_transfer_ms = metrics.kv_transfer.timed(max(0.0, decoding - prefilled))
         if client.first_byte:
-            line.ttft_ms = milliseconds(client.first_byte - received)
-            metrics.ttft.observe(client.first_byte - received)
+            line.ttft_ms = metrics.ttft.timed(client.first_byte - received)
 
     def _counted(self, line: RequestLine, request: ClientRequest | None, reason: object) -> None:
         count = self.metrics.count
@@ -165,7 +158,11 @@ def _usage(client: Client) -> tuple[int | None, int | None]:
     at = words.rfind(b'"usage"')
     if at < 0:
         return None, None
-    said = dict(_USAGE.findall(words, at))
-    prompt = [int(said[name]) for name in _PROMPT if name in said]
-    answer = [int(said[name]) for name in _ANSWER if name in said]
-    return sum(prompt) if prompt else None, answer[0] if answer else None
+    prompt: int | None = None
+    answer: int | None = None
+    for name, count in dict(_USAGE.findall(words, at)).items():
+        if name in _ANSWER:
+            answer = int(count)
+        else:
+            prompt = (prompt or 0) + int(count)
+    return prompt, answer

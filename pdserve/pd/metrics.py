@@ -85,6 +85,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += seconds
 
+    def timed(self, seconds: float) -> float:
+        """`observe`, and the same as the log says it: milliseconds to two digits behind the point, never negative."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+        # round() takes five times as long.
+        return int(seconds * 100_000 + 0.5) / 100 if seconds > 0 else 0.0
+
 
 class Snapshot(msgspec.Struct):
     """All numbers of one process."""

@@ -61,12 +61,6 @@ class RequestLine(msgspec.Struct, omit_defaults=True):
     """What the client was told."""
 
 
-def milliseconds(seconds: float) -> float:
-    """To two digits behind the point; never negative."""
-    # round() takes five times as long.
-    return int(seconds * 100_000 + 0.5) / 100 if seconds > 0 else 0.0
-
-
 class RequestLog:
     """Belongs to one event loop. `write` gets whole lines."""
 

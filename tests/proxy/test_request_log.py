@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.request_log import RequestLine, RequestLog, milliseconds
+from pdserve.pd.metrics import Histogram
+from pdserve.pd.request_log import RequestLine, RequestLog
 from pdserve.pd.settings import LogFormat
 
 NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
@@ -119,7 +120,7 @@ def test_lines_are_written_together_and_none_waits_for_ever() -> None:
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.25, 250.0), (0.0123456, 12.35), (0.0, 0.0), (-1.0, 0.0)])
 def test_times_are_milliseconds_with_two_digits(seconds: float, expected: float) -> None:
-    assert milliseconds(seconds) == expected
+    assert Histogram((1,)).timed(seconds) == expected
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, "00.000"), (59.9999, "59.999"), (1.0005, "01.000")])
