@@ -23,7 +23,8 @@ def honest(data: bytes, cached: int) -> bytes:
     """`data` with the numbers of a prompt of which `cached` tokens were in a cache. Everything else stays."""
     if b'"cache_read_input_tokens"' in data:
         data = _MESSAGES.sub(lambda usage: _honest_messages(usage[0], cached), data)
-    return _CACHED.sub(b"\\g<1>%d" % cached, data)
+    # A template would be parsed again for each answer.
+    return _CACHED.sub(lambda found: b"%b%d" % (found[1], cached), data)
 
 
 def safe_length(data: bytes) -> int:
