@@ -95,31 +95,31 @@ class Dispatcher:
         """Returns when nothing is running in the background."""
         await self._split.background.drained()
 
-    async def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> None:
+    def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> Awaitable[None]:
         request.decision = DISAGGREGATED
 
-        async def attempt(avoid: set[Worker]) -> None:
+        def attempt(avoid: set[Worker]) -> Awaitable[None]:
             prefill = self._pools.pick("prefill", request.ask, avoid)
             decode = self._chosen("decode", first, request, avoid)
             request.prefill, request.decode = prefill.name, decode.name
-            await self._split.attempt(request, client, prefill, decode)
+            return self._split.attempt(request, client, prefill, decode)
 
-        await self._admitted(request, client, self._registry.roles, attempt)
+        return self._admitted(request, client, self._registry.roles, attempt)
 
-    async def _at_one(
+    def _at_one(
         self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
-    ) -> None:
+    ) -> Awaitable[None]:
         request.decision = why
         if not self._registry.ready(role):
             # Nobody waits in a queue for a pool that has no worker.
             raise no_worker(role)
 
-        async def attempt(avoid: set[Worker]) -> None:
+        def attempt(avoid: set[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)
             request.decode = worker.name
-            await self._one.attempt(request, client, worker)
+            return self._one.attempt(request, client, worker)
 
-        await self._admitted(request, client, (role,), attempt)
+        return self._admitted(request, client, (role,), attempt)
 
     def _chosen(self, role: WorkerRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
         """`first`, if it may still be used when the request has waited for its place."""
@@ -130,36 +130,42 @@ class Dispatcher:
     async def _admitted(
         self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
     ) -> None:
-        """With a place in each pool, until the end."""
+        """With a place in each pool, until the end; with other workers after a failure."""
         tickets = await self._entrance.enter(roles, client, request.priority, request.ask.estimate)
         request.stages.admitted = monotonic()
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
+        avoid: set[Worker] = set()
         try:
-            await self._try(request, client, roles, attempt)
+            while True:
+                request.attempts += 1
+                try:
+                    await attempt(avoid)
+                except WorkerFailedError as failure:
+                    self._once_more(request, client, roles, failure, avoid)
+                else:
+                    return
         finally:
             for ticket in tickets:
                 ticket.release()
 
-    async def _try(
-        self, request: ClientRequest, client: Client, roles: Collection[WorkerRole], attempt: Attempt
+    def _once_more(
+        self,
+        request: ClientRequest,
+        client: Client,
+        roles: Collection[WorkerRole],
+        failure: WorkerFailedError,
+        avoid: set[Worker],
     ) -> None:
-        avoid: set[Worker] = set()
-        while True:
-            request.attempts += 1
-            try:
-                await attempt(avoid)
-            except WorkerFailedError as failure:
-                if failure.avoid:
-                    avoid.add(failure.worker)
-                others = all(self._registry.ready(role, avoid) for role in roles)
-                if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
-                    raise failure.error from failure
-                reason = f"http-{failure.error.status}" if failure.avoid else "stale"
-                self.failovers[failure.worker.config.role, reason] += 1
-                log.warning("%s: %s; once more", request.request_id, failure)
-            else:
-                return
+        """After a failed attempt: what the next one must know, or the error when there cannot be another."""
+        if failure.avoid:
+            avoid.add(failure.worker)
+        others = all(self._registry.ready(role, avoid) for role in roles)
+        if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
+            raise failure.error from failure
+        reason = f"http-{failure.error.status}" if failure.avoid else "stale"
+        self.failovers[failure.worker.config.role, reason] += 1
+        log.warning("%s: %s; once more", request.request_id, failure)
 
     def _whole_role(self) -> WorkerRole:
         """Who computes what cannot be split: decode, whose answers are then its own."""

@@ -53,10 +53,12 @@ class Leg:
         "_on_complete",
         "_status",
         "answer",
+        "complete",
         "failure",
         "first_byte",
         "poke",
         "reached",
+        "settled",
         "tell_reached",
         "worker",
     )
@@ -80,6 +82,10 @@ class Leg:
         """Somebody waits for that."""
         self.answer: Answer | None = None
         self.failure: WorkerFailedError | None = None
+        self.settled = False
+        """There is an answer or a failure."""
+        self.complete = False
+        """Nothing more will come: a failure, or the end of the answer."""
         self.first_byte = 0.0
         """time.monotonic() of the answer's beginning."""
         self._head, self._body = head, body
@@ -99,19 +105,9 @@ class Leg:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     @property
-    def settled(self) -> bool:
-        """There is an answer or a failure."""
-        return self.answer is not None or self.failure is not None
-
-    @property
     def delivered(self) -> bool:
         """The engine has it, or never will."""
         return self.reached or self.failure is not None
-
-    @property
-    def complete(self) -> bool:
-        """Nothing more will come: a failure, or the end of the answer."""
-        return self.failure is not None or (self.answer is not None and self.answer.complete)
 
     def close(self) -> None:
         """Ends the leg: an engine that is still working on it sees its client leave and aborts."""
@@ -123,13 +119,14 @@ class Leg:
         self.worker.closed()
         if not self.settled:
             self.worker.breaker.left()
-            self.failure = self._failed("was left", retry=False)
+            self._failed_by(self._failure("was left", retry=False))
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        self._completed()
+        if not self._counted:
+            self._completed()
 
     def hang_up(self) -> None:
         """As `close`, but an answer that the engine has sent before it sees that is still taken. Needs a close."""
@@ -178,7 +175,7 @@ class Leg:
     def on_end(self) -> None:
         self._connection = None
         if self.answer is not None:
-            self.answer.complete = True
+            self.answer.complete = self.complete = True
             self._completed()
             if self._client is not None:
                 self._client.on_end()
@@ -209,7 +206,7 @@ class Leg:
         else:
             self.worker.breaker.failed(asyncio.get_running_loop().time())
             client = self._client
-            self._end_with(self._failed("closed the connection in the middle of its answer", retry=False))
+            self._end_with(self._failure("closed the connection in the middle of its answer", retry=False))
             if client is not None:
                 client.on_cut()
 
@@ -251,6 +248,7 @@ class Leg:
         self.worker.breaker.succeeded()
         self.answer = Answer(self._content_type, self._data, complete)
         self._data = b""
+        self.settled, self.complete = True, complete
         if complete:
             self._completed()
         self.poke()
@@ -267,9 +265,13 @@ class Leg:
         self._end_with(WorkerFailedError(self.worker, error, retry=retry))
 
     def _end_with(self, failure: WorkerFailedError) -> None:
-        self.failure = failure
+        self._failed_by(failure)
         self._completed()
         self.poke()
+
+    def _failed_by(self, failure: WorkerFailedError) -> None:
+        self.failure = failure
+        self.settled = self.complete = True
 
     def _completed(self) -> None:
         if self._counted:
@@ -287,5 +289,5 @@ class Leg:
             return "refused" if self.failure.error.status < 500 else "failed"
         return "ok" if self.answer is not None and self.answer.complete else "left"
 
-    def _failed(self, what: str, *, retry: bool) -> WorkerFailedError:
+    def _failure(self, what: str, *, retry: bool) -> WorkerFailedError:
         return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)

@@ -70,42 +70,38 @@ class Mooncake:
         itself."""
         watch = Watch(client, (prefill, decode))
         try:
-            await self._attempt(request, client, watch, prefill, decode)
+            if not prefill.slots.take():
+                await wait_for_slot(prefill, watch)
+            sent = False
+            try:
+                transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
+                watch.check()
+                legs = self._send(request, transfer, decode, watch)
+                sent = True
+            finally:
+                if not sent:
+                    prefill.slots.give()
+            try:
+                await self._first_event(legs, watch)
+            except WorkerFailedError as failure:
+                await self._after_failure(request, transfer, legs, failure)
+                raise
+            except (ApiError, ClientGoneError, asyncio.CancelledError):
+                # The client left, its time is up, or this proxy is ending.
+                self.background.start(self._deliver_and_abort(legs))
+                raise
+            request.stages.decoding = legs.decode.first_byte
+            await self._relay(legs, client, watch)
         finally:
             watch.end()
 
-    async def _attempt(
-        self, request: ClientRequest, client: Client, watch: Watch, prefill: Worker, decode: Worker
-    ) -> None:
-        if not prefill.slots.take():
-            await wait_for_slot(prefill, watch)
-        sent = False
-        try:
-            transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
-            watch.check()
-            legs = self._send(request, transfer, decode, watch)
-            sent = True
-        finally:
-            if not sent:
-                prefill.slots.give()
-        try:
-            await self._first_event(legs, watch)
-            watch.forget(prefill)
-            if not legs.prefill.complete:
-                # Its cached tokens are wanted; it comes before decode's first token but for a race.
-                await self._prefill_answered(legs, watch)
-        except WorkerFailedError as failure:
-            await self._after_failure(request, transfer, legs, failure)
-            raise
-        except (ApiError, ClientGoneError, asyncio.CancelledError):
-            # The client left, its time is up, or this proxy is ending.
-            self.background.start(self._deliver_and_abort(legs))
-            raise
-        request.stages.decoding = legs.decode.first_byte
+    async def _relay(self, legs: Legs, client: Client, watch: Watch) -> None:
+        """Decode's answer, to its end."""
         try:
             client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
             client.relay(legs.decode)
-            await watch.until(lambda: client.ended)
+            if not client.ended:
+                await watch.until(lambda: client.ended)
         except WorkerFailedError as failure:
             raise failure.error from failure
         finally:
@@ -146,6 +142,10 @@ class Mooncake:
             prefill_leg.check(prefill)
             await watch.until(lambda: decode.settled)
         _unbroken(decode)
+        watch.forget(prefill.worker)
+        if not prefill.complete:
+            # Its cached tokens are wanted; it comes before decode's first token but for a race.
+            await self._prefill_answered(legs, watch)
 
     async def _prefill_answered(self, legs: Legs, watch: Watch) -> None:
         """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
