@@ -121,7 +121,8 @@ class Registry:
         self._on_lost: list[Callable[[Worker], None]] = []
         self._on_change: list[Callable[[], None]] = []
         self._ready: dict[WorkerRole, list[Worker]] = {}
-        """Without the breakers' opinion."""
+        self._empty_pools: list[WorkerRole] | None = None
+        """Both without the breakers' opinion; worked out when they are asked for."""
         self._open_breakers: set[Breaker] = set()
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[WorkerRole, ...] = (
@@ -144,7 +145,7 @@ class Registry:
 
     def changed(self) -> None:
         """Another set of workers may be used."""
-        self._ready.clear()
+        self._forget_ready()
         for listener in self._on_change:
             listener()
 
@@ -154,7 +155,7 @@ class Registry:
             raise ValueError(f"there is a worker {config.name} already")
         worker = Worker(config, self._config, self._board, self._tls, self._open_breakers)
         self.workers[config.name] = worker
-        self._ready.clear()
+        self._forget_ready()
         return worker
 
     def remove(self, name: str) -> None:
@@ -214,7 +215,15 @@ class Registry:
 
     def empty_pools(self) -> list[WorkerRole]:
         """Roles without a worker that may be used."""
-        return [role for role in self.roles if not self.ready(role)]
+        if self._open_breakers:
+            return [role for role in self.roles if not self.ready(role)]
+        if self._empty_pools is None:
+            self._empty_pools = [role for role in self.roles if not self.ready(role)]
+        return self._empty_pools
+
+    def _forget_ready(self) -> None:
+        self._ready.clear()
+        self._empty_pools = None
 
     def close(self) -> None:
         for worker in self.workers.values():
