@@ -24,12 +24,12 @@ FLOORS = [
     {"pdserve.fleet", "pdserve.leftovers", "pdserve.control", "pdserve.engine_env"},
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
     {"pdserve.patched", "pdserve.torch_fallback"},
-    {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir"},
+    {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
     {"pdserve.protocol", "pdserve.state", "pdserve.host", "pdserve.health", "pdserve.shm", "pdserve.diagnostics"},
     {"pdserve.process"},
     {"pdserve.procfs"},
     {"pdserve.plan"},
-    {"pdserve.connectors"},
+    {"pdserve.connectors", "pdserve.cluster_file"},
     {"pdserve.patches"},
     {"pdserve.recipe"},
     {"pdserve.proxy"},
@@ -37,6 +37,7 @@ FLOORS = [
     {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist"},
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
+    {"pdserve.outlet", "pdserve.slurm_variables"},
     {"pdserve"},
 ]
 

@@ -135,11 +135,13 @@ def render(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    cluster: Annotated[bool, typer.Option("--cluster", help="Of cluster files instead of recipes.")] = False,
+) -> None:
     """Print the JSON Schema of recipes, for editors."""
     from pdserve.cli.schema import run
 
-    run()
+    run(cluster=cluster)
 
 
 @app.command()

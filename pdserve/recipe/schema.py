@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, for editors (yaml-language-server), made from the models.
+"""The JSON Schema of recipes and other strict files, for editors (yaml-language-server), made from the models.
 
 It is a little more lenient than the loader, which has the last word: a recipe that extends another one may leave
 keys out, any scalar may be a `${NAME}` reference, and null gives a key its default.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from pdserve.recipe.model import Recipe
 
@@ -22,8 +24,14 @@ _EXTENDS = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema as data."""
-    generated = Recipe.model_json_schema(by_alias=True)
+    """The schema of recipes as data."""
+    made = json_schema_of(Recipe, "pdserve recipe", "One deployment of vLLM, schema 1.")
+    return {**made, "properties": {"extends": _EXTENDS, **made["properties"]}}
+
+
+def json_schema_of(root: type[BaseModel], title: str, about: str) -> dict[str, Any]:
+    """The schema of a file whose top level is `root`."""
+    generated = root.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = {name: _model(model) for name, model in sorted(generated.pop("$defs").items())}
     definitions["Reference"] = {
         "type": "string",
@@ -31,11 +39,10 @@ def json_schema() -> dict[str, Any]:
         "description": "${NAME} or ${NAME:-default}: an environment variable.",
     }
     top = _model(generated)
-    top["properties"] = {"extends": _EXTENDS, **top["properties"]}
     return {
         "$schema": SCHEMA_ID,
-        "title": "pdserve recipe",
-        "description": "One deployment of vLLM, schema 1.",
+        "title": title,
+        "description": about,
         **{key: value for key, value in top.items() if key not in ("title", "description")},
         "$defs": definitions,
     }

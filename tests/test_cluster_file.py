@@ -1,0 +1,187 @@
+"""The cluster file: what it means, and everything that is refused with its line and what to write."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdserve.cli.schema import cluster_schema
+from pdserve.cluster_file import Cluster, Host, LoadedCluster, load_cluster
+from pdserve.errors import RecipeError
+from pdserve.recipe import yaml12
+from pdserve.recipe.nodes import Network
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "clusters" / "example.yaml"
+TWO = "schema: 1\nhosts:\n- name: a\n- name: b\n"
+
+REFUSED = [
+    ("", "the file is empty", "schema: 1"),
+    ("- a\n", "cluster.yaml:1: a cluster file is a mapping of keys, this is a list", ""),
+    ("schema: 1\n", "hosts: missing", ""),
+    ("schema: 1\nhosts: []\n", "cluster.yaml:2: hosts: expected a list of at least 1, got an empty one", ""),
+    ("schema: 2\nhosts:\n- name: a\n", "cluster.yaml:1: schema: expected 1, got 2", ""),
+    ("schema: 1\nhosts: [a]\n", 'cluster.yaml:2: hosts.0: expected a mapping, got "a"', ""),
+    ("schema: 1\nhost:\n- name: a\n", "cluster.yaml:2: host: unknown key", "did you mean hosts?"),
+    (TWO + "  adress: 10.0.0.1\n", "cluster.yaml:5: hosts.1.adress: unknown key", "did you mean address?"),
+    (TWO + "extends: x.yaml\n", "cluster.yaml:5: extends: unknown key", "known here:"),
+    (TWO + "- ssh: c\n", "hosts.2.name: missing", "The node's name"),
+    (TWO + "- name: a\n", "cluster.yaml:5: hosts.2.name: a is there twice (hosts.0.name at", "keep one of them"),
+    (TWO + "- name: -oProxyCommand=x\n", "cluster.yaml:5: hosts.2.name: ", "is not the name of a node"),
+    (TWO + "- name: 'n[1-2]'\n", "is not the name of a node", "ranges are not expanded"),
+    (TWO + "- name: 7\n", "hosts.2.name: expected text, got 7", 'put it in quotes: "7"'),
+    (
+        TWO + "- {name: c, ssh: -oProxyCommand=x}\n",
+        'hosts.2.ssh: "-oProxyCommand=x" is not a destination',
+        "[user@]host",
+    ),
+    (TWO + "- {name: c, ssh: u@-oX}\n", 'hosts.2.ssh: "u@-oX" is not a destination of ssh', ""),
+    (TWO + "- {name: c, ssh: a b}\n", 'hosts.2.ssh: "a b" is not a destination of ssh', ""),
+    (TWO + "- {name: c, ssh: ''}\n", 'hosts.2.ssh: "" is not a destination of ssh', ""),
+    (TWO + "- {name: c, address: 10.0.0.300}\n", 'hosts.2.address: "10.0.0.300" is not an IPv4 address', "10.1.0.11"),
+    (TWO + "- {name: c, address: host-c}\n", 'hosts.2.address: "host-c" is not an IPv4 address', ""),
+    (TWO + "- {name: c, address: 'fd00::1'}\n", 'hosts.2.address: "fd00::1" is not an IPv4 address', ""),
+    (TWO + "- {name: c, address: 10.0}\n", "hosts.2.address: expected text, got 10.0", "in quotes"),
+    (TWO + "- {name: c, address: 0.0.0.0}\n", "hosts.2.address: nothing can be reached at 0.0.0.0", ""),
+    (TWO + "- {name: c, address: 224.0.0.1}\n", "hosts.2.address: nothing can be reached at 224.0.0.1", ""),
+    (TWO + "- {name: c, address: 127.0.0.1}\n", "127.0.0.1 is every host's own", ""),
+    (TWO + "- {name: c, address: 10.0.0.1}\n- {name: d, address: 10.0.0.1}\n", "hosts.3.address: 10.0.0.1 is c", "one"),
+    (
+        TWO + "- {name: c, ssh: u@x}\n- {name: d, ssh: u@x}\n",
+        "hosts.3.ssh: u@x is c already",
+        "one machine is one host",
+    ),
+    (TWO + "- {name: c, devices: [0, 0]}\n", "hosts.2.devices.1: device 0 is there twice", ""),
+    (TWO + "- {name: c, devices: [-1]}\n", "hosts.2.devices.0: there is no device -1", ""),
+    (TWO + "- {name: c, devices: 4}\n", "hosts.2.devices: expected a list, got 4", "write [4]"),
+    (TWO + "- {name: c, python: -c}\n", 'hosts.2.python: "-c" is not a program', ""),
+    (TWO + "network: {}\n", "network: neither interface nor cidr is set", ""),
+    (TWO + "network: {cidr: 10.0.0.1/8}\n", "network.cidr: 10.0.0.1/8 is not written as a subnet", "write 10.0.0.0/8"),
+    (TWO + "exclude_nodes: [aa]\n", 'exclude_nodes.0: no host is called "aa"', "did you mean a?"),
+    (TWO + "exclude_nodes: [a, a]\n", "exclude_nodes.1: a is there twice", ""),
+    (TWO + "exclude_nodes: [a, b]\n", "exclude_nodes: no host is left", "take a name out"),
+    (TWO + "ssh: {connect_seconds: 0}\n", "ssh.connect_seconds: expected more than 0", ""),
+    (TWO + "ssh: {options: ['-v']}\n", 'ssh.options.0: "-v" is not a setting of ssh', "write Keyword=value"),
+    (TWO + "ssh: {options: [Port=]}\n", 'ssh.options.0: "Port=" is not a setting of ssh', ""),
+    (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY", "stdin and stdout"),
+    (TWO + "ssh: {options: [ConnectTimeout=5]}\n", "pdserve sets ConnectTimeout", "set ssh.connect_seconds"),
+    (TWO + "- {name: c, python: '${NO}'}\n", "the environment variable NO is not set", ""),
+]
+
+
+def load(folder: Path, text: str, **environ: str) -> LoadedCluster:
+    (folder / "cluster.yaml").write_text(text)
+    return load_cluster(folder / "cluster.yaml", environ=environ)
+
+
+@pytest.mark.parametrize(("text", "what", "todo"), REFUSED, ids=lambda value: repr(value)[-50:])
+def test_it_is_refused_with_its_line_and_what_to_write(tmp_path: Path, text: str, what: str, todo: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, text)
+    shown = caught.value.render().replace(f"{tmp_path}/", "")
+    assert what in shown
+    assert todo in shown
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, TWO + "- name: a\n  port: 22\nnetwork: {cidr: x}\nssh: {option: []}\n")
+    lines = [line.replace(f"{tmp_path}/", "") for line in caught.value.evidence]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["cluster.yaml:5", "hosts.2.name"],
+        ["cluster.yaml:6", "hosts.2.port"],
+        ["cluster.yaml:7", "network.cidr"],
+        ["cluster.yaml:8", "ssh.option"],
+    ]
+
+
+def test_a_file_that_is_not_there_is_told_with_one_that_is(tmp_path: Path) -> None:
+    load(tmp_path, TWO)
+    with pytest.raises(RecipeError, match="does not exist") as caught:
+        load_cluster(tmp_path / "clusters.yaml", environ={})
+    assert caught.value.todo == f"did you mean {tmp_path / 'cluster.yaml'}?"
+
+
+def test_names_alone_are_enough(tmp_path: Path) -> None:
+    cluster = load(tmp_path, TWO).cluster
+    assert cluster.hosts == [Host(name="a"), Host(name="b")]
+    assert cluster.usable() == (Host(name="a"), Host(name="b"))
+    assert (cluster.network, cluster.ssh.connect_seconds, cluster.ssh.options) == (None, 10, [])
+
+
+def test_variables_are_taken_from_the_environment(tmp_path: Path) -> None:
+    text = TWO + "- {name: c, devices: ['${FIRST}', 1], python: '${VENV:-/opt}/bin/python'}\n"
+    assert load(tmp_path, text, FIRST="0").cluster.hosts[2] == Host(
+        name="c", devices=[0, 1], python="/opt/bin/python"
+    )  # fmt: skip
+
+
+def test_the_recipe_may_exclude_more_and_names_of_other_clusters(tmp_path: Path) -> None:
+    cluster = load(tmp_path, TWO + "- name: c\nexclude_nodes: [a]\n").cluster
+    assert [host.name for host in cluster.usable(["c", "elsewhere"])] == ["b"]
+
+
+@pytest.mark.parametrize("ssh", ["ops@h1", "h1", "ssh://ops@h1:2222", "10.0.0.1", "ops@[fd00::1]", "first.last@h.x"])
+def test_destinations_are_what_ssh_takes(tmp_path: Path, ssh: str) -> None:
+    assert load(tmp_path, TWO + f"- {{name: c, ssh: '{ssh}'}}\n").cluster.hosts[2].ssh == ssh
+
+
+def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
+    assert load(tmp_path, TWO).ssh_config is None
+    assert load(tmp_path, TWO + "ssh: {config: lab/ssh_config}\n").ssh_config == tmp_path / "lab" / "ssh_config"
+    assert load(tmp_path, TWO + "ssh: {config: /etc/x}\n").ssh_config == Path("/etc/x")
+
+
+def test_one_host_may_be_this_machine(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "schema: 1\nhosts: [{name: here, address: 127.0.0.1}]\n")
+    assert loaded.cluster.hosts[0].address == "127.0.0.1"
+
+
+def test_the_example_means_what_it_shows() -> None:
+    cluster = load_cluster(EXAMPLE, environ={}).cluster
+    assert [host.name for host in cluster.usable()] == ["gpu-a", "gpu-b"]
+    assert cluster.hosts[1] == Host(
+        name="gpu-b", address="10.1.0.12", devices=[0, 1, 2, 3], python="/opt/pdserve/bin/python"
+    )
+    assert cluster.network == Network(cidr="10.1.0.0/24")
+
+
+def test_editors_have_a_schema_that_knows_the_example() -> None:
+    first = EXAMPLE.read_text().splitlines()[0]
+    path = (EXAMPLE.parent / first.removeprefix("# yaml-language-server: $schema=")).resolve()
+    assert path == ROOT / "schema" / "cluster.schema.json"
+    schema = json.loads(path.read_text())
+    assert schema == cluster_schema(), "run: pdserve schema --cluster > schema/cluster.schema.json"
+    validator = importlib.import_module("jsonschema").Draft202012Validator
+    validator.check_schema(schema)
+    assert validator(schema).is_valid(yaml12.parse(EXAMPLE.read_text(), "example").data)
+    assert not validator(schema).is_valid({"schema": 1, "hosts": [{"name": "a", "adress": "x"}]})
+    for model in (schema, *schema["$defs"].values()):
+        assert all(len(p.get("description", "")) > 8 for p in model.get("properties", {}).values())
+
+
+words = st.sampled_from(["a", "b", "-x", "10.0.0.1", "10.0.0.0/8", "u@h", "Port=1", "${X}", ""]) | st.text(max_size=4)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 9) | words,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*Host.model_fields, "cidr", "interface", "options", "config"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from([*Cluster.model_fields, "schema"]), values, max_size=4))
+def test_any_mapping_is_a_cluster_or_an_error(tmp_path: Path, data: dict[str, Any]) -> None:
+    text = yaml12.dump({"schema": 1, "hosts": [{"name": "a"}], **data})
+    try:
+        assert load(tmp_path, text).cluster.hosts
+    except RecipeError as refused:
+        refused.render()
