@@ -13,16 +13,18 @@ machine's files (the repository, /tmp) are the same everywhere, like a shared fi
     Raises LabError with what the machine lacks, or with the logs of what did not come up.
 `run(node, argv, env=, cwd=, timeout=, stdin=)`   CompletedProcess with text; `output(...)` for what must succeed
 `popen(node, argv, ...)`                          NodeProcess, a Popen whose signals reach the program itself
-`inside(node, work)`, `get(node, url)`            code or one GET of the test process in a node's network
+`get(node, url)`, `http(node, target, port)`      GET, or a connection for POST and streams, from a node's network
+`connect(node, target, port)`, `inside(node, work)`   a socket, or any code of the test process, there
 `address(node, network=0)`, `ssh_config`          the latter for `ssh -F CONFIG NODE` on any node
 `cut`/`heal`, `isolate`/`join`, `power_off`/`power_on`   faults of one node
 `wait_idle(nodes=)`, `states()`, `steps()`        what Slurm says
 `processes(node)`, `segments(node)`, `left()`, `assert_nothing_left()`
 
-Node addresses exist in the namespaces only. Never connect to them from the test process itself: such packets would
-leave the machine by its default route. Use `run`, `popen`, `inside` or `get`.
+Node addresses exist in the namespaces only. Connected to from the test process itself, packets would leave the machine
+by its default route; guard.py refuses that to Python's sockets (not to libuv's). What `inside` runs must make its
+connections before it returns: a client that connects later does so from outside.
 
 The fixtures of conftest.py (`slurm`, `bare`) share one cluster in a module; each test that uses one must leave it as it
 was, which they check. Below: packages (apt, unpacked), files (configuration), keeper -> sandbox -> node (processes),
-network (cables), sandbox_link and commands (the test process's side), leftovers, cgroups, names, machine.
+network (cables), guard, sandbox_link and commands (the test process's side), leftovers, cgroups, names, machine.
 """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -12,6 +14,7 @@ import httpx
 from tests.cluster.commands import NodeProcess, Stream, run_in_node
 from tests.cluster.errors import LabError
 from tests.cluster.files import write_files
+from tests.cluster.guard import guard_host_network
 from tests.cluster.inside import Result, in_network
 from tests.cluster.leftovers import node_processes, node_segments
 from tests.cluster.machine import check_machine
@@ -44,6 +47,7 @@ class Cluster:
     ) -> Iterator[Cluster]:
         """`gpus` fake ones on each node; `shm` the size of each /dev/shm; `networks` makes eth0, eth1, ..."""
         settings = SlurmSettings() if slurm is True else slurm or None
+        guard_host_network()
         check_machine(slurm=settings is not None)
         packages = unpacked()
         prefix, claim = claim_prefix()
@@ -117,8 +121,21 @@ class Cluster:
         return NodeProcess(self._init(node), argv, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def inside(self, node: str, work: Callable[[], Result]) -> Result:
-        """Runs `work` of the test process in the network of a node."""
+        """Runs `work` of the test process in the network of a node. Sockets made there stay there."""
         return in_network(self._init(node), work)
+
+    def connect(self, node: str, target: str, port: int, *, timeout: float = 10.0) -> socket.socket:
+        """A TCP connection from a node to another (by name), held by the test process; seconds for it and each read."""
+        address = self.address(target), port
+        return self.inside(node, lambda: socket.create_connection(address, timeout))
+
+    def http(self, node: str, target: str, port: int, *, timeout: float = 10.0) -> HTTPConnection:
+        """One connection from a node to a server on another, for what `get` is too little for (POST, streams)."""
+        connection = HTTPConnection(self.address(target), port)
+        connection.sock = self.connect(node, target, port, timeout=timeout)
+        # Anew it would connect from the machine's own network.
+        connection.auto_open = 0
+        return connection
 
     def get(
         self, node: str, url: str, *, timeout: float = 10.0, headers: Mapping[str, str] | None = None

@@ -65,7 +65,7 @@ class SandboxLink:
         return answer["value"]
 
     def _ended(self, order: str) -> LabError:
-        self.close()
+        self._end()
         return LabError(f"{order}: the sandbox has ended:\n{self._log.read_text().strip()}")
 
     def host_pid(self, inner: int) -> int:
@@ -79,11 +79,19 @@ class SandboxLink:
 
     def close(self) -> None:
         """Ends everything in the sandbox and returns when it is gone."""
+        if code := self._end():
+            raise LabError(f"the sandbox's keeper ended with {code}:\n{self._log.read_text().strip()}")
+
+    def _end(self) -> int:
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
         self._keeper.stdin.close()
         self._keeper.stdout.close()
-        self._keeper.wait(_DOWN_SECONDS)
+        try:
+            return self._keeper.wait(_DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()  # the sandbox dies with it
+            return self._keeper.wait()
 
 
 def namespace_pids(pid: int) -> list[int]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+NETWORK = "10.77."
 LOGIN = "pdctl"
 """The controller and login node; the switch of the network lives there too."""
 
@@ -52,7 +53,7 @@ class Spec:
 
     def address(self, node: str, network: int = 0) -> str:
         """10.77.N.1 is the login node, 10.77.N.(10+I) node I; network N is the interface ethN of a node."""
-        return f"10.77.{network}.{1 if node == LOGIN else 10 + self.nodes.index(node)}"
+        return f"{NETWORK}{network}.{1 if node == LOGIN else 10 + self.nodes.index(node)}"
 
     @property
     def etc(self) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.errors import LabError
 from tests.cluster.spec import LOGIN, SlurmSettings
 from tests.cluster.waiting import wait_until
 
@@ -129,7 +130,16 @@ def test_http_from_the_test_process_in_a_node_s_network(bare: Cluster, tmp_path:
         assert process.stdout is not None
         assert address in process.stdout.readline()
         assert bare.get(bare.nodes[0], f"http://{address}:8000/answer").text == "served"
+        connection = bare.http(bare.nodes[1], server, 8000)
+        connection.request("GET", "/answer")
+        assert connection.getresponse().read() == b"served"
+        connection.close()
         process.kill()
+
+
+def test_a_node_is_not_addressed_from_the_machine_s_own_network(bare: Cluster) -> None:
+    with socket.socket() as outside, pytest.raises(LabError, match="is a node: connect from inside"):
+        outside.connect((bare.address(bare.nodes[0]), 22))
 
 
 def test_two_clusters_at_once_do_not_share_a_node_s_name() -> None:

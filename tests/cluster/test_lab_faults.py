@@ -17,8 +17,7 @@ SSH_PORT = 22
 
 def connect(cluster: Cluster, source: str, target: str) -> socket.socket:
     """A connection to a node's sshd that has said its banner."""
-    address = (cluster.address(target), SSH_PORT)
-    connection = cluster.inside(source, lambda: socket.create_connection(address, timeout=2))
+    connection = cluster.connect(source, target, SSH_PORT, timeout=2)
     assert connection.recv(100).startswith(b"SSH-2.0")
     return connection
 
@@ -34,7 +33,7 @@ def is_reachable(cluster: Cluster, source: str, target: str) -> bool:
 def test_a_cut_is_silence_and_healing_lets_the_connection_go_on(bare: Cluster) -> None:
     first, second, third = bare.nodes
     with bare.inside(second, lambda: socket.create_server((bare.address(second), 8000))) as server:
-        client = bare.inside(first, lambda: socket.create_connection((bare.address(second), 8000), timeout=5))
+        client = bare.connect(first, second, 8000)
         accepted, _ = server.accept()
         with client, accepted:
             accepted.sendall(b"before")
