@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 
 TOKEN_BYTES = array("I").itemsize
@@ -32,11 +32,13 @@ def _cutter(blocks: int, size: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * blocks)
 
 
-def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> Iterator[int]:
+def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> list[int]:
     """Of `blocks` whole blocks from `offset` on, the first of them after the block `parent`."""
+    found = []
     for block in _cutter(blocks, size).unpack_from(data, offset):
         parent = hash((parent, block))
-        yield parent
+        found.append(parent)
+    return found
 
 
 class Chain:
@@ -56,7 +58,8 @@ class Chain:
 
     def length(self, blocks: int) -> int:
         """In bytes, of so many blocks from the beginning on."""
-        return self._size * (min(blocks, self._fine) + max(blocks - self._fine, 0) * self._coarse)
+        fine = self._fine
+        return self._size * (blocks if blocks <= fine else fine + (blocks - fine) * self._coarse)
 
     def first(self, count: int) -> list[int]:
         """At most `count` names from the beginning on."""
@@ -85,4 +88,4 @@ class Chain:
         fine = done < self._fine
         size = self._size if fine else self._size * self._coarse
         count = min(_STEP, (self._fine if fine else self.blocks) - done)
-        known.extend(names(known[-1] if known else ROOT, self._data, size, self.length(done), count))
+        known += names(known[-1] if known else ROOT, self._data, size, self.length(done), count)

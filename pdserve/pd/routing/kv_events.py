@@ -30,7 +30,8 @@ class KvEvents:
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
         if ask.tokens is None:
             return Choice(self._burden.least(candidates), "no_tokens")
-        return by_match(candidates, self._burden, ask, self.matched, self._settings.min_match_ratio)
+        held = [self.matched(candidate, ask) for candidate in candidates]
+        return by_match(candidates, held, self._burden, ask, self._settings.min_match_ratio)
 
     def routed(self, worker: Candidate, ask: Ask) -> None:
         """The worker's events will tell what it kept."""

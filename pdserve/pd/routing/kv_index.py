@@ -184,4 +184,4 @@ def _named(event: BlockStored, blocks: _Blocks) -> list[int]:
     packed = pack(event.token_ids)
     if parent is None or packed is None:
         return []
-    return list(names(parent, packed, TOKEN_BYTES * size, 0, count))
+    return names(parent, packed, TOKEN_BYTES * size, 0, count)

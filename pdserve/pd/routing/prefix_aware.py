@@ -29,7 +29,8 @@ class PrefixAware:
         self._sent: dict[str, OrderedDict[int, None]] = {}
 
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
-        return by_match(candidates, self._burden, ask, self.matched, self._settings.min_match_ratio)
+        held = [self.matched(candidate, ask) for candidate in candidates]
+        return by_match(candidates, held, self._burden, ask, self._settings.min_match_ratio)
 
     def routed(self, worker: Candidate, ask: Ask) -> None:
         bound = self._settings.max_blocks
