@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -236,3 +238,26 @@ class Cluster:
     def assert_nothing_left(self, *, timeout: float = 10.0) -> None:
         """Fails with what is still there after `timeout` seconds; cables must be plugged in."""
         wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))
+
+    def reset(self) -> None:
+        """After a test that failed half-way: every node on and plugged in, nothing of the test on it, Slurm idle."""
+        for node in self.nodes:
+            if node not in self._inits:
+                self.power_on(node)
+            self.heal(node)
+            self.join(node)
+        if self.spec.slurm is not None:
+            self.output(LOGIN, ["scancel", "--user=root"])
+        wait_until("nothing left after a reset", self._swept, 60, why=lambda: "\n" + "\n".join(self.left()))
+        self.wait_idle()
+
+    def _swept(self) -> bool:
+        for node, init in self._inits.items():
+            for pid, argv in self.processes(node):
+                # Slurm ends a job's steps itself; without its own processes it would wait for them.
+                if not argv[0].startswith("slurmstepd"):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            for name in self.segments(node):
+                Path(f"/proc/{init}/root/dev/shm/{name}").unlink(missing_ok=True)
+        return not self.left()

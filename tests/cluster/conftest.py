@@ -25,15 +25,24 @@ def bare_of_the_module() -> Iterator[Cluster]:
 def slurm(slurm_of_the_module: Cluster) -> Iterator[Cluster]:
     """Three nodes with Slurm and sshd, idle before and after the test."""
     yield slurm_of_the_module
-    slurm_of_the_module.assert_nothing_left()
-    slurm_of_the_module.wait_idle(slurm_of_the_module.nodes)
+    _as_before(slurm_of_the_module)
 
 
 @pytest.fixture
 def bare(bare_of_the_module: Cluster) -> Iterator[Cluster]:
     """Three nodes with nothing but sshd."""
     yield bare_of_the_module
-    bare_of_the_module.assert_nothing_left()
+    _as_before(bare_of_the_module)
+
+
+def _as_before(cluster: Cluster) -> None:
+    """One test's failure is not the next one's."""
+    try:
+        cluster.assert_nothing_left()
+        cluster.wait_idle(cluster.nodes)
+    except AssertionError:
+        cluster.reset()
+        raise
 
 
 def pytest_configure(config: pytest.Config) -> None:

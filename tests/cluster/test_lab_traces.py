@@ -33,7 +33,7 @@ with Cluster.up(nodes=2) as cluster:
 
 def traces() -> dict[str, list[str]]:
     """What of the machine a cluster could change."""
-    folders = ("/run", "/run/netns", "/etc", "/sys/class/net", "/sys/fs/cgroup/freezer", "/var/lib/dpkg", "/var/spool")
+    folders = ("/run", "/run/netns", "/etc", "/sys/class/net", "/var/lib/dpkg", "/var/spool")
     found = {name: sorted(os.listdir(name)) if Path(name).is_dir() else [] for name in folders}  # noqa: PTH208
     found["mounts"] = sorted(Path("/proc/self/mounts").read_text().splitlines())
     found["hostname"] = [Path("/proc/sys/kernel/hostname").read_text()]
@@ -57,6 +57,27 @@ def test_a_forgotten_process_segment_and_job_are_named(slurm: Cluster) -> None:
     slurm.assert_nothing_left(timeout=30)
 
 
+def test_a_reset_gives_the_next_test_a_cluster_as_new(slurm: Cluster) -> None:
+    first, second, third = slurm.nodes
+    slurm.output(first, ["bash", "-c", "echo > /dev/shm/forgotten; setsid sleep 1001 >/dev/null 2>&1 &"])
+    slurm.output(LOGIN, ["sbatch", "-w", first, "--wrap=srun sleep 1002", "--output=/dev/null"])
+    slurm.cut(second)
+    slurm.power_off(third)
+    slurm.reset()
+    assert slurm.left() == []
+    assert sorted(slurm.output(LOGIN, ["srun", "-N3", "hostname"]).split()) == [first, second, third]
+
+
+def test_a_cancelled_job_takes_along_what_left_its_session(slurm: Cluster) -> None:
+    """As with the cgroups of production, by which Slurm finds every process of a job."""
+    wrapped = "srun -N2 bash -c 'trap : TERM; setsid sleep 1003 & while :; do wait; done'"
+    job = slurm.output(LOGIN, ["sbatch", "--parsable", "-N2", f"--wrap={wrapped}", "--output=/dev/null"])
+    running = slurm.nodes[:2]
+    wait_until("both run", lambda: all("1003" in str(slurm.processes(node)) for node in running), 20)
+    slurm.output(LOGIN, ["scancel", job])
+    slurm.assert_nothing_left(timeout=30)
+
+
 def test_a_cluster_that_was_used_and_shut_leaves_the_machine_as_it_was() -> None:
     before = traces()
     with Cluster.up(nodes=2) as cluster:
@@ -66,6 +87,7 @@ def test_a_cluster_that_was_used_and_shut_leaves_the_machine_as_it_was() -> None
         assert len(members) > 8
         assert cgroups(prefix)
     assert traces() == before
+    assert not cgroups(prefix)
     assert not [pid for pid in members if procfs.identify(pid)]
 
 
