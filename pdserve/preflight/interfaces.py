@@ -27,14 +27,6 @@ class Interface(Frozen):
     up: bool
     """Whether the kernel says that its link is up, or cannot say."""
 
-    @property
-    def network(self) -> ipaddress.IPv4Network:
-        return ipaddress.IPv4Network((self.address, self.prefix), strict=False)
-
-    @property
-    def loopback(self) -> bool:
-        return ipaddress.IPv4Address(self.address).is_loopback
-
     def __str__(self) -> str:
         return f"{self.name} {self.address}/{self.prefix}" + ("" if self.up else " (down)")
 
@@ -94,3 +86,11 @@ def route_source(target: str) -> str | None:
             return None
         address: str = asking.getsockname()[0]
     return address
+
+
+def is_loopback(address: str) -> bool:
+    """Of an address or a host name, without asking anybody."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,98 @@
+"""Which ports of a plan other nodes connect to: pure. Loopback ports (LMCache, the proxy's admin) are not here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+from pdserve.plan.model import Frozen, Plan, Process
+from pdserve.preflight.interfaces import is_loopback
+from pdserve.preflight.of_plan import ENGINE_ROLES, address_of, on_node, transfer_ports
+
+
+class Target(Frozen):
+    """A port on one node that another node must reach."""
+
+    source: str
+    """The node that connects."""
+    node: str
+    """The node that listens."""
+    address: str
+    port: int
+    purpose: str
+    """For people: `bootstrap of prefill-0`."""
+
+
+def cross_node(plan: Plan) -> tuple[Target, ...]:
+    """Before the start: the pinned ports. In plan order, each once.
+
+    Who connects: the proxy to every engine; decode to prefill's bootstrap server and NIXL side channel; prefill's
+    transfer engine to decode's (it pushes; the first port of the range stands for all); the followers of an instance
+    that spans nodes to their leader.
+    """
+    return tuple(dict.fromkeys(target for target in _all(plan) if target.source != target.node))
+
+
+def side_channels(plan: Plan, prefill: str, answer: str | bytes) -> tuple[Target, ...]:
+    """After the start: the side channels that Mooncake's workers of a prefill have bound at random, from the answer of
+    its bootstrap server to /query, and who connects to them: decode, on every node.
+
+    The answer (vLLM 0.26-0.33): {"<dp rank>": {"engine_id": ..., "worker_addr": {"<tp>": {"<pp>": "tcp://ip:port"}}}}.
+    Raises ValueError when it is something else.
+    """
+    process = plan.process(prefill)
+    targets = [
+        Target(source=source, node=process.node, address=address, port=port, purpose=f"{prefill} side channel of {who}")
+        for who, address, port in _workers(answer)
+        for source in _nodes_of(plan, ("decode",))
+    ]
+    return tuple(dict.fromkeys(target for target in targets if target.source != target.node))
+
+
+def _workers(answer: str | bytes) -> Iterator[tuple[str, str, int]]:
+    try:
+        ranks = json.loads(answer)
+        for dp, entry in ranks.items():
+            for tp, stages in entry["worker_addr"].items():
+                for pp, url in stages.items():
+                    where = urlsplit(url)
+                    if where.hostname is None or where.port is None:
+                        raise ValueError(f"{url!r} is no address")
+                    yield f"dp {dp} tp {tp} pp {pp}", where.hostname, where.port
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ValueError(f"not what a bootstrap server says: {error!r}") from None
+
+
+def _all(plan: Plan) -> Iterator[Target]:
+    proxies = _nodes_of(plan, ("proxy",))
+    for process in plan.processes:
+        if process.role not in ENGINE_ROLES:
+            continue
+        for purpose, port in process.ports.items():
+            kind = purpose.partition("-")[0]
+            if kind in ("http", "kv_events"):
+                yield from _to(plan, process, purpose, port, proxies)
+            elif kind == "bootstrap":
+                yield from _to(plan, process, purpose, port, [*proxies, *_nodes_of(plan, ("decode",))])
+            elif kind == "nixl" and process.role == "prefill":
+                yield from _to(plan, process, purpose, port, _nodes_of(plan, ("decode",)))
+            elif kind == "dp_master":
+                followers = (one for one in plan.processes if one.name.startswith(f"{process.name}-node"))
+                yield from _to(plan, process, purpose, port, dict.fromkeys(one.node for one in followers))
+        if process.role == "decode" and (transfer := transfer_ports(process)):
+            yield from _to(plan, process, "transfer", transfer.start, _nodes_of(plan, ("prefill",)))
+
+
+def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable[str]) -> Iterator[Target]:
+    address = address_of(plan, process.node)
+    if is_loopback(address):
+        return
+    for source in sources:
+        yield Target(
+            source=source, node=process.node, address=address, port=port, purpose=f"{purpose} of {process.name}"
+        )
+
+
+def _nodes_of(plan: Plan, roles: tuple[str, ...]) -> list[str]:
+    return [node.name for node in plan.nodes if any(process.role in roles for process in on_node(plan, node.name))]
