@@ -135,6 +135,16 @@ def render(
 
 
 @app.command()
+def preflight(
+    recipe: RecipeArgument, json_: JsonOption = False, set_: SetOption = None, unset: UnsetOption = None
+) -> None:
+    """Check what the recipe needs of this machine, and start nothing. Exit 3 when something is missing."""
+    from pdserve.cli.preflight import run
+
+    run(recipe, set_ or [], unset or [], as_json=json_)
+
+
+@app.command()
 def schema(
     cluster: Annotated[bool, typer.Option("--cluster", help="Of cluster files instead of recipes.")] = False,
 ) -> None:

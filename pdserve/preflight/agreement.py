@@ -40,12 +40,13 @@ def clock_skew(facts: NodeFacts, *, sent: float, received: float) -> Skew:
 
 def compare(plan: Plan, facts: Mapping[str, NodeFacts], skews: Mapping[str, Skew] | None = None) -> list[Finding]:
     """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: nobody measured."""
-    return [
+    found = [
         *_versions(plan, facts),
         *_pdserve(facts),
         *(_clocks(skews) if skews and len(facts) > 1 else ()),
         *(_hostnames(facts) if len(facts) > 1 else ()),
     ]
+    return [one.model_copy(update={"node": next(iter(facts))}) for one in found] if len(facts) == 1 else found
 
 
 def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
