@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pdserve.recipe import environment, extends, show
-from pdserve.recipe.base import Seconds, Strict
+from pdserve.recipe.base import Count, Strict
 from pdserve.recipe.nodes import Network
 from pdserve.recipe.problems import Path, Problem, did_you_mean, error
 from pdserve.recipe.rules.nodes import names_problems, network_problems
@@ -68,7 +68,7 @@ class Ssh(Strict):
     options: list[str] = Field(
         default=[], description="ssh_config settings, one `Keyword=value` each (Port=2222, ProxyJump=login)."
     )
-    connect_seconds: Seconds = Field(default=10, description="How long a connection may take to be made.")
+    connect_seconds: Count = Field(default=10, description="How long a connection may take; whole seconds.")
 
 
 class Cluster(Strict):

@@ -66,7 +66,7 @@ REFUSED = [
     (TWO + "exclude_nodes: [aa]\n", 'exclude_nodes.0: no host is called "aa"', "did you mean a?"),
     (TWO + "exclude_nodes: [a, a]\n", "exclude_nodes.1: a is there twice", ""),
     (TWO + "exclude_nodes: [a, b]\n", "exclude_nodes: no host is left", "take a name out"),
-    (TWO + "ssh: {connect_seconds: 0}\n", "ssh.connect_seconds: expected more than 0", ""),
+    (TWO + "ssh: {connect_seconds: 0}\n", "ssh.connect_seconds: expected at least 1", ""),
     (TWO + "ssh: {options: ['-v']}\n", 'ssh.options.0: "-v" is not a setting of ssh', "write Keyword=value"),
     (TWO + "ssh: {options: [Port=]}\n", 'ssh.options.0: "Port=" is not a setting of ssh', ""),
     (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY", "stdin and stdout"),

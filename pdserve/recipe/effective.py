@@ -48,8 +48,9 @@ def args_of(recipe: Recipe, role: Role) -> dict[str, Any]:
 
 
 def env_of(recipe: Recipe, role: Role) -> dict[str, Any]:
-    """The environment of a role: the shared one, then its own. Secrets are references."""
-    return {**recipe.engine.env, **role.env}
+    """The environment of a role: the container's, the shared one, then its own. Secrets are references."""
+    outer = recipe.container.env if recipe.container is not None else {}
+    return {**outer, **recipe.engine.env, **role.env}
 
 
 def block_size_of(recipe: Recipe, role: Role) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.plan import container_golden
 from tests.plan.golden import FOLDER, RECIPES, golden_files
 
 
@@ -12,7 +13,8 @@ def main() -> None:
     for path in FOLDER.iterdir():
         if path not in wanted:
             path.unlink()
-    for path, text in wanted.items():
+    container_golden.FOLDER.mkdir(exist_ok=True)
+    for path, text in {**wanted, **container_golden.golden_files()}.items():
         path.write_text(text)
 
 
