@@ -6,12 +6,18 @@ Run as `python -m pdserve.agent`. It is two processes: a guard, which only waits
 - The agent dies: its children fall to the guard (a child subreaper), which stops them all.
 - Both die: the guard sees the agent's end and does the same.
 - The guard dies: the kernel sends the agent a TERM, and it stops everything.
+- The network is cut: no pipe closes; an agent with a lease that hears nothing for its length stops everything too.
+
+A TERM that reaches the agent itself comes from the node's owner (scancel, the end of a container), who kills what is
+left after a time of his own: `--term-seconds` is what all stops together may then take.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import math
 import os
 import signal
 import sys
@@ -22,51 +28,116 @@ from typing import Any
 
 from pdserve import procfs
 from pdserve.errors import AgentProtocolError
+from pdserve.node_http import NodeHttp
+from pdserve.outlet import Outlet
 from pdserve.process import adopt_orphans, die_with_parent, stop_family
-from pdserve.protocol import Died, Event, Hello, Push, Shutdown, Start, Stop, Stopped, decode_order, encode
+from pdserve.protocol import (
+    Ask,
+    Beat,
+    Died,
+    Hello,
+    Pulse,
+    Push,
+    Said,
+    Shutdown,
+    Start,
+    Stop,
+    Stopped,
+    decode_order,
+    encode,
+)
 from pdserve.shm import ShmLedger, existing
+from pdserve.slurm_variables import without_slurm
 from pdserve.supervised import Supervised, reap_adopted
 
 _SWEEP_SECONDS = 1.0
 _GUARD_GRACE_SECONDS = 5.0
+_FAREWELL_SECONDS = 2.0
+"""How long a leaving agent waits for its last events to be taken."""
 
 
 class Agent:
     """One node's processes. Single threaded; every method runs in the event loop."""
 
-    def __init__(self, *, node: str, run_dir: Path, run_id: str, ledger: ShmLedger) -> None:
+    def __init__(
+        self,
+        *,
+        node: str,
+        run_dir: Path,
+        run_id: str,
+        ledger: ShmLedger,
+        lease: float | None = None,
+        pulse: float | None = None,
+        term_seconds: float | None = None,
+    ) -> None:
+        """`lease`, `pulse`: seconds; None on the launcher's own machine."""
         self._node = node
+        self._lease = lease
+        self._pulse = pulse
+        self._term_seconds = term_seconds
+        self._stop_by: float | None = None
+        self._environ = without_slurm(os.environ)
+        self._http = NodeHttp()
         self._run_dir = run_dir
         self._run_id = run_id
         self._ledger = ledger
         self._processes: dict[str, Supervised] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
-        self._pipe_open = True
+        self._outlet = Outlet(sys.stdout.fileno())
 
     async def serve(self) -> None:
         """Obeys until the pipe closes, a signal arrives or the launcher says so; then stops everything."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._leave.set)
+            loop.add_signal_handler(signum, self._told_to_go)
         orders = asyncio.StreamReader(limit=64 * 1024 * 1024)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin.buffer)
         guard, agent = procfs.identify(os.getppid()), procfs.identify(os.getpid())
         assert guard is not None
         assert agent is not None
         self._emit(Hello(node=self._node, agent=agent, guard=guard))
+        self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
+        if self._pulse is not None and self._lease is not None:
+            background.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))
         await self._leave.wait()
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await self._stop_everything()
+        await self._http.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._outlet.sent(), _FAREWELL_SECONDS)
+
+    def _told_to_go(self) -> None:
+        if self._term_seconds is not None and self._stop_by is None:
+            self._stop_by = asyncio.get_running_loop().time() + self._term_seconds
+        self._leave.set()
+
+    async def _keep_in_touch(self, pulse: float, lease: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            self._emit(Pulse())
+            await asyncio.sleep(pulse)
+            # Time in which this node itself was held says nothing about the launcher.
+            self._heard += max(0.0, loop.time() - before - 2 * pulse)
+            if loop.time() - self._heard > lease:
+                print(f"nothing heard from the launcher for {lease:g} s: stopping everything", file=sys.stderr)
+                self._leave.set()
+                return
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
         try:
             while line := await orders.readline():
                 order = decode_order(line)
+                self._heard = asyncio.get_running_loop().time()
                 match order:
+                    case Beat():
+                        pass
+                    case Ask():
+                        self._track(self._ask(order))
                     case Start():
                         self._start(order)
                     case Stop():
@@ -82,12 +153,15 @@ class Agent:
         finally:
             self._leave.set()
 
+    async def _ask(self, order: Ask) -> None:
+        self._emit(await self._http.answer(order))
+
     def _start(self, order: Start) -> None:
         process = Supervised(
             order.process,
             run_dir=self._run_dir,
             run_id=self._run_id,
-            environ=os.environ,
+            environ=self._environ,
             emit=self._emit,
             ledger=self._ledger,
         )
@@ -113,9 +187,15 @@ class Agent:
         task.add_done_callback(self._stops.discard)
 
     async def _stop_everything(self) -> None:
+        """In stop order. With an end that somebody else has set, each stage gets its part of what is left."""
         order = sorted(self._processes.values(), key=lambda process: process.plan.stop_stage)
-        for _, stage in groupby(order, key=lambda process: process.plan.stop_stage):
-            await asyncio.gather(*(process.stop(process.plan.stop_seconds) for process in stage))
+        stages = [list(stage) for _, stage in groupby(order, key=lambda process: process.plan.stop_stage)]
+        for index, stage in enumerate(stages):
+            limit = math.inf
+            if self._stop_by is not None:
+                left = self._stop_by - asyncio.get_running_loop().time()
+                limit = max(0.0, left / (len(stages) - index))
+            await asyncio.gather(*(process.stop(min(process.plan.stop_seconds, limit)) for process in stage))
         await asyncio.gather(*self._stops, return_exceptions=True)
         self._ledger.remove_orphans()
 
@@ -127,15 +207,8 @@ class Agent:
             reap_adopted(process.root_pid for process in self._processes.values())
             await asyncio.sleep(_SWEEP_SECONDS)
 
-    def _emit(self, event: Event) -> None:
-        if not self._pipe_open:
-            return
-        try:
-            sys.stdout.buffer.write(encode(event))
-            sys.stdout.buffer.flush()
-        except OSError:
-            # The launcher is gone; its pipe's other half will say so and everything is stopped.
-            self._pipe_open = False
+    def _emit(self, said: Said) -> None:
+        self._outlet.write(encode(said))
 
 
 def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> int:
@@ -170,6 +243,9 @@ def main() -> int:
     parser.add_argument("--node", required=True)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--run-id", required=True)
+    parser.add_argument("--lease", type=float, help="seconds without a word from the launcher; then everything stops")
+    parser.add_argument("--pulse", type=float, help="seconds between signs of life")
+    parser.add_argument("--term-seconds", type=float, help="what all stops may take after a TERM from outside")
     options = parser.parse_args()
     strangers = existing()
     ledger_file = options.run_dir / f"shm@{options.node}.json"
@@ -180,8 +256,22 @@ def main() -> int:
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
     ledger = ShmLedger(ledger_file, strangers=strangers)
-    asyncio.run(Agent(node=options.node, run_dir=options.run_dir, run_id=options.run_id, ledger=ledger).serve())
+    asyncio.run(serve(options, ledger))
     return 0
+
+
+async def serve(options: argparse.Namespace, ledger: ShmLedger) -> None:
+    """The agent's whole life, in its event loop."""
+    agent = Agent(
+        node=options.node,
+        run_dir=options.run_dir,
+        run_id=options.run_id,
+        ledger=ledger,
+        lease=options.lease,
+        pulse=options.pulse,
+        term_seconds=options.term_seconds,
+    )
+    await agent.serve()
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
-import httpx
+from pdserve.protocol import Answered, AskNode
 
 _RETRY_SECONDS = 0.2
 _ASK_SECONDS = 3.0
@@ -22,38 +24,40 @@ class Canary:
     said: str
 
 
-async def one_token(url: str, model: str, *, seconds: float, key: str | None = None) -> Canary:
+async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: str | None = None) -> Canary:
     """Asks for one token until it comes or the time is over. 503 and refused connections are tried again."""
     began = time.monotonic()
     said = "no answer"
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
-    async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
-        while (left := seconds - (time.monotonic() - began)) > 0:
-            try:
-                response = await client.post(f"{url}/v1/completions", json=body, timeout=left)
-            except httpx.HTTPError as error:
-                said, again = f"{type(error).__name__}: {error}", isinstance(error, httpx.ConnectError)
-            else:
-                said = f"{response.status_code} {response.text[:300]}"
-                if response.status_code == 200 and response.json().get("choices"):
-                    return Canary(True, time.monotonic() - began, "one token")
-                again = response.status_code == 503
-            if not again:
-                break
-            await asyncio.sleep(_RETRY_SECONDS)
+    body = json.dumps({"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0})
+    while (left := seconds - (time.monotonic() - began)) > 0:
+        answer = await ask("POST", f"{url}/v1/completions", headers=headers, body=body, seconds=left)
+        said = answer.error if answer.status is None else f"{answer.status} {answer.body[:300]}"
+        if answer.status == 200 and _object(answer).get("choices"):
+            return Canary(True, time.monotonic() - began, "one token")
+        if not (answer.refused or answer.status == 503):
+            break
+        await asyncio.sleep(_RETRY_SECONDS)
     return Canary(False, time.monotonic() - began, said)
 
 
-async def until_idle(proxy_url: str, worker: str) -> None:
+async def until_idle(ask: AskNode, proxy_url: str, worker: str) -> None:
     """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
-    async with httpx.AsyncClient(trust_env=False) as client:
-        while True:
-            try:
-                answer = (await client.get(f"{proxy_url}/workers", timeout=_ASK_SECONDS)).json()
-                busy = [one["in_flight"] for one in answer["workers"] if one["name"] == worker]
-            except (httpx.HTTPError, ValueError, KeyError, TypeError):
-                return
-            if not any(busy):
-                return
-            await asyncio.sleep(_RETRY_SECONDS)
+    while True:
+        answer = await ask("GET", f"{proxy_url}/workers", seconds=_ASK_SECONDS)
+        try:
+            busy = [one["in_flight"] for one in _object(answer)["workers"] if one["name"] == worker]
+        except (KeyError, TypeError):
+            return
+        if not any(busy):
+            return
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _object(answer: Answered) -> dict[str, Any]:
+    """The JSON object of an answer; an empty one if it has none."""
+    try:
+        said = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

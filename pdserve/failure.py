@@ -11,6 +11,7 @@ from pdserve.fleet import Trouble
 from pdserve.hints import explain
 from pdserve.lmcache_server import Attachment
 from pdserve.plan.model import Plan
+from pdserve.plan.reach import Local
 from pdserve.protocol import Died, Gone, Health, Late
 from pdserve.rundir import RunDir
 
@@ -37,12 +38,7 @@ def serve_error(trouble: Trouble, plan: Plan, run: RunDir) -> ServeError:
 
 def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) -> E:
     if isinstance(trouble, Gone):
-        return kind(
-            f"the agent of node {trouble.node} is gone {when}: {trouble.how}",
-            where=f"agent@{trouble.node}",
-            cause="it was killed, or the machine is out of memory; its guard stops what it owned",
-            todo=f"read {run.logs / f'agent@{trouble.node}.log'}",
-        )
+        return _node_lost(kind, trouble, plan, run, when)
     process = plan.process(trouble.name)
     where = f"{process.name}@{process.node}"
     log = run.path / process.log
@@ -66,6 +62,23 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             evidence=evidence,
         )
     return _died(kind, trouble, where, process.role, when, evidence)
+
+
+def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
+    cause = "it was killed, or the machine is out of memory; its guard stops what it owned"
+    if not isinstance(plan.node(gone.node).reach, Local):
+        lease = plan.timeouts.agent_lease_seconds
+        cause = (
+            "the node, its network, or the srun or ssh that holds the agent went away; what still runs there stops by "
+            f"itself, at the latest after {lease:g} s without a word from here"
+        )
+    there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
+    return kind(
+        f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
+        where=f"agent@{gone.node}",
+        cause=cause,
+        todo=f"read {run.logs / f'agent@{gone.node}.log'}",
+    )
 
 
 def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:

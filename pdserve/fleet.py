@@ -17,12 +17,15 @@ from typing import Any, Literal
 from pdserve.patched import forget
 from pdserve.plan.model import Plan, Process
 from pdserve.protocol import (
+    Answered,
+    AskNode,
     Died,
     Event,
     Gone,
     Health,
     Hello,
     Late,
+    Method,
     Progress,
     Push,
     Ready,
@@ -88,23 +91,26 @@ class Fleet:
     # Acting --------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Orders a start; Ready, Died or Late will follow."""
+        """Orders a start; Ready, Died or Late will follow. On a node that was lost it stays dead."""
         process = self.plan.process(name)
         state = self.state.processes[name]
+        if (link := self.links.get(process.node)) is None:
+            self._failed(name, f"its node {process.node} is lost")
+            return
         state.phase, state.note, state.id = "starting", "", None
         self.held.get(name, set()).discard(SILENT)
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
         forget(self.run, name)
-        self.links[process.node].send(Start(process=process, secrets=values))
+        link.send(Start(process=process, secrets=values))
 
     async def stop(self, name: str, grace: float | None = None) -> None:
         """Stops one process tree and returns when it is gone (or its agent is)."""
         process = self.plan.process(name)
         state = self.state.processes[name]
         if state.phase in ("pending", "stopped") or process.node not in self.links:
-            state.phase = "stopped"
+            state.phase = "dead" if state.phase == "dead" else "stopped"
             return
         grace = process.stop_seconds if grace is None else grace
         # Clearing away what is left of a dead process does not make it one that was stopped on purpose.
@@ -137,6 +143,11 @@ class Fleet:
             if process.control == "stdin" and process.node in self.links:
                 line = json.dumps({"worker": worker, "state": self._routing[worker]})
                 self.links[process.node].send(Push(name=process.name, line=line))
+
+    def on_node_of(self, name: str) -> AskNode:
+        """A way to make HTTP requests from the node of a process. Where its agent is gone, they say so."""
+        link = self.links.get(self.plan.process(name).node)
+        return _unreachable if link is None else link.ask
 
     # Seeing --------------------------------------------------------------------------------------------------------
 
@@ -254,7 +265,9 @@ class Fleet:
         # What was dead before keeps the reason of its own death.
         lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
         for name in lost:
-            self._failed(name, f"its node's agent is gone: {event.how}")
+            self._failed(name, f"the agent of {event.node} is gone: {event.how}")
+        if (node := self.state.nodes.get(event.node)) is not None:
+            node.lost = event.how
         expected = self.state.phase == "draining" and not lost
         self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
 
@@ -286,6 +299,17 @@ class Fleet:
 
 def _to_be(reasons: Collection[str] | None) -> str:
     return ", ".join(sorted(reasons or ()))
+
+
+async def _unreachable(
+    method: Method,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: str | None = None,
+    seconds: float,
+) -> Answered:
+    return Answered(id=0, status=None, error="the agent of its node is gone")
 
 
 def _nobody(event: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
 from pdserve.lmcache_server import wait_attached
 from pdserve.patched import records, unpatched
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import Node, Plan, Process
+from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
 from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.recovery import Recovery
@@ -33,10 +34,12 @@ from pdserve.torch_fallback import without_kernels
 from pdserve.transport.link import AgentLink
 
 ResultT = TypeVar("ResultT")
-OpenAgent = Callable[[str, Callable[[Event], None]], AgentLink]
+OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
 """(node, receiver of events) -> link; how is the transport's business."""
 
 _HELLO_SECONDS = 20.0
+_FAR_HELLO_SECONDS = 120.0
+"""On another node: a scheduler, a login and perhaps a container come before the agent."""
 _LEAVE_SECONDS = 60.0
 
 
@@ -154,18 +157,20 @@ class Launcher:
     async def _agents(self) -> None:
         for node in self._fleet.plan.nodes:
             if node.name not in self._fleet.links:
-                link = self._open_agent(node.name, self._fleet.receive)
+                self._state.nodes.pop(node.name, None)  # of a node that was lost, and may be back
+                link = self._open_agent(node, self._fleet.receive)
                 self._fleet.links[node.name] = link
                 self._links.append(link)
-        names = [node.name for node in self._fleet.plan.nodes]
+        nodes = self._fleet.plan.nodes
+        seconds = _HELLO_SECONDS if all(isinstance(node.reach, Local) for node in nodes) else _FAR_HELLO_SECONDS
         try:
             await asyncio.wait_for(
-                self._race(self._fleet.until(lambda: all(name in self._state.nodes for name in names))), _HELLO_SECONDS
+                self._race(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
             )
         except TimeoutError:
-            silent = [name for name in names if name not in self._state.nodes]
+            silent = [node.name for node in nodes if node.name not in self._state.nodes]
             raise StartError(
-                f"no agent answered on {', '.join(silent)} within {_HELLO_SECONDS:.0f} s",
+                f"no agent answered on {', '.join(silent)} within {seconds:.0f} s",
                 where=f"agent@{silent[0]}",
                 todo=f"read {self._run_dir.logs / f'agent@{silent[0]}.log'}",
             ) from None
@@ -211,7 +216,7 @@ class Launcher:
         servers = self._fleet.plan.lmcache
         if not servers:
             return
-        found = await wait_attached(servers, seconds=self._fleet.plan.timeouts.attach_seconds)
+        found = await wait_attached(servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds)
         if missing := [one for one in found if not one.complete]:
             raise not_attached(missing, self._fleet.plan, self._run_dir)
         if (error := without_kernels(self._fleet.plan, self._run_dir)) is not None:
@@ -219,9 +224,11 @@ class Launcher:
         self._fleet.record("attached", servers={one.server: one.registered for one in found})
 
     async def _canary(self) -> float:
-        proxy = self._fleet.plan.proxy
-        url = f"http://{proxy.host}:{proxy.port}"
-        canary = await one_token(url, proxy.served_name, seconds=self._fleet.plan.canary_seconds)
+        plan = self._fleet.plan
+        url = plan.proxy_url
+        canary = await one_token(
+            self._fleet.on_node_of("proxy"), url, plan.proxy.served_name, seconds=plan.canary_seconds
+        )
         self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
         if not canary.ok:
             raise StartError(

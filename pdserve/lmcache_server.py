@@ -7,17 +7,17 @@ at its death the launcher's (recovery.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from pdserve.errors import PreflightError
 from pdserve.host import MemoryFacts
 from pdserve.plan.model import LmcacheServer
+from pdserve.protocol import AskNode
 
 _GIB = 1 << 30
 _STATUS_SECONDS = 3.0
@@ -76,26 +76,29 @@ class Attachment:
         return self.registered is not None and self.registered >= self.expected
 
 
-async def attachment(server: LmcacheServer, client: httpx.AsyncClient) -> Attachment:
+async def attachment(server: LmcacheServer, ask: AskNode) -> Attachment:
     """Asks one server. An engine that only shares the port, or never registered, is not attached."""
+    answer = await ask("GET", f"{server.http_url}/status", seconds=_STATUS_SECONDS)
     registered: int | None = None
-    try:
-        response = await client.get(f"{server.http_url}/status", timeout=_STATUS_SECONDS)
-        if response.status_code == 200:
-            registered = registered_workers(response.json())
-    except (httpx.HTTPError, json.JSONDecodeError):
-        registered = None
+    with contextlib.suppress(json.JSONDecodeError):
+        registered = registered_workers(json.loads(answer.body)) if answer.status == 200 else None
     return Attachment(server.process, registered, server.expected_workers)
 
 
 async def wait_attached(
-    servers: Sequence[LmcacheServer], *, seconds: float, clock: Callable[[], float] = time.monotonic
+    servers: Sequence[LmcacheServer],
+    on_node_of: Callable[[str], AskNode],
+    *,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Attachment]:
-    """Polls until every server has all its workers, or the time is over; returns the last answers."""
+    """Polls until every server has all its workers, or the time is over; returns the last answers.
+
+    `on_node_of`: process -> a way to ask from its node, the only place where the server listens.
+    """
     deadline = clock() + seconds
-    async with httpx.AsyncClient(trust_env=False) as client:
-        while True:
-            found = list(await asyncio.gather(*(attachment(server, client) for server in servers)))
-            if all(one.complete for one in found) or clock() >= deadline:
-                return found
-            await asyncio.sleep(_POLL_SECONDS)
+    while True:
+        found = list(await asyncio.gather(*(attachment(server, on_node_of(server.process)) for server in servers)))
+        if all(one.complete for one in found) or clock() >= deadline:
+            return found
+        await asyncio.sleep(_POLL_SECONDS)

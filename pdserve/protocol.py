@@ -1,17 +1,21 @@
 """What launcher and agent say to each other: one JSON object a line, over the pipe that started the agent.
 
-The pipe is the lease: when it closes, the agent stops what it owns. Secrets travel here and nowhere else.
+When the pipe closes, the agent stops what it owns. Over a network a cut cable closes nothing: there both sides also
+send a beat, and silence ends the agent's lease. Secrets travel here and nowhere else.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.errors import AgentProtocolError
 from pdserve.plan.model import Process
 from pdserve.procfs import ProcessId
+
+Method = Literal["GET", "POST"]
 
 
 class Message(BaseModel):
@@ -47,13 +51,32 @@ class Push(Message):
     line: str
 
 
+class Beat(Message):
+    """The launcher lives. An agent with a lease that hears nothing for its length stops everything by itself."""
+
+    do: Literal["beat"] = "beat"
+
+
+class Ask(Message):
+    """Make an HTTP request from the agent's node: LMCache and, by default, the proxy listen on its loopback only.
+    `headers` may hold the engine key."""
+
+    do: Literal["ask"] = "ask"
+    id: int
+    method: Method
+    url: str
+    headers: dict[str, str] = {}
+    body: str | None = None
+    seconds: float
+
+
 class Shutdown(Message):
     """Stop whatever is left, in stop order, and leave."""
 
     do: Literal["shutdown"] = "shutdown"
 
 
-Order = Start | Stop | Push | Shutdown
+Order = Start | Stop | Push | Beat | Ask | Shutdown
 
 # Agent to launcher -------------------------------------------------------------------------------------------------
 
@@ -140,8 +163,25 @@ class Stopped(Message):
     seconds: float
 
 
+class Pulse(Message):
+    """The agent lives."""
+
+    event: Literal["pulse"] = "pulse"
+
+
+class Answered(Message):
+    """What came of an Ask. `status` None: no answer, and `error` says why; `refused`: nothing listens there."""
+
+    event: Literal["answered"] = "answered"
+    id: int
+    status: int | None
+    body: str = ""
+    error: str = ""
+    refused: bool = False
+
+
 class Gone(Message):
-    """The agent's pipe has closed. Made by the link, never sent by an agent."""
+    """The agent's pipe has closed, or it was not heard within the heartbeat. Made by the link, not sent by an agent."""
 
     event: Literal["gone"] = "gone"
     node: str
@@ -149,9 +189,26 @@ class Gone(Message):
 
 
 Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | Gone
+"""What a link hands on. Pulse and Answered end in the link."""
+Said = Event | Pulse | Answered
+
+
+class AskNode(Protocol):
+    """Makes an HTTP request from one node. Never raises for what comes of it."""
+
+    async def __call__(
+        self,
+        method: Method,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+        seconds: float,
+    ) -> Answered: ...
+
 
 _ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="do")])
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+_EVENTS: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="event")])
 
 
 def encode(message: Message) -> bytes:
@@ -168,7 +225,7 @@ def decode_order(line: bytes) -> Order:
         raise AgentProtocolError(f"unreadable order: {error.error_count()} problem(s)") from None
 
 
-def decode_event(line: bytes, node: str) -> Event:
+def decode_event(line: bytes, node: str) -> Said:
     """Raises AgentProtocolError."""
     try:
         return _EVENTS.validate_json(line)

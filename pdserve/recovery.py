@@ -19,7 +19,7 @@ from pdserve.failure import serve_error
 from pdserve.fleet import Fleet, Trouble
 from pdserve.lmcache_server import wait_attached
 from pdserve.patched import unpatched
-from pdserve.plan.model import HttpProbe, LmcacheServer
+from pdserve.plan.model import HttpProbe, LmcacheServer, Process
 from pdserve.protocol import Died, Gone, Health, Late
 
 _LMCACHE_TRIES = 3
@@ -42,19 +42,46 @@ class Recovery:
     def react(self, trouble: Trouble) -> None:
         """One trouble. Those of a process that is already being recovered belong to its recovery."""
         if isinstance(trouble, Gone):
-            self._fail(serve_error(trouble, self._fleet.plan, self._fleet.run))
+            self._lose_node(trouble)
             return
-        if trouble.name in self._tasks or trouble.name not in self._fleet.plan.names():
+        if trouble.name not in self._fleet.plan.names() or self._leader(trouble.name) in self._tasks:
             return
         if isinstance(trouble, Health):
             self._react_to_health(trouble)
         elif self._fleet.plan.process(trouble.name).role == "lmcache":
             self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
-            self._begin(trouble.name, self._recover(trouble))
+            self._begin(self._leader(trouble.name), self._recover(trouble))
+
+    def _leader(self, name: str) -> str:
+        """Who stands for the instance of a process: a recovery is of all of it."""
+        return self._fleet.plan.instance_of(name)[0].name
+
+    def _lose_node(self, gone: Gone) -> None:
+        """The death of all that ran there, at once. What is left decides, where the recipe lets it."""
+        plan, error = self._fleet.plan, serve_error(gone, self._fleet.plan, self._fleet.run)
+        there = [process for process in plan.processes if process.node == gone.node]
+        if plan.on_node_loss == "fail" or any(process.role == "proxy" for process in there):
+            self._fail(error)
+            return
+        for leader in dict.fromkeys(self._leader(process.name) for process in there):
+            if (task := self._tasks.get(leader)) is not None:
+                task.cancel()
+            self._fleet.route(leader, "dead")
+            if any(process.node != gone.node for process in plan.instance_of(leader)):
+                self._begin(f"rest of {leader}", self._stop_instance(leader))
+        for role in dict.fromkeys(process.role for process in there if process.role != "lmcache"):
+            if not any(self._alive_or_coming(p.name) for p in plan.processes if p.role == role and _leads(p)):
+                self._fail(error)
+                return
+
+    async def _stop_instance(self, name: str) -> None:
+        await asyncio.gather(*(self._fleet.stop(process.name) for process in self._fleet.plan.instance_of(name)))
 
     async def restart(self, name: str) -> bool:
-        """Restarts one process because somebody asked for it; True when it serves again."""
+        """Restarts one process because somebody asked for it, with the rest of its instance; True when it serves
+        again."""
+        name = self._leader(name)
         if name not in self._tasks:
             if self._fleet.plan.process(name).role == "lmcache":
                 self._begin(name, self._recover_lmcache(self._server(name), None))
@@ -95,8 +122,9 @@ class Recovery:
 
     async def _recover(self, trouble: Died | Late) -> None:
         """Restarts a dead process as its recipe says, with back-off; otherwise counts who is left of its role."""
-        name = trouble.name
-        await self._fleet.stop(name)
+        name = self._leader(trouble.name)
+        self._fleet.route(name, "dead")
+        await self._stop_instance(name)
         state = self._fleet.state.processes[name]
         rule = self._fleet.plan.process(name).restart
         delay = rule.backoff_seconds
@@ -112,9 +140,14 @@ class Recovery:
     def _fail_if_last(self, name: str, error: ServeError) -> None:
         """The last instance of a role that neither lives nor is on its way back ends the deployment."""
         role = self._fleet.plan.process(name).role
-        others = (other.name for other in self._fleet.plan.processes if other.role == role and other.name != name)
-        if not any(self._serves(other) or other in self._tasks for other in others):
+        others = (p.name for p in self._fleet.plan.processes if p.role == role and p.name != name and _leads(p))
+        if not any(map(self._alive_or_coming, others)):
             self._fail(error)
+
+    def _alive_or_coming(self, leader: str) -> bool:
+        if leader in self._tasks:
+            return not self._tasks[leader].cancelling()
+        return all(self._serves(process.name) for process in self._fleet.plan.instance_of(leader))
 
     def _serves(self, name: str) -> bool:
         return self._fleet.phase_of(name) in ("ready", "degraded")
@@ -127,7 +160,7 @@ class Recovery:
     async def _restart_once(self, name: str) -> bool:
         self._fleet.hold(name, "to be restarted")
         await self._drained(name)
-        await self._fleet.stop(name)
+        await self._stop_instance(name)
         self._fleet.release(name, "to be restarted")
         return await self._start(name)
 
@@ -138,7 +171,7 @@ class Recovery:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(proxy.drain_seconds):
-                await until_idle(f"http://{proxy.host}:{proxy.port}", name)
+                await until_idle(self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name)
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
@@ -153,8 +186,10 @@ class Recovery:
             self._fleet.route(name, "starting")
         if name == "proxy":
             self._router_is_stale = False
-        self._fleet.start(name)
-        if not await self._fleet.outcome(name):
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        for process in processes:
+            self._fleet.start(process)
+        if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
             await self._stop_failed(name)
             return False
         if is_engine and not (self._patched(name) and await self._attached(servers) and await self._answers(name)):
@@ -185,10 +220,11 @@ class Recovery:
         if state.phase != "dead":
             state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
         self._fleet.route(name, "dead")
-        await self._fleet.stop(name)
+        await self._stop_instance(name)
 
     def _patched(self, name: str) -> bool:
-        error = unpatched(self._fleet.plan, self._fleet.run, [name])
+        names = [process.name for process in self._fleet.plan.instance_of(name)]
+        error = unpatched(self._fleet.plan, self._fleet.run, names)
         if error is not None:
             self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
         return error is None
@@ -197,7 +233,7 @@ class Recovery:
         # Engines of a server whose other engine is dead as well can never be complete: count those that live.
         seconds = self._fleet.plan.timeouts.attach_seconds
         living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
-        return all(found.complete for found in await wait_attached(living, seconds=seconds))
+        return all(found.complete for found in await wait_attached(living, self._fleet.on_node_of, seconds=seconds))
 
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
@@ -208,6 +244,7 @@ class Recovery:
         if not isinstance(probe, HttpProbe):
             return True
         canary = await one_token(
+            self._fleet.on_node_of(name),
             f"http://{probe.host}:{probe.port}",
             self._fleet.plan.served_name,
             seconds=self._fleet.plan.timeouts.canary_seconds,
@@ -288,6 +325,11 @@ class Recovery:
             self._fleet.release(engine, reason)
             if not back:
                 await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+
+
+def _leads(process: Process) -> bool:
+    """Followers of an instance do not serve by themselves."""
+    return process.instance in (None, process.name)
 
 
 def _without(server: str) -> str:

@@ -17,14 +17,14 @@ from typing import Any
 from pdserve import procfs
 from pdserve.errors import PdserveError, ReportedError, StartError
 from pdserve.launcher import Launcher
-from pdserve.plan.model import Plan
+from pdserve.plan.model import Node, Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.process import Child, send, spawn
 from pdserve.protocol import Event
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState
 from pdserve.transport.link import AgentLink
-from pdserve.transport.local import open_local_agent
+from pdserve.transport.start import open_agent
 
 Tell = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
@@ -39,12 +39,12 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         name=plan.name, run_id=run.run_id, host=socket.gethostname(), launcher=identity, started_at=time.time()
     )
 
-    def open_agent(node: str, receive: Callable[[Event], None]) -> AgentLink:
-        return open_local_agent(node, run.path, run.run_id, receive)
+    def open_one(node: Node, receive: Callable[[Event], None]) -> AgentLink:
+        return open_agent(node, run.path, run.run_id, plan.timeouts, receive)
 
     async def main() -> None:
         launcher = Launcher(
-            plan, run, state, secrets=secrets, open_agent=open_agent, tell=tell, keep_on_failure=keep, began=began
+            plan, run, state, secrets=secrets, open_agent=open_one, tell=tell, keep_on_failure=keep, began=began
         )
         if not await launcher.run():
             raise KeyboardInterrupt

@@ -42,6 +42,8 @@ class NodeState(BaseModel):
 
     agent: ProcessId
     guard: ProcessId
+    lost: str = ""
+    """Why the launcher no longer hears it; empty while it does."""
 
 
 class DeploymentState(BaseModel):

@@ -101,6 +101,7 @@ def build_plan(
         proxy_kind=recipe.proxy.kind,
         canary_seconds=recipe.timeouts.canary_seconds,
         timeouts=recipe.timeouts,
+        on_node_loss=recipe.on_node_loss,
         verify=recipe.verify,
         cache_reset_endpoint=recipe.engine.cache_reset_endpoint,
         chunk_size=recipe.lmcache.chunk_size if recipe.lmcache is not None and servers else None,

@@ -113,6 +113,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             lmcache=attached[0].name if attached else None,
             patches=patches,
             ranks=_ranks(instance, rank),
+            instance=instance.name,
         )
 
 

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pdserve.pd.config import ProxyConfig
+from pdserve.plan.frozen import Frozen as Frozen
+from pdserve.plan.reach import Local, Reach
 from pdserve.recipe.model import Restart, Timeouts, Verify
 from pdserve.versions import Versions as Versions
 
 ProcessRole = Literal["lmcache", "prefill", "decode", "aggregated", "proxy"]
-
-
-class Frozen(BaseModel):
-    """Data that crosses a process boundary: exact keys, never changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Node(Frozen):
@@ -28,6 +24,12 @@ class Node(Frozen):
     name: str
     address: str = "127.0.0.1"
     devices: tuple[int, ...] = ()
+    hostname: str | None = None
+    """What hostname says there; None: not known, because nobody has looked."""
+    reach: Reach = Local()
+    """How its agent is started."""
+    python: str | None = None
+    """The interpreter that runs the agent there; None: the launcher's own, which all nodes share."""
 
 
 class HttpProbe(Frozen):
@@ -64,8 +66,8 @@ class Env(Frozen):
     base: Literal["inherit", "allow"] = "inherit"
     allow: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
-    set: dict[str, str] = {}
-    secrets: dict[str, str] = {}
+    set: dict[str, str] = Field(default={})
+    secrets: dict[str, str] = Field(default={})
 
 
 class Ranks(Frozen):
@@ -87,11 +89,11 @@ class Process(Frozen):
     argv: tuple[str, ...]
     env: Env
     devices: tuple[int, ...] = ()
-    ports: dict[str, int] = {}
+    ports: dict[str, int] = Field(default={})
     """Pinned ports by purpose: http, bootstrap, nixl, request, ..."""
     log: str
     """Log file, relative to the run directory."""
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default={})
     """Files to write before the start: path relative to the run directory -> content. No secrets."""
     probe: Probe | None
     """None: never probed (headless followers of a multi-node instance)."""
@@ -110,6 +112,8 @@ class Process(Frozen):
     """Names, in the order in which they are applied."""
     ranks: Ranks | None = None
     """None: not an engine."""
+    instance: str | None = None
+    """Of an engine: the name of its instance's leader. On several nodes an instance lives and dies as one."""
 
 
 class LmcacheServer(Frozen):
@@ -164,6 +168,7 @@ class Plan(Frozen):
     proxy_kind: Literal["pdserve", "vllm-router"] = "pdserve"
     canary_seconds: float
     timeouts: Timeouts
+    on_node_loss: Literal["fail", "degrade"] = "fail"
     verify: Verify
     cache_reset_endpoint: bool
     chunk_size: int | None
@@ -182,6 +187,28 @@ class Plan(Frozen):
             if process.name == name:
                 return process
         raise KeyError(name)
+
+    def node(self, name: str) -> Node:
+        """The node of that name. KeyError if there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    @property
+    def proxy_url(self) -> str:
+        """Where the proxy answers: on its node, and elsewhere if it does not listen on loopback only."""
+        host = self.proxy.host
+        if host in ("0.0.0.0", "::", ""):
+            host = self.node(self.process("proxy").node).address
+        return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"
+
+    def instance_of(self, name: str) -> tuple[Process, ...]:
+        """All processes of the engine instance that one belongs to, its leader first; of anything else, itself."""
+        process = self.process(name)
+        if process.instance is None:
+            return (process,)
+        return tuple(p for p in self.processes if p.instance == process.instance)
 
     def names(self) -> tuple[str, ...]:
         """Names of all processes, in plan order."""

@@ -3,34 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import count
 
 from pdserve.errors import AgentProtocolError
-from pdserve.protocol import Event, Gone, Order, decode_event, encode
+from pdserve.outlet import Outlet
+from pdserve.process import pid_end
+from pdserve.protocol import Answered, Ask, Beat, Event, Gone, Method, Order, Pulse, decode_event, encode
 
 _LINE_LIMIT = 16 * 1024 * 1024
+BEATS = 5
+"""Beats in the length of a heartbeat: four may be late before a node counts as lost."""
+_ASK_MARGIN_SECONDS = 5.0
 
 
 class AgentLink:
-    """Sends orders, hands every event to `receive`, and says Gone when the pipe closes. Closing it stops the node."""
+    """Sends orders, hands every event to `receive`, and says Gone once: when the pipe closes or the agent falls silent.
 
-    def __init__(self, node: str, popen: subprocess.Popen[bytes], receive: Callable[[Event], None]) -> None:
+    Closing it stops the node. Belongs to the event loop that runs when it is made.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        popen: subprocess.Popen[bytes],
+        receive: Callable[[Event], None],
+        *,
+        heartbeat: float | None = None,
+    ) -> None:
+        """`heartbeat`: seconds without a sign of life after which the agent is lost; None on this machine, where a pipe
+        closes with its owner and a launcher that is held in a debugger must not end a deployment."""
+        assert popen.stdin is not None
         self.node = node
         self._popen = popen
         self._receive = receive
+        self._outlet = Outlet(popen.stdin.fileno())
+        self._gone = False
+        self._heard: float | None = None
+        """Not before its first word: until then a container may still be on its way."""
+        self._asked: dict[int, asyncio.Future[Answered]] = {}
+        self._ids = count(1)
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._stopped_reading)
+        self._pulse = None if heartbeat is None else asyncio.create_task(self._keep_in_touch(heartbeat))
 
     def send(self, order: Order) -> None:
-        """Writes one order. An agent that is gone is reported by Gone, not here."""
-        assert self._popen.stdin is not None
+        """Sends one order; never blocks. An agent that is gone is reported by Gone, not here."""
+        self._outlet.write(encode(order))
+
+    async def ask(
+        self,
+        method: Method,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+        seconds: float,
+    ) -> Answered:
+        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come says why."""
+        order = Ask(id=next(self._ids), method=method, url=url, headers=dict(headers or {}), body=body, seconds=seconds)
+        if self._gone:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
+        answer = self._asked[order.id] = asyncio.get_running_loop().create_future()
+        self.send(order)
         try:
-            self._popen.stdin.write(encode(order))
-            self._popen.stdin.flush()
-        except OSError:
-            return
+            return await asyncio.wait_for(answer, seconds + _ASK_MARGIN_SECONDS)
+        except TimeoutError:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} did not answer")
+        finally:
+            self._asked.pop(order.id, None)
 
     async def _read(self) -> None:
         assert self._popen.stdout is not None
@@ -40,31 +82,81 @@ class AgentLink:
         how = "its pipe closed"
         try:
             while line := await stream.readline():
-                self._receive(decode_event(line, self.node))
+                self._heard = loop.time()
+                self._hear(decode_event(line, self.node))
         except AgentProtocolError as error:
             how = error.render()
         finally:
             transport.close()
+        self._lost(how)
+
+    def _hear(self, said: Event | Pulse | Answered) -> None:
+        if isinstance(said, Answered):
+            if (asked := self._asked.get(said.id)) is not None and not asked.done():
+                asked.set_result(said)
+        elif not isinstance(said, Pulse):
+            self._receive(said)
+
+    async def _keep_in_touch(self, heartbeat: float) -> None:
+        loop, interval = asyncio.get_running_loop(), heartbeat / BEATS
+        while not self._gone:
+            before = loop.time()
+            self.send(Beat())
+            await asyncio.sleep(interval)
+            # Time in which we ourselves were held (a full disk, a debugger) says nothing about the other side.
+            if self._heard is None:
+                continue
+            self._heard += max(0.0, loop.time() - before - 2 * interval)
+            if (silent := loop.time() - self._heard) > heartbeat:
+                self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
+
+    def _lost(self, how: str) -> None:
+        """Says so once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
+        its lease is over."""
+        if self._gone:
+            return
+        self._gone = True
+        self._hang_up()
+        self._reader.cancel()
+        for id_, asked in self._asked.items():
+            if not asked.done():
+                asked.set_result(Answered(id=id_, status=None, error=f"the agent of {self.node} is gone: {how}"))
         self._receive(Gone(node=self.node, how=how))
 
     def _stopped_reading(self, reader: asyncio.Task[None]) -> None:
         """A reader that fails must not leave a launcher that sees nothing any more and believes that all is well."""
         if not reader.cancelled() and (error := reader.exception()) is not None:
-            self._receive(Gone(node=self.node, how=f"its events can no longer be read: {error!r}"))
+            self._lost(f"its events can no longer be read: {error!r}")
+
+    def _hang_up(self) -> None:
+        assert self._popen.stdin is not None
+        self._outlet.close()
+        if not self._popen.stdin.closed:
+            # Nothing is in the object's own buffer: the outlet writes to the descriptor.
+            self._popen.stdin.close()
 
     async def close(self, seconds: float) -> bool:
         """Closes the pipe and waits until the node's guard has left: nothing of ours runs there any more.
 
-        False when it is still there after `seconds`; it is not killed, because it is the one that cleans up.
+        False when it is still there after `seconds`. A guard is not killed, because it is the one that cleans up;
+        killed is the srun or ssh of a node that was lost, which may wait for it for minutes.
         """
-        if self._popen.stdin is not None and not self._popen.stdin.closed:
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+        left = True
         try:
-            await asyncio.to_thread(self._popen.wait, seconds)
-        except subprocess.TimeoutExpired:
-            return False
+            async with asyncio.timeout(seconds):
+                await self._outlet.sent()
+                self._hang_up()
+                await pid_end(self._popen.pid)
+        except TimeoutError:
+            left, lost = False, self._gone
+            self._hang_up()
+            if lost and self._pulse is not None:
+                self._popen.kill()
+                await pid_end(self._popen.pid)
         finally:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        return True
+            tasks = [task for task in (self._reader, self._pulse) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._popen.poll()
+        return left

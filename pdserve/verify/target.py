@@ -44,10 +44,7 @@ class Target:
 
     @property
     def proxy_url(self) -> str:
-        host = self.plan.proxy.host
-        if host in ("0.0.0.0", "::"):
-            host = next((p.address for p in self.plan.nodes if p.name == self.plan.process("proxy").node), "127.0.0.1")
-        return f"http://{host}:{self.plan.proxy.port}"
+        return self.plan.proxy_url
 
     @property
     def through_router(self) -> bool:

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pdserve.plan.model import Env, HttpProbe, Process
+from pdserve.plan.model import Env, HttpProbe, Node, Process
 from pdserve.protocol import Event
+from pdserve.recipe.model import Timeouts
 from pdserve.transport.link import AgentLink
-from pdserve.transport.local import open_local_agent
+from pdserve.transport.start import open_agent
 
 EventT = TypeVar("EventT")
 
@@ -51,7 +52,7 @@ class AgentUnderTest:
     def __init__(self, run_dir: Path) -> None:
         self.events: list[Event] = []
         self._arrived = asyncio.Event()
-        self.link: AgentLink = open_local_agent("here", run_dir, "run-1", self._receive)
+        self.link: AgentLink = open_agent(Node(name="here"), run_dir, "run-1", Timeouts(), self._receive)
 
     def _receive(self, event: Event) -> None:
         self.events.append(event)

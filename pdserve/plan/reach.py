@@ -1,0 +1,97 @@
+"""How an agent is started on a node: on this machine, as a step of a Slurm job, or over ssh. Argument lists only.
+
+srun, as tried on Slurm 22.05: a TERM to the srun client kills its task at once, without a grace, so nobody sends one;
+stops go through the pipe. Options that sites preset or that sbatch leaves in the environment are set here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pdserve.plan.frozen import Frozen
+
+
+class Local(Frozen):
+    """A child of the launcher."""
+
+    kind: Literal["local"] = "local"
+
+
+class Srun(Frozen):
+    """A step of a Slurm job."""
+
+    kind: Literal["srun"] = "srun"
+    job: str
+    """The job's id."""
+    kill_wait: float
+    """Seconds from the TERM of scancel, or of the time limit, to its KILL (KillWait of slurm.conf)."""
+
+
+class Ssh(Frozen):
+    """A session on a host."""
+
+    kind: Literal["ssh"] = "ssh"
+    destination: str
+    """What ssh is told: a host, user@host, or a name in its configuration."""
+    config: str | None = None
+    options: tuple[str, ...] = ()
+    connect_seconds: int = 10
+
+
+Reach = Annotated[Local | Srun | Ssh, Field(discriminator="kind")]
+
+_KILL_WAIT_MARGIN_SECONDS = 5.0
+
+
+def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """What to run here so that `argv` runs on `node`, with its stdin and stdout. `step`: name of the Slurm step."""
+    match reach:
+        case Local():
+            return tuple(argv)
+        case Srun():
+            return (
+                "srun",
+                f"--jobid={reach.job}",
+                f"--nodelist={node}",
+                "--nodes=1",
+                "--ntasks=1",
+                f"--job-name={step}",
+                "--overlap",  # beside the batch step, and beside each other
+                "--kill-on-bad-exit=1",
+                "--wait=0",
+                "--cpu-bind=none",  # one task must have all CPUs of its node
+                "--mpi=none",
+                "--export=ALL",
+                "--unbuffered",
+                *argv,
+            )
+        case Ssh():
+            return (
+                "ssh",
+                *(("-F", reach.config) if reach.config is not None else ()),
+                "-T",
+                *_ssh_option("BatchMode=yes"),  # a question would wait for ever
+                *_ssh_option(f"ConnectTimeout={reach.connect_seconds}"),
+                *_ssh_option("ControlMaster=no"),
+                *_ssh_option("ControlPath=none"),  # a shared connection would end with a stranger's
+                *_ssh_option("ForwardX11=no"),
+                *reach.options,
+                "--",
+                reach.destination,
+                shlex.join(argv),  # the other side gives it to a shell
+            )
+
+
+def term_seconds(reach: Local | Srun | Ssh) -> float | None:
+    """What all stops on a node may take when not the launcher but Slurm says so; None: nobody kills afterwards."""
+    if not isinstance(reach, Srun):
+        return None
+    return max(1.0, reach.kill_wait - min(_KILL_WAIT_MARGIN_SECONDS, reach.kill_wait / 3))
+
+
+def _ssh_option(text: str) -> tuple[str, str]:
+    return "-o", text

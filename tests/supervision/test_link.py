@@ -1,0 +1,233 @@
+"""A launcher and an agent that are not on one machine: silence, leases, requests on the other side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.plan.model import Node
+from pdserve.plan.reach import Ssh
+from pdserve.process import pid_end, send
+from pdserve.procfs import ProcessId
+from pdserve.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped, encode
+from pdserve.recipe.model import Timeouts
+from pdserve.transport.link import AgentLink
+from pdserve.transport.start import open_agent
+from tests.supervision.agents import HTTP_SERVER, agent, planned
+
+IGNORES_TERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+)
+SOON = Timeouts(heartbeat_seconds=1, agent_lease_seconds=1.5)
+FAR = Node(name="far", reach=Ssh(destination="far.invalid"))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        chosen: int = server.getsockname()[1]
+    return chosen
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An `ssh` that runs the command here, as sshd would: by a shell, from one string."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "ssh"
+    program.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "exec $last"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return program
+
+
+class Remote:
+    """An agent that is reached as one of another host is."""
+
+    def __init__(self, run_dir: Path, timeouts: Timeouts) -> None:
+        self.events: list[Event] = []
+        self._arrived = asyncio.Event()
+        self.link: AgentLink = open_agent(FAR, run_dir, "run-1", timeouts, self._receive)
+
+    def _receive(self, event: Event) -> None:
+        self.events.append(event)
+        self._arrived.set()
+
+    async def expect(self, kind: type[Event]) -> Event:
+        while True:
+            for event in self.events:
+                if isinstance(event, kind):
+                    return event
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), 30)
+
+
+def run_with(tmp_path: Path, timeouts: Timeouts, scenario: Callable[[Remote, Hello], object]) -> Remote:
+    async def whole() -> Remote:
+        remote = Remote(tmp_path, timeouts)
+        hello = await remote.expect(Hello)
+        assert isinstance(hello, Hello)
+        await scenario(remote, hello)  # type: ignore[misc]
+        return remote
+
+    return asyncio.run(whole())
+
+
+def test_an_agent_that_falls_silent_is_lost_and_said_once(tmp_path: Path, ssh: Path) -> None:
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        send(hello.agent, signal.SIGSTOP)
+        gone = await remote.expect(Gone)
+        assert isinstance(gone, Gone)
+        assert gone.node == "far"
+        assert "not heard for" in gone.how
+        # Its pipe was closed with that: once it runs again, it leaves.
+        send(hello.agent, signal.SIGCONT)
+        assert await remote.link.close(30)
+        assert not hello.agent.alive()
+
+    remote = run_with(tmp_path, SOON, scenario)
+    assert [type(event) for event in remote.events].count(Gone) == 1
+
+
+def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: Path) -> None:
+    """An srun whose node is gone would wait for the controller to notice."""
+
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        for one in (hello.agent, hello.guard):
+            send(one, signal.SIGSTOP)
+        await remote.expect(Gone)
+        assert not await remote.link.close(0.1)
+        assert not hello.guard.alive()
+        send(hello.agent, signal.SIGKILL)
+        await pid_end(hello.agent.pid)
+
+    run_with(tmp_path, SOON, scenario)
+
+
+def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path, ssh: Path) -> None:
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        select.select([], [], [], 2 * SOON.heartbeat_seconds)  # the whole event loop, as a full disk would
+        answer = await remote.link.ask("GET", "http://127.0.0.1:1/", seconds=5)
+        assert answer.refused
+        assert not [event for event in remote.events if isinstance(event, Gone)]
+        assert await remote.link.close(30)
+
+    # The agent's own lease is longer here: it is right not to believe in a launcher that says nothing.
+    timeouts = Timeouts(heartbeat_seconds=1, agent_lease_seconds=20)
+    run_with(tmp_path, timeouts, scenario)
+
+
+@contextlib.contextmanager
+def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent on a pipe that stays open and says nothing more: a cut cable gives no EOF."""
+    (run_dir / "logs").mkdir()
+    argv = [sys.executable, "-m", "pdserve.agent", "--node", "here", "--run-dir", str(run_dir), "--run-id", "run-1"]
+    with (run_dir / "agent.log").open("wb") as log:
+        popen = subprocess.Popen([*argv, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    try:
+        yield popen
+    finally:
+        popen.stdin.close()
+        popen.wait(30)
+        popen.stdout.close()
+
+
+def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
+    assert popen.stdout is not None
+    for line in popen.stdout:
+        found: dict[str, object] = json.loads(line)
+        if found["event"] == kind:
+            return found
+    raise AssertionError(f"the agent ended without saying {kind}")
+
+
+def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
+    assert popen.stdin is not None
+    process = planned("engine", code).model_copy(update={"probe": None, **planning})
+    popen.stdin.write(encode(Start(process=process)))
+    popen.stdin.flush()
+    return ProcessId.model_validate(events(popen, "started")["id"])
+
+
+def test_an_agent_that_hears_nothing_for_its_lease_stops_everything(tmp_path: Path) -> None:
+    with mute_launcher(tmp_path, "--lease", "1", "--pulse", "0.2") as popen:
+        engine = order(popen, "import time; time.sleep(600)")
+        assert events(popen, "stopped")["name"] == "engine"
+        assert popen.wait(30) == 0
+        assert not engine.alive()
+    assert "nothing heard from the launcher for 1 s" in (tmp_path / "agent.log").read_text()
+
+
+def test_without_a_lease_silence_is_no_reason(tmp_path: Path) -> None:
+    """On one machine: a launcher held by Ctrl-Z must not end its deployment. What ends it is the pipe."""
+    with mute_launcher(tmp_path) as popen:
+        engine = order(popen, "import time; time.sleep(600)")
+        with pytest.raises(subprocess.TimeoutExpired):
+            popen.wait(2)
+        assert engine.alive()
+
+
+def test_after_a_term_from_outside_all_stops_fit_its_time(tmp_path: Path) -> None:
+    """Slurm's KillWait: the plan would give this process ten minutes."""
+    with mute_launcher(tmp_path, "--term-seconds", "1") as popen:
+        engine = order(popen, IGNORES_TERM, stop_seconds=600)
+        log = tmp_path / "logs" / "engine@here.log"
+        while not (log.exists() and "deaf" in log.read_text()):
+            select.select([], [], [], 0.01)
+        popen.send_signal(signal.SIGTERM)
+        stopped = events(popen, "stopped")
+        assert stopped["forced"] is True
+        assert popen.wait(30) == 0
+        assert not engine.alive()
+
+
+def test_requests_are_made_on_the_agents_node(tmp_path: Path, port: int) -> None:
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
+            await under_test.expect(Started)
+            await under_test.expect(Ready)
+            answer = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=10)
+            assert (answer.status, answer.body) == (200, "ok")
+            posted = await under_test.link.ask("POST", f"http://127.0.0.1:{port}/x", body="{}", seconds=10)
+            assert posted.status == 501
+        after = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=1)
+        assert after.status is None
+
+    asyncio.run(scenario())
+
+
+def test_what_does_not_answer_says_why(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            async with agent(tmp_path) as under_test:
+                late = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/", seconds=0.2)
+        assert (late.status, late.refused) == (None, False)
+        assert "0.2 s" in late.error
+
+    asyncio.run(scenario())
+
+
+def test_events_after_the_loss_are_not_believed(tmp_path: Path, ssh: Path) -> None:
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        remote.link.send(Start(process=planned("engine", "import time; time.sleep(600)")))
+        await remote.expect(Started)
+        send(hello.agent, signal.SIGSTOP)
+        await remote.expect(Gone)
+        send(hello.agent, signal.SIGCONT)
+        assert await remote.link.close(30)
+
+    assert not [event for event in run_with(tmp_path, SOON, scenario).events if isinstance(event, Stopped)]
