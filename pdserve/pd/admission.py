@@ -81,9 +81,11 @@ class Gate:
         self.waiting = 0
         self._limits = limits
         self._candidates = candidates
-        self._cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
+        cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
         self._lock = numbers.lock
         self._shared = numbers.processes > 1
+        # A list takes half as long as shared memory.
+        self._cells: memoryview[float] | list[float] = cells if self._shared else [0.0] * CELLS_PER_PROCESS
         self._own = CELLS_PER_PROCESS * numbers.process
         # What a process of this index that died had counted.
         self._cells[self._own] = self._cells[self._own + 1] = 0
