@@ -79,6 +79,7 @@ class Body:
         begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
         # Joined once: each further copy of a large body costs more than all else.
         pieces: list[bytes | memoryview] = [raw[:begin]]
+        # No member is at 0: there stands the brace.
         first = last = 0
         for name, start, stop in spans:
             if name in without or name in plus:
@@ -86,8 +87,8 @@ class Body:
                     pieces += (raw[first:last], b",")
                     first = 0
             else:
-                # No member is at 0: there stands the brace.
-                first = first or start
+                if not first:
+                    first = start
                 last = stop
         if first:
             pieces += (raw[first:last], b",")
@@ -100,13 +101,14 @@ class Body:
 
     def _walk(self) -> list[tuple[str, int, int]]:
         """(name, start, end) of each member, in order."""
-        spans = self._stride(1, 1)
-        if spans is None:
-            spans = self._stride(2, 2)
+        # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
+        colon = self.raw.find(b":")
+        separator = 2 if self.raw[colon + 1 : colon + 2] == b" " else 1
+        spans = self._stride(separator)
         return self._step() if spans is None else spans
 
-    def _stride(self, colon: int, comma: int) -> list[tuple[str, int, int]] | None:
-        """The same for an object that is written as programs do, with separators of these lengths: compact, or with a
+    def _stride(self, separator: int) -> list[tuple[str, int, int]] | None:
+        """The same for an object that is written as programs do, with separators of this length: compact, or with a
         blank after each. None: it is not. Each byte is accounted for, so that nothing can come twice."""
         raw = self.raw
         position = 1
@@ -115,13 +117,13 @@ class Body:
         for name, value in self.members.items():
             start = position
             quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else b'"%b"' % name.encode()
-            position += len(quoted) + colon
+            position += len(quoted) + separator
             if not (begins(quoted, start) and begins(value, position)):
                 return None
             position += len(memoryview(value))
             spans.append((name, start, position))
-            position += comma
-        return spans if position - comma + 1 == len(raw) and raw[:1] == b"{" else None
+            position += separator
+        return spans if position - separator + 1 == len(raw) and raw[:1] == b"{" else None
 
     def _step(self) -> list[tuple[str, int, int]]:
         """The same for any object. What msgspec took is walked along; a step that does not fit is a member that it has
