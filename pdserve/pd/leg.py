@@ -52,6 +52,7 @@ class Leg:
         "_hung_up",
         "_on_complete",
         "_status",
+        "_streams",
         "answer",
         "complete",
         "failure",
@@ -91,6 +92,7 @@ class Leg:
         self._head, self._body = head, body
         self._status = 0
         self._content_type = ""
+        self._streams = False
         self._data = b""
         self._client: Client | None = None
         self._closed = False
@@ -156,6 +158,7 @@ class Leg:
 
     def on_status(self, status: int, content_type: str) -> None:
         self._status, self._content_type = status, content_type
+        self._streams = content_type.startswith(event_stream.CONTENT_TYPE)
 
     def on_data(self, data: bytes) -> None:
         client = self._client
@@ -167,9 +170,13 @@ class Leg:
             if not self.first_byte:
                 self.first_byte = monotonic()
             self._data = self._data + data if self._data else data
-            if self._status == 200:
+            if self._streams and self._status == 200:
                 self._begin()
-            elif len(self._data) > HELD_BYTES:
+            elif len(self._data) <= HELD_BYTES:
+                return
+            elif self._status == 200:
+                self._answer(complete=False)
+            else:
                 self._fail(from_upstream(self.worker.name, self._status, b""), retry=False)
 
     def on_end(self) -> None:
@@ -184,7 +191,7 @@ class Leg:
         elif self._status != 200:
             error = from_upstream(self.worker.name, self._status, self._data)
             self._fail(error, retry=self._status >= 500)
-        elif self._content_type.startswith(event_stream.CONTENT_TYPE):
+        elif self._streams:
             self._fail(ApiError(502, f"{self.worker.name} ended the stream before its first event"), retry=True)
         else:
             self._answer(complete=True)
@@ -228,11 +235,7 @@ class Leg:
             connection.send(self._head, self._body, self)
 
     def _begin(self) -> None:
-        """Looks whether enough of a good answer is there."""
-        if not self._content_type.startswith(event_stream.CONTENT_TYPE):
-            if len(self._data) > HELD_BYTES:
-                self._answer(complete=False)
-            return
+        """Looks whether enough of a stream is there."""
         event = event_stream.first_event(self._data)
         if event is None:
             if len(self._data) > HELD_BYTES:
