@@ -176,6 +176,7 @@ class Cluster:
             wait_until(f"sshd listens on {node}", lambda: self._listens(node), 20, why=self._logs)
 
     def _listens(self, node: str) -> bool:
+        self._check_daemons()
         table = Path(f"/proc/{self._init(node)}/net/tcp").read_text()
         return ":0016 00000000:0000 0A" in table
 
@@ -194,7 +195,13 @@ class Cluster:
         wait_until(f"{sorted(wanted)} idle", lambda: wanted <= self._idle(), timeout, why=self._logs)
 
     def _idle(self) -> set[str]:
+        self._check_daemons()
         return {name for name, state in self.states().items() if state == "idle"}
+
+    def _check_daemons(self) -> None:
+        """What will never come is not waited for: nodes log the daemons that have ended."""
+        if ended := [text for log in sorted(self.spec.log.glob("boot-*.log")) if (text := log.read_text().strip())]:
+            raise LabError("\n".join(ended) + self._logs())
 
     def states(self) -> dict[str, str]:
         """Node -> what sinfo says (`idle`, `alloc`, `down*`, ...); empty while the controller does not answer."""

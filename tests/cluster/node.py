@@ -67,7 +67,7 @@ def _first_process(spec: Spec, node: str, said: int) -> None:
         ended = reap(woken)
         for daemon in daemons:
             if daemon.pid in ended:
-                print(f"{daemon.args!r} ended", flush=True)
+                print(f"{node}: {daemon.args!r} ended", flush=True)
 
 
 def daemons_of(spec: Spec, node: str) -> list[list[str]]:
@@ -82,8 +82,8 @@ def daemons_of(spec: Spec, node: str) -> list[list[str]]:
 
 
 def _silence(log: Path) -> None:
-    """Orders and answers of the sandbox are not the node's."""
-    null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Orders and answers of the sandbox are not the node's; what an earlier boot logged is not this one's."""
+    null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(null, 0)
     os.dup2(file, 1)
     os.dup2(file, 2)

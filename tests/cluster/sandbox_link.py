@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class SandboxLink:
 
     def __init__(self, spec: Spec, claim: socket.socket) -> None:
         self._spec = spec
+        self._one = threading.Lock()
         self._log = spec.log / "sandbox.log"
         with self._log.open("w") as log, claim:
             self._keeper = subprocess.Popen(
@@ -44,12 +46,13 @@ class SandboxLink:
 
     def order(self, verb: str, node: str) -> Any:
         assert self._keeper.stdin is not None
-        try:
-            self._keeper.stdin.write(json.dumps([verb, node]).encode() + b"\n")
-            self._keeper.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended(f"{verb} {node}") from None
-        return self._answer(f"{verb} {node}")
+        with self._one:
+            try:
+                self._keeper.stdin.write(json.dumps([verb, node]).encode() + b"\n")
+                self._keeper.stdin.flush()
+            except BrokenPipeError:
+                raise self._ended(f"{verb} {node}") from None
+            return self._answer(f"{verb} {node}")
 
     def _answer(self, order: str) -> Any:
         assert self._keeper.stdout is not None

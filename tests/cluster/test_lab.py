@@ -105,6 +105,14 @@ def test_settings_reach_slurm() -> None:
         assert (lines["KillWait"], lines["SlurmdTimeout"], lines["EnforcePartLimits"]) == ("2sec", "9sec", "ALL")
 
 
+def test_a_daemon_that_ends_is_told_with_its_log_and_not_waited_for() -> None:
+    with (
+        pytest.raises(LabError, match=r"(?s)slurmctld.* ended.*Nonsense"),
+        Cluster.up(nodes=1, slurm=SlurmSettings(more=("Nonsense=1",)), ssh=False),
+    ):
+        pass
+
+
 def test_ssh_reaches_every_node_from_every_node(bare: Cluster) -> None:
     for client in (LOGIN, *bare.nodes):
         for node in bare.nodes:
