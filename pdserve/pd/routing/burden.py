@@ -33,11 +33,17 @@ class Burden:
 
     def least(self, candidates: Sequence[W]) -> W:
         """One with the least load; several with the same have it in turn."""
-        if len(candidates) > 1:
-            loads = [self.of(candidate) for candidate in candidates]
-            least = min(loads)
-            candidates = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
-        return self._turns.next(candidates)
+        if len(candidates) == 1:
+            return self._turns.next(candidates)
+        equals = [candidates[0]]
+        least = self.of(candidates[0])
+        for candidate in candidates[1:]:
+            load = self.of(candidate)
+            if load < least:
+                equals, least = [candidate], load
+            elif load == least:
+                equals.append(candidate)
+        return self._turns.next(equals)
 
     def too_busy(self, worker: Candidate, least: Candidate, saved: int = 0) -> bool:
         """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
+from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.policy import Candidate, Choice, W
 from pdserve.pd.routing.settings import PrefixSettings
 
@@ -29,7 +30,8 @@ class PrefixAware:
         self._sent: dict[str, OrderedDict[int, None]] = {}
 
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
-        held = [self.matched(candidate, ask) for candidate in candidates]
+        chain = ask.prompt_chain(self._settings.block_bytes)
+        held = [self._held(candidate.name, chain, ask) for candidate in candidates]
         return by_match(candidates, held, self._burden, ask, self._settings.min_match_ratio)
 
     def routed(self, worker: Candidate, ask: Ask) -> None:
@@ -53,14 +55,15 @@ class PrefixAware:
         self._burden.forget(name)
 
     def matched(self, worker: Candidate, ask: Ask) -> int:
-        sent = self._sent.get(worker.name)
-        if not sent:
-            return 0
-        chain = ask.prompt_chain(self._settings.block_bytes)
-        held = chain.held(sent)
-        return ask.estimate * chain.length(held) // len(ask.prompt) if held else 0
+        return self._held(worker.name, ask.prompt_chain(self._settings.block_bytes), ask)
 
     @property
     def blocks(self) -> int:
         """Remembered now, of all workers."""
         return sum(len(sent) for sent in self._sent.values())
+
+    def _held(self, name: str, chain: Chain, ask: Ask) -> int:
+        """Prompt tokens that the worker of that name was sent."""
+        sent = self._sent.get(name)
+        blocks = chain.held(sent) if sent else 0
+        return ask.estimate * chain.length(blocks) // len(ask.prompt) if blocks else 0
