@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
+from pdserve.plan.submit_line import submit_line
 from pdserve.recipe.lmcache import RoleName
 from pdserve.recipe.model import Parallel, Recipe, Role
 
@@ -64,6 +65,12 @@ def place(recipe: Recipe, nodes: Sequence[Node], *, recipe_file: str = "RECIPE")
     return placed
 
 
+def fits(recipe: Recipe, nodes: Sequence[Node]) -> bool:
+    """Whether `place` finds room on these nodes. RecipeError for what fits nowhere."""
+    _check(recipe)
+    return not isinstance(_try(recipe, nodes), _NoRoom)
+
+
 def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
     """As many hypothetical nodes of `devices_per_node` as the recipe needs, to plan without the real ones.
 
@@ -73,13 +80,13 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
     _check(recipe)
     if recipe.platform == "cpu":
         return (SINGLE_NODE,)
-    size = recipe.devices_per_node or _devices_needed(recipe)
+    size = recipe.devices_per_node or devices_needed(recipe)
     for count in range(1, _MOST_NODES + 1):
         nodes = _hypothetical(count, size)
         if not isinstance(_try(recipe, nodes), _NoRoom):
             return nodes
     raise RecipeError(
-        f"no number of nodes with {size} devices each can run this: {_sum(recipe)}",
+        f"no number of nodes with {size} devices each can run this: {device_sum(recipe)}",
         where="devices_per_node",
         cause="one instance wants more devices, or other device ids, than such a node has",
         todo="let an instance span nodes (<role>.parallel.nodes), lower its parallelism, or correct devices_per_node",
@@ -169,13 +176,15 @@ def _take(
     return tuple(shares)
 
 
-def _devices_needed(recipe: Recipe) -> int:
+def devices_needed(recipe: Recipe) -> int:
+    """Of all instances together."""
     return sum(role.instances * world_size(role.parallel) for _, role in recipe.roles())
 
 
-def _sum(recipe: Recipe) -> str:
+def device_sum(recipe: Recipe) -> str:
+    """`prefill 1 x 8 + decode 1 x 8 = 16 devices`"""
     terms = [f"{name} {role.instances} x {world_size(role.parallel)}" for name, role in recipe.roles()]
-    return f"{' + '.join(terms)} = {_devices_needed(recipe)} devices"
+    return f"{' + '.join(terms)} = {devices_needed(recipe)} devices"
 
 
 def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recipe_file: str) -> PreflightError:
@@ -186,12 +195,12 @@ def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recip
     else:
         here = f"these {len(nodes)} nodes have {total} ({', '.join(f'{n.name}: {len(n.devices)}' for n in nodes)})"
     cause = None
-    if total >= _devices_needed(recipe):
+    if total >= devices_needed(recipe):
         place = "one node" if no_room.nodes == 1 else f"each of {no_room.nodes} nodes"
         cause = f"{no_room.name} needs {no_room.needs} devices on {place}, at most {no_room.left} are left on any"
         if no_room.ids is not None:
             cause = f"{no_room.name} asks for devices {_ids(no_room.ids)}, which no node has left"
-    return PreflightError(f"{_sum(recipe)}; {here}", cause=cause, todo=_advice(recipe, nodes, recipe_file))
+    return PreflightError(f"{device_sum(recipe)}; {here}", cause=cause, todo=_advice(recipe, nodes, recipe_file))
 
 
 def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
@@ -202,7 +211,10 @@ def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
     if smaller := _halved_until_it_fits(recipe, nodes):
         advice.append(f"to run it here: pdserve up {recipe_file} {smaller}")
     if more := _enough_nodes(recipe, largest):
-        advice.append(f"as it is, it needs {more} nodes like this one, and this version brings up one node only")
+        line = submit_line(nodes=more, gpus_per_node=largest, exclude=recipe.exclude_nodes, words=[recipe_file])
+        advice.append(
+            f"as it is, it needs {more} nodes like this one: {line}, or pdserve up {recipe_file} --cluster FILE"
+        )
     return "; ".join(advice) or "lower instances or parallelism, or use nodes with more devices"
 
 
@@ -233,7 +245,7 @@ def _with_tp(role: Role, tp: int) -> Role:
 
 
 def _enough_nodes(recipe: Recipe, size: int) -> int | None:
-    for count in range(1, min(_devices_needed(recipe), _MOST_NODES) + 1):
+    for count in range(1, min(devices_needed(recipe), _MOST_NODES) + 1):
         if not isinstance(_try(recipe, _hypothetical(count, size)), _NoRoom):
             return count
     return None

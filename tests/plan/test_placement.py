@@ -89,7 +89,8 @@ def test_too_few_devices_show_the_sum_and_what_to_type() -> None:
     assert caught.value.what == "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 8 (0-7)"
     assert caught.value.todo == (
         "to run it here: pdserve up recipes/big.yaml --set prefill.parallel.tp=4 --set decode.parallel.tp=4; "
-        "as it is, it needs 2 nodes like this one, and this version brings up one node only"
+        "as it is, it needs 2 nodes like this one: sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh recipes/big.yaml, "
+        "or pdserve up recipes/big.yaml --cluster FILE"
     )
 
 
@@ -107,7 +108,10 @@ def test_only_the_wider_role_is_halved_when_that_is_enough() -> None:
 def test_no_override_is_advised_when_halving_cannot_help() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(3, 3)), hosts(4))
-    assert caught.value.todo == "as it is, it needs 2 nodes like this one, and this version brings up one node only"
+    assert caught.value.todo == (
+        "as it is, it needs 2 nodes like this one: sbatch --nodes=2 --gres=gpu:4 slurm/disagg.sh RECIPE, "
+        "or pdserve up RECIPE --cluster FILE"
+    )
 
 
 def test_a_host_without_devices_is_told_where_to_go() -> None:
