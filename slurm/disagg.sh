@@ -1,41 +1,38 @@
 #!/usr/bin/env bash
-# Brings a recipe up inside a Slurm job of ONE node and serves until the job ends or `pdserve down`.
+# Brings a recipe up over the nodes of a Slurm job and serves until `pdserve down`, scancel or the time limit.
 #
-#   sbatch [--gres=gpu:8 --time=08:00:00 ...] slurm/disagg.sh [RECIPE [--set KEY=VALUE ...]]
+#   sbatch [OPTION...] slurm/disagg.sh [RECIPE [--set KEY=VALUE ...]]
 #
-# A recipe that needs several nodes is refused by `pdserve up` with the device sum and what to type instead.
-#SBATCH --job-name=pdserve
-#SBATCH --nodes=1
-#SBATCH --ntasks=1
+# Without arguments: recipes/kimi-mi355x-2node.yaml
+# sbatch's own options (--partition, --account, --time, ...) win over the lines below. A recipe of another size needs
+# its own --nodes and --gres: `pdserve render --slurm RECIPE` writes this script with them, and `pdserve up` refuses a
+# job of the wrong shape with the line to type. A container: --set container.kind=docker, apptainer or pyxis.
+#SBATCH --job-name=kimi-mi355x-2node
+#SBATCH --nodes=2
+#SBATCH --gres=gpu:8
+#SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=08:00:00
 #SBATCH --output=pdserve-%j.out
-# The time limit must leave room to drain the proxy and stop in order. B: only this shell is signalled.
-#SBATCH --signal=B:TERM@120
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@300
+#SBATCH --no-requeue
 set -euo pipefail
 
-# $0 of a batch script is a copy in the daemon's spool folder: only the submit folder says where the repository is.
-repository=${PDSERVE_REPOSITORY:-${SLURM_SUBMIT_DIR:-$PWD}}
-cd "$repository"
-if [[ ! -f recipes/kimi-mi355x.yaml ]]; then
-  echo "error: $repository is not pdserve's repository; submit from there, or export PDSERVE_REPOSITORY" >&2
+# $0 is a copy in slurmd's spool folder; where the job was submitted is the repository, or the folder of the recipes.
+cd -- "${PDSERVE_REPOSITORY:-${SLURM_SUBMIT_DIR:-$PWD}}"
+pdserve=$(command -v pdserve || true)
+[[ -n $pdserve ]] || pdserve=$PWD/.venv/bin/pdserve
+if [[ ! -x $pdserve ]]; then
+  echo "error: no pdserve in PATH or in $PWD/.venv: submit from the repository, or export PDSERVE_REPOSITORY" >&2
   exit 2
 fi
-if (( ${SLURM_JOB_NUM_NODES:-1} != 1 )); then
-  echo "error: this job has $SLURM_JOB_NUM_NODES nodes; this script brings up one: sbatch --nodes=1 slurm/disagg.sh" >&2
-  exit 3
-fi
-if (( $# == 0 )); then set -- recipes/kimi-mi355x.yaml; fi
+if (($# == 0)); then set -- recipes/kimi-mi355x-2node.yaml; fi
 
-pdserve=$(command -v pdserve || true)
-[[ -n $pdserve ]] || pdserve=$repository/.venv/bin/pdserve
-
-# `cmd & wait`: bash runs a trap only when its foreground command ends, and `wait` can be interrupted.
+# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
 "$pdserve" up "$@" &
 launcher=$!
 trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
-code=0
-while kill -0 "$launcher" 2>/dev/null; do
-  code=0
-  wait "$launcher" || code=$?
-done
-exit "$code"
+while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
+wait "$launcher"

@@ -126,12 +126,16 @@ def validate(recipe: RecipeArgument, set_: SetOption = None, unset: UnsetOption 
 
 @app.command()
 def render(
-    recipe: RecipeArgument, json_: JsonOption = False, set_: SetOption = None, unset: UnsetOption = None
+    recipe: RecipeArgument,
+    json_: JsonOption = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="The batch script that asks for the recipe's nodes.")] = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
 ) -> None:
     """Print every command and environment of a recipe: as a shell script, or the plan as JSON."""
     from pdserve.cli.render import run
 
-    run(recipe, set_ or [], unset or [], as_json=json_)
+    run(recipe, set_ or [], unset or [], as_json=json_, slurm=slurm)
 
 
 @app.command()

@@ -7,13 +7,32 @@ from pathlib import Path
 
 import typer
 
-from pdserve.cli.plan_recipe import load, plan_for
+from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.plan.render import render_shell
+from pdserve.plan.sbatch import render_sbatch
 
 
-def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool) -> None:
+def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:
     """Prints the plan for nodes of the recipe's own kind."""
+    if as_json and slurm:
+        raise typer.BadParameter("--slurm is a script and --json the plan: give one of them")
     planned = plan_for(load(recipe, set_, unset), None, run_dir=f"run-{recipe.stem}", run_id="rendered")
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(planned.plan.model_dump_json(indent=2) if as_json else render_shell(planned.plan), nl=as_json)
+    if as_json:
+        typer.echo(planned.plan.model_dump_json(indent=2))
+    else:
+        words = recipe_words(recipe, set_, unset)
+        typer.echo(batch_script(planned, words) if slurm else render_shell(planned.plan), nl=False)
+
+
+def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> list[str]:
+    """The recipe and its overrides as `pdserve up` takes them."""
+    options = [*(("--set", text) for text in set_), *(("--unset", text) for text in unset)]
+    return [str(recipe), *(word for option in options for word in option)]
+
+
+def batch_script(planned: Planned, words: Sequence[str]) -> str:
+    """The script that sbatch takes, on its stdin too; errors name the recipe's lines."""
+    with located(planned.loaded):
+        return render_sbatch(planned.loaded.recipe, planned.plan, words)

@@ -12,7 +12,9 @@ SCRIPT = "slurm/disagg.sh"
 
 def submit_line(*, nodes: int, gpus_per_node: int, exclude: Sequence[str], words: Sequence[str]) -> str:
     """`words`: the recipe and what was set, as `pdserve up` was told."""
-    return shlex.join(["sbatch", *shape_options(nodes, gpus_per_node, exclude), SCRIPT, *words])
+    # The script itself asks for GPUs; `none` takes that back (tried on Slurm 22.05).
+    no_gpus = [] if gpus_per_node else ["--gres=none"]
+    return shlex.join(["sbatch", *shape_options(nodes, gpus_per_node, exclude), *no_gpus, SCRIPT, *words])
 
 
 def shape_options(nodes: int, gpus_per_node: int, exclude: Sequence[str]) -> list[str]:

@@ -110,7 +110,7 @@ def test_on_a_cpu_nodes_are_counted_where_the_recipe_says_how_many() -> None:
     with pytest.raises(PreflightError) as caught:
         check_allocation(made, names(1), 0, words=["r.yaml"])
     assert caught.value.what == "this job has 1 node; test needs 2 nodes"
-    assert caught.value.todo == "sbatch --nodes=2 slurm/disagg.sh r.yaml"
+    assert caught.value.todo == "sbatch --nodes=2 --gres=none slurm/disagg.sh r.yaml"
 
 
 @given(
@@ -140,4 +140,4 @@ def shape_or_none(made: Any) -> JobShape | None:
 
 def test_the_line_is_one_that_a_shell_reads_back() -> None:
     line = submit_line(nodes=1, gpus_per_node=0, exclude=[], words=["a b.yaml"])
-    assert line == "sbatch --nodes=1 slurm/disagg.sh 'a b.yaml'"
+    assert line == "sbatch --nodes=1 --gres=none slurm/disagg.sh 'a b.yaml'"

@@ -29,8 +29,9 @@ def test_no_golden_file_is_left_of_a_recipe_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_is_rendered_is_valid_bash(name: str) -> None:
-    subprocess.run(["bash", "-n", FOLDER / f"{name}.sh"], check=True)
+@pytest.mark.parametrize("suffix", ["sh", "sbatch"])
+def test_what_is_rendered_is_valid_bash(name: str, suffix: str) -> None:
+    subprocess.run(["bash", "-n", FOLDER / f"{name}.{suffix}"], check=True)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,0 +1,216 @@
+"""The batch script: what it asks of Slurm, and that it does what it says with a `pdserve` that only records."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.main import app
+from pdserve.errors import RecipeError
+from pdserve.plan.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
+from tests.plan.golden import BATCH_SCRIPT, RECIPES, ROOT, batch_script, shipped_plan
+from tests.plan.kit import on_gpus, plan, recipe, with_lmcache
+
+BIG = (on_gpus(8, 8, "rocm"), {"devices_per_node": 8, "name": "big"})
+RECORDER = """\
+#!/usr/bin/env bash
+printf '%s\\n' "$PWD" "$@" >>"$RECORD"
+echo started
+"""
+
+
+def script_of(*changes: dict[str, Any], words: tuple[str, ...] = ("r.yaml",)) -> str:
+    made = recipe(*changes)
+    return render_sbatch(made, plan(made), list(words))
+
+
+def directives(*changes: dict[str, Any]) -> list[str]:
+    return re.findall(r"^#SBATCH (.*)$", script_of(*changes), re.MULTILINE)
+
+
+def submitted(folder: Path, script: str, *arguments: str, pdserve: str = RECORDER) -> subprocess.Popen[str]:
+    """The script as Slurm runs it: a copy elsewhere, with the submit folder in a variable."""
+    spool, bin_ = folder / "spool", folder / "bin"
+    for made in (spool, bin_, folder / "repository"):
+        made.mkdir(exist_ok=True)
+    (spool / "slurm_script").write_text(script)
+    (bin_ / "pdserve").write_text(pdserve)
+    (bin_ / "pdserve").chmod(0o755)
+    environ = {
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(folder / "repository"),
+        "RECORD": str(folder / "record"),
+    }
+    command = ["bash", str(spool / "slurm_script"), *arguments]
+    return subprocess.Popen(
+        command, cwd="/", env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+    )
+
+
+def ended(job: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and stderr."""
+    _, said = job.communicate(timeout=30)
+    return job.returncode, said
+
+
+def test_the_shipped_script_is_what_is_rendered() -> None:
+    assert BATCH_SCRIPT.read_text() == batch_script(), "python -m tests.plan.regenerate, and read the diff"
+    assert os.access(BATCH_SCRIPT, os.X_OK)
+
+
+def test_the_command_renders_the_shipped_script_but_for_its_own_name() -> None:
+    said = CliRunner().invoke(app, ["render", "--slurm", "recipes/kimi-mi355x-2node.yaml"])
+    assert said.exit_code == 0
+    assert said.stdout.replace("THIS_FILE", "slurm/disagg.sh") == BATCH_SCRIPT.read_text()
+
+
+def test_overrides_are_in_the_script_and_in_what_it_asks_for() -> None:
+    arguments = ["recipes/kimi-mi355x-2node.yaml", "--set", "decode.instances=2", "--unset", "slurm.time"]
+    said = CliRunner().invoke(app, ["render", "--slurm", *arguments])
+    assert said.exit_code == 0
+    assert f"then set -- {' '.join(arguments)}; fi" in said.stdout
+    assert "#SBATCH --nodes=3\n" in said.stdout
+    assert "--time=" not in said.stdout
+
+
+def test_a_plan_is_not_a_script() -> None:
+    assert CliRunner().invoke(app, ["render", "--slurm", "--json", "recipes/tiny-cpu.yaml"]).exit_code == 2
+
+
+def test_it_is_small() -> None:
+    code = [line for line in BATCH_SCRIPT.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(code) < 20
+    assert "SLURM_NNODES" not in "\n".join(code)
+    assert "SLURM_JOB_NUM_NODES" not in "\n".join(code)
+
+
+def test_it_asks_for_the_recipes_nodes_gpus_time_and_exclusions() -> None:
+    slurm = {"time": "2-0", "partition": "gpu", "account": "a", "qos": "q", "reservation": "r", "constraint": "x&y"}
+    found = directives(*BIG, {"slurm": slurm, "exclude_nodes": ["n1", "n2", "n9"]})
+    assert found == [
+        "--job-name=big",
+        "--nodes=2",
+        "--gres=gpu:8",
+        "--exclude=n[1-2,9]",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--mem=0",
+        "--time=2-0",
+        "--partition=gpu",
+        "--account=a",
+        "--qos=q",
+        "--reservation=r",
+        "--constraint=x&y",
+        "--output=pdserve-%j.out",
+        "--open-mode=append",
+        "--signal=B:TERM@155",
+        "--no-requeue",
+    ]
+
+
+def test_a_job_that_may_lose_a_node_is_not_killed_for_it() -> None:
+    assert "--no-kill" in directives(*BIG, {"on_node_loss": "degrade"})
+    assert "--no-kill" not in directives(*BIG)
+
+
+@pytest.mark.parametrize(
+    ("option", "gone"),
+    [
+        ("--gres=gpu:mi355x:8", "--gres=gpu:8"),
+        ("--gpus-per-node=8", "--gres=gpu:8"),
+        ("--mem=200G", "--mem=0"),
+        ("--mem-per-gpu=200G", "--mem=0"),
+        ("--requeue", "--no-requeue"),
+        ("--output=/logs/%x-%j.out", "--output=pdserve-%j.out"),
+        ("--oversubscribe", "--exclusive"),
+        ("--exclusive=user", "--exclusive"),
+    ],
+)
+def test_an_option_of_the_recipe_takes_the_place_of_ours(option: str, gone: str) -> None:
+    found = directives(*BIG, {"slurm": {"options": [option]}})
+    assert found[-1] == option
+    assert gone not in found
+
+
+def test_a_value_that_sbatch_would_cut_is_quoted() -> None:
+    found = directives(*BIG, {"slurm": {"options": ["--comment=night run #7", "--mail-user=a@b"]}})
+    assert found[-2:] == ['--comment="night run #7"', "--mail-user=a@b"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_slurm_warns_long_enough_before_the_end_to_drain_and_stop_all_stages(name: str) -> None:
+    made = shipped_plan(name)
+    stages = {process.stop_stage for process in made.processes}
+    slowest = [max(p.stop_seconds for p in made.processes if p.stop_stage == stage) for stage in stages]
+    assert signal_seconds(made) >= 60 + sum(slowest)
+    assert MARGIN_SECONDS >= 60
+
+
+def test_a_longer_drain_is_warned_of_earlier() -> None:
+    usual, patient = plan(recipe(with_lmcache())), plan(recipe(with_lmcache(), {"proxy": {"drain_seconds": 600}}))
+    assert signal_seconds(patient) - signal_seconds(usual) == 600 - 30
+
+
+def test_too_few_nodes_are_refused() -> None:
+    with pytest.raises(RecipeError, match="1 node of 8 devices cannot hold"):
+        script_of(*BIG, {"slurm": {"nodes": 1}})
+
+
+def test_it_runs_up_in_the_submit_folder_with_the_recipe_it_was_made_for(tmp_path: Path) -> None:
+    words = ("my recipes/r.yaml", "--set", "engine.env.A='x $y'")
+    job = submitted(tmp_path, script_of(*BIG, words=words))
+    assert ended(job) == (0, "")
+    assert (tmp_path / "record").read_text().splitlines() == [str(tmp_path / "repository"), "up", *words]
+
+
+def test_with_arguments_it_runs_up_with_them(tmp_path: Path) -> None:
+    arguments = ("recipes/tiny-cpu.yaml", "--set", "name=a b")
+    assert ended(submitted(tmp_path, BATCH_SCRIPT.read_text(), *arguments)) == (0, "")
+    assert (tmp_path / "record").read_text().splitlines()[1:] == ["up", *arguments]
+
+
+def test_a_line_break_in_an_override_is_not_a_command(tmp_path: Path) -> None:
+    script = script_of(*BIG, words=("r.yaml", "--set", "description=a\ntouch gone"))
+    assert ended(submitted(tmp_path, script)) == (0, "")
+    assert not (tmp_path / "repository" / "gone").exists()
+    assert (tmp_path / "record").read_text().endswith("description=a\ntouch gone\n")
+
+
+@pytest.mark.parametrize("code", [0, 3, 4, 143])
+def test_its_exit_code_is_the_launchers(tmp_path: Path, code: int) -> None:
+    assert ended(submitted(tmp_path, script_of(*BIG), pdserve=f"#!/bin/sh\nexit {code}\n"))[0] == code
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_term_reaches_the_launcher_which_has_its_time_and_the_last_word(tmp_path: Path, code: int) -> None:
+    graceful = (
+        "#!/usr/bin/env bash\n"
+        f"trap 'echo stopping; read -t 0.3 <> <(:) || true; echo stopped; exit {code}' TERM\n"
+        "echo started\nwhile :; do read -t 0.1 <> <(:) || true; done\n"
+    )
+    job = submitted(tmp_path, script_of(*BIG), pdserve=graceful)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "started\n"
+    job.send_signal(signal.SIGTERM)
+    assert job.stdout.readline() == "stopping\n"
+    job.send_signal(signal.SIGTERM)
+    assert ended(job)[0] == code
+
+
+def test_without_pdserve_it_says_where_to_submit_from(tmp_path: Path) -> None:
+    job = submitted(tmp_path, script_of(*BIG).replace("command -v pdserve", "command -v no-such-program"))
+    code, said = ended(job)
+    assert code == 2
+    assert f"no pdserve in PATH or in {tmp_path / 'repository'}/.venv" in said
+
+
+def test_the_repository_has_the_recipe_that_the_shipped_script_takes() -> None:
+    [default] = re.findall(r"set -- (\S+); fi", BATCH_SCRIPT.read_text())
+    assert (ROOT / default).is_file()
