@@ -72,7 +72,7 @@ class Ssh(Strict):
 
 
 class Cluster(Strict):
-    """schema 1."""
+    """The machines of a deployment without Slurm, schema 1. An example with comments: clusters/example.yaml."""
 
     schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
     hosts: list[Host] = Field(

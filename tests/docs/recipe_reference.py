@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from pdserve import cluster_file
 from pdserve.pd import routing_settings, settings
 from pdserve.recipe import connectors, container, lmcache, model, nodes, proxy, restart, slurm
 from pdserve.recipe.base import SecretRef
@@ -76,6 +77,9 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("slurm", "`slurm:`", slurm.Slurm),
     ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),
+    ("Cluster file", "The file that `--cluster` names", cluster_file.Cluster),
+    ("hosts", "`hosts:` of a cluster file", cluster_file.Host),
+    ("ssh", "`ssh:` of a cluster file", cluster_file.Ssh),
 )
 """Title, where the keys stand, model."""
 
@@ -87,7 +91,8 @@ _SCALARS = {"string": "text", "integer": "whole number", "number": "number", "bo
 def page() -> str:
     """The whole page."""
     schema = model.Recipe.model_json_schema(by_alias=True)
-    definitions: Mapping[str, Any] = schema["$defs"]
+    cluster = cluster_file.Cluster.model_json_schema(by_alias=True)
+    definitions: Mapping[str, Any] = {**cluster["$defs"], **schema["$defs"], "Cluster": cluster}
     parts = [_HEAD]
     for title, where, shown in _SECTIONS:
         properties = (schema if shown is model.Recipe else definitions[shown.__name__])["properties"]

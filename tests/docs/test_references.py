@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdserve.cluster_file import Cluster
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
@@ -14,8 +15,9 @@ def test_generated_pages_do_not_drift(name: str) -> None:
     assert (REPOSITORY / name).read_text() == GENERATED[name](), "run: python -m tests.docs.regenerate"
 
 
-def test_every_model_of_a_recipe_has_its_section() -> None:
-    assert recipe_reference.models() == recipe_reference.reachable()
+def test_every_model_of_a_recipe_and_of_a_cluster_file_has_its_section() -> None:
+    reachable = recipe_reference.reachable() | recipe_reference.reachable(Cluster)
+    assert recipe_reference.models() == reachable
 
 
 def test_every_verb_is_in_the_readme() -> None:
