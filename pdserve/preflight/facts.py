@@ -98,7 +98,7 @@ def gather(
         memory=host.memory(),
         memory_total=_memory_total(),
         memlock=_limit(resource.RLIMIT_MEMLOCK),
-        ipc_lock=_has_capability(_CAP_IPC_LOCK),
+        ipc_lock=_has_capability(_CAP_IPC_LOCK) and _in_first_user_namespace(),
         open_files=_limit(resource.RLIMIT_NOFILE),
         gather_seconds=time.monotonic() - began,
         unix_time=time.time(),
@@ -136,3 +136,8 @@ def _memory_total() -> int:
 def _has_capability(number: int) -> bool:
     match = re.search(r"^CapEff:\s+([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return match is not None and bool(int(match.group(1), 16) >> number & 1)
+
+
+def _in_first_user_namespace() -> bool:
+    """In any other (a rootless container) a capability means nothing to the machine's own limits."""
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]

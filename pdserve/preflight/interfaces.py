@@ -7,11 +7,11 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from pathlib import Path
 
 from pdserve.plan.model import Frozen
 
-_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
+_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
+_UP_AND_RUNNING = 0x1 | 0x40
 _IFREQ = struct.Struct("16s16s8x")  # struct ifreq: a name and a union of 24 bytes
 _SOCKADDR = struct.Struct("=HH4s8x")
 _DISCARD = 9
@@ -25,7 +25,7 @@ class Interface(Frozen):
     prefix: int
     """Bits of the network part."""
     up: bool
-    """Whether the kernel says that its link is up, or cannot say."""
+    """Whether it is switched on and has a link."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.address}/{self.prefix}" + ("" if self.up else " (down)")
@@ -35,7 +35,7 @@ def interfaces() -> tuple[Interface, ...]:
     """In the kernel's order, which is stable. No tool is needed: images often have no iproute2."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return tuple(
-            Interface(name=name, address=address, prefix=_prefix(asking, name, address), up=_up(name))
+            Interface(name=name, address=address, prefix=_prefix(asking, name, address), up=_up(asking, name))
             for name, address in _addresses(asking)
         )
 
@@ -66,12 +66,11 @@ def _prefix(asking: socket.socket, name: str, address: str) -> int:
     return ipaddress.IPv4Network(f"0.0.0.0/{mask}").prefixlen
 
 
-def _up(name: str) -> bool:
-    try:
-        state = Path("/sys/class/net", name.partition(":")[0], "operstate").read_text().strip()
-    except OSError:
-        return True
-    return state in ("up", "unknown")
+def _up(asking: socket.socket, name: str) -> bool:
+    """Asked of the kernel rather than read from /sys, which may be that of another network namespace."""
+    answer = fcntl.ioctl(asking, _SIOCGIFFLAGS, _IFREQ.pack(name.encode(), b""))
+    flags: int = struct.unpack_from("=H", answer, 16)[0]
+    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
 
 
 def route_source(target: str) -> str | None:

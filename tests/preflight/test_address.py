@@ -1,0 +1,143 @@
+"""Each node's address: by interface, by subnet, by the cluster file, else by the route to the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.preflight.address import Chosen, Network, choose, find_addresses
+from pdserve.preflight.facts import NodeFacts
+from pdserve.recipe.nodes import Network as RecipeNetwork
+from tests.preflight.kit import LOOPBACK, facts, interface
+
+
+class Wanted(NamedTuple):
+    interface: str | None = None
+    cidr: str | None = None
+
+
+THERE = facts(
+    interfaces=(
+        LOOPBACK,
+        interface("eth0", "10.1.0.7", 24),
+        interface("ib0", "10.2.0.7", 16),
+        interface("ib0", "10.3.0.7", 16),
+        interface("docker0", "172.17.0.1", 16, up=False),
+    ),
+    routes={"b": "10.1.0.7", "c": "10.1.0.7", "far": None, "self": "127.0.1.1", "fast": "10.2.0.7"},
+)
+
+
+def chosen(
+    network: Network | None = None,
+    configured: str | None = None,
+    others: tuple[str, ...] = ("b", "c"),
+    told: NodeFacts = THERE,
+) -> Chosen:
+    return choose("a", told, network=network, configured=configured, others=others)
+
+
+def test_the_recipe_s_own_section_is_a_network() -> None:
+    assert chosen(RecipeNetwork(interface="eth0")).address == "10.1.0.7"
+
+
+def test_by_interface() -> None:
+    one = chosen(Wanted(interface="eth0"))
+    assert (one.address, one.interface, one.prefix) == ("10.1.0.7", "eth0", 24)
+    assert str(one) == "10.1.0.7 (eth0/24): the network of the deployment is interface eth0"
+
+
+def test_by_subnet() -> None:
+    assert chosen(Wanted(cidr="10.2.0.0/16")).address == "10.2.0.7"
+    assert chosen(Wanted(cidr="10.2.5.6/16")).address == "10.2.0.7", "host bits do not matter"
+
+
+def test_by_the_cluster_file() -> None:
+    assert chosen(configured="10.2.0.7").interface == "ib0"
+    assert chosen(configured="node-a.example").address == "node-a.example"
+
+
+def test_by_route() -> None:
+    one = chosen()
+    assert (one.address, one.interface, one.why) == ("10.1.0.7", "eth0", "from there it reaches b and more")
+    assert chosen(others=("b", "far")).address == "10.1.0.7", "a name that one node does not know is not the end"
+    assert chosen(others=("self", "b")).address == "10.1.0.7", "hosts that resolve themselves to loopback"
+
+
+def test_a_network_wins_over_the_cluster_file_which_chooses_within_it() -> None:
+    assert chosen(Wanted(interface="ib0"), configured="10.3.0.7").address == "10.3.0.7"
+    with pytest.raises(PreflightError, match=r"a has no interface eth0 that is 10\.3\.0\.7"):
+        chosen(Wanted(interface="eth0"), configured="10.3.0.7")
+
+
+@pytest.mark.parametrize(
+    ("network", "says", "where"),
+    [
+        (Wanted(interface="eth1"), "a has no interface eth1", "network.interface"),
+        (
+            Wanted(interface="ib0"),
+            "a has 2 addresses for interface ib0: ib0 10.2.0.7/16, ib0 10.3",
+            "network.interface",
+        ),
+        (Wanted(cidr="10.9.0.0/16"), "a has no address in 10.9.0.0/16", "network.cidr"),
+        (Wanted(cidr="10.0.0.0/8"), "a has 3 addresses for an address in 10.0.0.0/8", "network.cidr"),
+    ],
+)
+def test_errors_name_the_node_what_was_asked_and_what_is_there(network: Network, says: str, where: str) -> None:
+    with pytest.raises(PreflightError) as raised:
+        chosen(network)
+    assert says in raised.value.what
+    assert raised.value.where == where
+    assert "docker0 172.17.0.1/16 (down)" in str(raised.value.cause)
+
+
+def test_no_subnet_at_all() -> None:
+    with pytest.raises(RecipeError, match=r"'10\.1' is no IPv4 subnet"):
+        chosen(Wanted(cidr="10.1"))
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        (("b", "fast"), "different addresses: 10.1.0.7 towards b, 10.2.0.7 towards fast"),
+        (("far",), "a has no route to far"),
+        (("far", "self"), "a has no route to far but by loopback (127.0.1.1 towards self)"),
+        ((), "a has no route to any other node"),
+    ],
+)
+def test_a_route_that_does_not_decide(others: tuple[str, ...], says: str) -> None:
+    with pytest.raises(PreflightError) as raised:
+        chosen(others=others)
+    assert says in raised.value.what
+    assert "network" in str(raised.value.todo)
+
+
+def at(address: str, prefix: int | None = 24) -> Chosen:
+    return Chosen(address, "eth0", prefix, "")
+
+
+def test_addresses_that_fit() -> None:
+    [found] = find_addresses({"a": at("10.1.0.1"), "b": at("10.1.0.2")}, same_subnet=True)
+    assert found.status == "ok"
+
+
+def test_one_node_may_be_at_loopback() -> None:
+    assert find_addresses({"a": at("127.0.0.1", 8)}, same_subnet=True) == []
+
+
+def test_two_nodes_may_not() -> None:
+    found = find_addresses({"a": at("127.0.1.1", 8), "b": at("127.0.1.1", 8)}, same_subnet=False)
+    assert [(one.node, one.status) for one in found] == [("a", "failed"), ("b", "failed")]
+
+
+def test_an_address_that_two_nodes_have() -> None:
+    [found] = find_addresses({"a": at("172.17.0.1"), "b": at("172.17.0.1")}, same_subnet=False)
+    assert (found.status, found.value) == ("failed", "172.17.0.1 is the address of a, b")
+
+
+@pytest.mark.parametrize(("same_subnet", "status"), [(True, "failed"), (False, "warning")])
+def test_addresses_of_two_subnets(same_subnet: bool, status: str) -> None:
+    [found] = find_addresses({"a": at("10.1.0.1"), "b": at("10.2.0.1")}, same_subnet=same_subnet)
+    assert (found.status, found.value) == (status, "10.1.0.0/24: a; 10.2.0.0/24: b")

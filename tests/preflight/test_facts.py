@@ -1,0 +1,97 @@
+"""What a node says of itself, on this machine and in a network that the test has made."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pdserve
+from pdserve.preflight.facts import NodeFacts, gather, source_digest
+from pdserve.preflight.interfaces import interfaces, is_loopback
+from tests.preflight.kit import LOOPBACK, in_namespace
+
+
+def test_facts_travel() -> None:
+    told = gather(platform="cpu", targets=["127.0.0.1"], environ={"CUDA_VISIBLE_DEVICES": "1", "KEY": "secret"})
+    assert NodeFacts.model_validate_json(told.model_dump_json()) == told
+    assert "secret" not in told.model_dump_json()
+
+
+def test_this_machine() -> None:
+    told = gather(platform="cpu", targets=["127.0.0.1", "no-such-host.invalid"])
+    assert (told.hostname, told.interpreter) == (socket.gethostname(), sys.executable)
+    assert told.pdserve_version == pdserve.__version__
+    assert told.pdserve_digest == source_digest()
+    assert told.routes == {"127.0.0.1": "127.0.0.1", "no-such-host.invalid": None}
+    assert 0 < told.memory.available <= told.memory_total
+    assert told.open_files.soft is None or told.open_files.soft > 0
+    assert (told.devices_present, told.devices_visible) == ((), ())
+
+
+def test_an_interpreter_that_is_not_there_is_a_fact_not_an_error() -> None:
+    told = gather(platform="cpu", python="/no/such/python")
+    assert told.versions_problem is not None
+    assert "/no/such/python cannot be used as a Python interpreter" in told.versions_problem
+    assert told.versions.vllm is None
+
+
+def test_loopback_is_among_the_interfaces() -> None:
+    assert LOOPBACK in interfaces()
+
+
+def test_every_address_has_its_own_mask_and_state() -> None:
+    said = in_namespace(
+        "import json; from pdserve.preflight.interfaces import interfaces;"
+        "print(json.dumps([str(one) for one in interfaces()]))",
+        network=[
+            "link add net0 type veth peer name peer0",
+            "link set net0 up",
+            "link set peer0 up",
+            "addr add 10.9.1.1/24 dev net0",
+            "addr add 10.9.2.1/16 dev net0",
+            "link add net1 type veth peer name peer1",
+            "addr add 10.8.0.1/30 dev net1",
+        ],
+    )
+    assert said == ["lo 127.0.0.1/8", "net0 10.9.1.1/24", "net0 10.9.2.1/16", "net1 10.8.0.1/30 (down)"]
+
+
+def test_more_addresses_than_the_first_question_has_room_for() -> None:
+    said = in_namespace(
+        "import json; from pdserve.preflight.interfaces import interfaces; print(json.dumps(len(interfaces())))",
+        network=[f"addr add 10.9.{n}.1/24 dev lo" for n in range(100)],
+    )
+    assert said == 101
+
+
+def test_the_route_decides_which_address_is_ours() -> None:
+    said = in_namespace(
+        "import json; from pdserve.preflight.interfaces import route_source;"
+        "print(json.dumps([route_source('10.9.0.7'), route_source('10.8.0.7'), route_source('10.7.0.7')]))",
+        network=[
+            "link add net0 type veth peer name peer0",
+            "link set net0 up",
+            "link set peer0 up",
+            "addr add 10.9.0.1/24 dev net0",
+            "link add net1 type veth peer name peer1",
+            "link set net1 up",
+            "link set peer1 up",
+            "addr add 10.8.0.1/24 dev net1",
+        ],
+    )
+    assert said == ["10.9.0.1", "10.8.0.1", None]
+
+
+def test_loopback_by_name() -> None:
+    assert is_loopback("127.0.1.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("10.0.0.1")
+    assert not is_loopback("node7")
+
+
+def test_capabilities_of_a_user_namespace_do_not_count() -> None:
+    said = in_namespace(
+        "import json; from pdserve.preflight.facts import gather; print(json.dumps(gather(platform='cpu').ipc_lock))"
+    )
+    assert said is False

@@ -1,0 +1,163 @@
+"""Foreign processes on the devices that a plan needs: named when the tool is sure, never invented when it is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pdserve.plan.model import Plan
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, parse_amd, parse_nvidia, parse_rocm
+from pdserve.process import MARKER, Output
+from tests.plan import kit
+from tests.preflight import recorded
+from tests.preflight.kit import here
+
+NOT_THERE = Output(None, "", "No such file or directory")
+
+
+def asked(said: Mapping[str, Output | str], platform: str = "cuda", present: int = 2) -> list[Finding]:
+    """What is found when the tools say this. The plan needs devices 0 and 1."""
+    plan = here(kit.on_gpus(platform=platform))
+
+    def run(argv: tuple[str, ...]) -> Output:
+        found = next((answer for words, answer in said.items() if words in " ".join(argv)), NOT_THERE)
+        return Output(0, found, "") if isinstance(found, str) else found
+
+    return find_gpu_processes(plan, "here", plan.processes, range(present), run)
+
+
+def nvidia(apps: str, present: int = 2) -> Finding:
+    [found] = asked({"--query-gpu": recorded.NVIDIA_GPUS, "--query-compute-apps": apps}, present=present)
+    return found
+
+
+def rocm(pids: str, present: int = 2) -> Finding:
+    [found] = asked({"rocm-smi": pids}, "rocm", present)
+    return found
+
+
+def test_no_device_no_question() -> None:
+    plan = here()
+    assert find_gpu_processes(plan, "here", plan.processes, (), lambda _: pytest.fail("a tool was run")) == []
+
+
+def test_nvidia_names_the_process_and_its_device() -> None:
+    found = nvidia(recorded.NVIDIA_APPS)
+    assert found.status == "failed"
+    assert "PID 1 /home/auser/D1/miniconda3/envs/vLLM_test_env/bin/python" in found.value
+    assert "device 0: PID 1 " in found.evidence[0]
+    assert "7.8 GiB" in found.evidence[0]
+    assert found.unverified_on_hardware
+
+
+def test_nvidia_process_that_cannot_be_looked_into() -> None:
+    found = nvidia(recorded.NVIDIA_APPS_ELSEWHERE)
+    assert found.status == "failed"
+    assert found.evidence == ("device 1: PID 40170 [Not Found]",)
+
+
+def test_a_process_on_a_device_that_is_left_alone_is_nobodys_business() -> None:
+    plan = here(kit.on_gpus(), {"prefill": {"devices": [2]}, "decode": {"devices": [3]}})
+    said = {_GPUS: recorded.NVIDIA_GPUS, _APPS: recorded.NVIDIA_APPS}
+    [found] = find_gpu_processes(plan, "here", plan.processes, range(8), lambda argv: Output(0, said[argv[1]], ""))
+    assert found.status == "ok"
+
+
+_GPUS, _APPS = "--query-gpu=index,uuid", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
+
+
+def test_idle_devices() -> None:
+    assert nvidia("").status == "ok"
+    assert rocm(recorded.ROCM_NONE).status == "ok"
+    assert rocm(recorded.ROCM_OPENED).status == "ok", "it has the driver open and no device"
+    [found] = asked({"amd-smi": recorded.AMD_NONE}, "rocm")
+    assert found.status == "ok"
+
+
+def test_rocm_names_only_who_has_memory_or_devices() -> None:
+    found = rocm(recorded.ROCM_BUSY)
+    assert (found.status, found.value) == ("failed", "1 foreign process(es): PID 1168514 pt_main_thread")
+    assert found.evidence == ("PID 1168514 pt_main_thread, 165.2 GiB",)
+
+
+def test_rocm_does_not_say_which_device_so_that_a_part_of_the_machine_is_only_warned_about() -> None:
+    assert rocm(recorded.ROCM_BUSY, present=8).status == "warning"
+
+
+def test_rocm_without_figures_still_counts() -> None:
+    found = rocm(recorded.ROCM_UNTOLD)
+    assert found.status == "failed"
+    assert found.evidence == ("PID 55573 gmx_mpi", "PID 55571 gmx_mpi")
+
+
+def test_amd_smi_is_asked_where_rocm_smi_is_missing() -> None:
+    [found] = asked({"amd-smi": recorded.AMD_BUSY}, "rocm")
+    assert found.status == "failed"
+    assert found.evidence == ("PID 2168274 python3.12, 0.1 GiB",)
+
+
+@pytest.mark.parametrize(
+    ("platform", "said", "says"),
+    [
+        ("cuda", {}, "nvidia-smi cannot be run (No such file or directory)"),
+        ("rocm", {}, "rocm-smi cannot be run (No such file or directory); amd-smi cannot be run"),
+        ("cuda", {"nvidia-smi": Output(9, "", "NVIDIA-SMI has failed\n")}, "nvidia-smi ended with 9: NVIDIA-SMI has"),
+        ("cuda", {"nvidia-smi": "what is this"}, "nvidia-smi was not understood"),
+        ("rocm", {"rocm-smi": "WARNING: No JSON data to report"}, "rocm-smi was not understood: neither processes"),
+        ("rocm", {"amd-smi": "{}"}, "amd-smi was not understood: no list of GPUs"),
+        ("rocm", {"amd-smi": "ERROR"}, "amd-smi was not understood: no JSON"),
+    ],
+)
+def test_what_is_not_known_is_unknown_and_never_an_alarm(
+    platform: str, said: Mapping[str, Output | str], says: str
+) -> None:
+    [found] = asked(said, platform)
+    assert found.status == "unknown"
+    assert says in found.value
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Iterator[tuple[Plan, int]]:
+    """A plan whose run is alive: its prefill-0 is a process of this machine."""
+    plan = here(kit.on_gpus()).model_copy(update={"run_dir": str(tmp_path / "run-7")})
+    env = {**os.environ, MARKER: "run-7/prefill-0"}
+    argv = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        yield plan, child.pid
+        child.communicate("\n", timeout=10)
+
+
+def on_first_gpu(*pids: int) -> str:
+    return "".join(f"GPU-ad466f2f-575d-d949-35e0-9a7d912d974e, {pid}, 5 MiB, python\n" for pid in pids)
+
+
+def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
+    plan, pid = ours
+
+    def find(*pids: int) -> Finding:
+        said = {_GPUS: recorded.NVIDIA_GPUS, _APPS: on_first_gpu(*pids)}
+        [found] = find_gpu_processes(plan, "here", plan.processes, range(2), lambda argv: Output(0, said[argv[1]], ""))
+        return found
+
+    assert find(pid).status == "ok"
+    assert find(pid, os.getpid()).status == "failed"
+    assert find(pid, 4_000_000_000).status == "warning", "in a container it may be ours under the host's number"
+
+
+def test_parsers_alone() -> None:
+    indices = nvidia_indices(recorded.NVIDIA_GPUS)
+    assert list(indices.values()) == [0, 1]
+    [one] = parse_nvidia(recorded.NVIDIA_APPS.replace("python", "a, b"), indices)
+    assert one.name.endswith("a, b")
+    with pytest.raises(ValueError, match="columns"):
+        parse_nvidia("1, 2", indices)
+    assert len(parse_rocm(recorded.ROCM_BUSY)) == 1
+    assert len(parse_amd(recorded.AMD_BUSY)) == 1, "listed under every device, one process all the same"

@@ -1,0 +1,156 @@
+"""The checks of a node where this machine really lacks something."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.host import MemoryFacts
+from pdserve.plan.model import Node, Plan
+from pdserve.preflight.devices import find_devices
+from pdserve.preflight.facts import gather
+from pdserve.preflight.finding import Finding, failed
+from pdserve.preflight.node_checks import check_node
+from pdserve.preflight.run_dir import MARK_FILE, find_run_dir, remove_mark, write_mark
+from tests.launch.deployment import free_ports
+from tests.plan import kit
+from tests.preflight.kit import GIB, facts, only
+
+
+def plan(folder: Path, *changes: dict[str, Any], python: str = sys.executable) -> Plan:
+    """For the one node `here`, with a model that exists and ports that are free."""
+    kinds = ("proxy", "prefill", "decode", "bootstrap", "lmcache", "lmcache_http")
+    (folder / "config.json").write_text("{}")
+    wanted = kit.recipe(
+        {"model": {"path": str(folder)}, "ports": dict(zip(kinds, free_ports(len(kinds)), strict=True))}, *changes
+    )
+    return kit.plan(wanted, Node(name="here"), python=python)
+
+
+def look(plan: Plan, **changes: Any) -> list[Finding]:
+    return check_node(plan, "here", facts=facts(**changes))
+
+
+def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
+    found = look(plan(tmp_path, kit.with_lmcache()))
+    assert {finding.check for finding in found} == {"program", "model", "proxy-files", "ports", "memory", "open-files"}
+    assert {finding.status for finding in found} == {"ok"}
+    assert {finding.node for finding in found} == {"here"}
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=900_000), python="/no/such/python")
+    (tmp_path / "config.json").unlink()
+    found = check_node(wanted, "here", facts=gather(platform="cpu"))
+    assert {finding.check for finding in failed(found)} == {"program", "model", "memory"}
+    assert all(finding.fix for finding in failed(found))
+
+
+def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
+    wanted = plan(tmp_path)
+    port = wanted.process("decode-0").ports["http"]
+    with socket.create_server(("127.0.0.1", port)):
+        found = only(look(wanted), "ports")
+        ours = only(check_node(wanted, "here", facts=facts(), held_by_us=[port]), "ports")
+        spared = only(check_node(wanted, "here", facts=facts(), starting=["proxy"]), "ports")
+    assert found.status == "failed"
+    assert f"decode-0 needs port {port} (http), held by PID" in found.evidence[1]
+    assert (ours.status, spared.status) == ("ok", "ok")
+
+
+def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    nodes = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2"), Node(name="c")
+    wanted = kit.plan(kit.recipe(kit.with_lmcache(l1_size_gb=200), {"model": {"path": str(tmp_path)}}), *nodes)
+    assert {process.node for process in wanted.processes} == {"a", "b"}
+    on = {node.name: {one.check: one.status for one in check_node(wanted, node.name, facts=facts())} for node in nodes}
+    assert on["a"]["memory"] == "failed"
+    assert "memory" not in on["b"]
+    assert "proxy-files" not in on["b"]
+    assert on["c"] == {}
+
+
+def test_memory_and_shared_memory_are_two_findings(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=10, shm_name="pool"))
+    found = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=64 << 20, limit_free=None))
+    assert (only(found, "memory").status, only(found, "shm").status) == ("ok", "failed")
+    assert only(found, "shm").where == "lmcache.l1_size_gb"
+    found = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=20 * GIB, limit_free=4 * GIB))
+    assert (only(found, "memory").status, only(found, "shm").status) == ("failed", "ok")
+    assert "the cgroup allows 4.0 GiB more" in only(found, "memory").value
+
+
+def test_a_proxy_file_that_is_not_there(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, {"proxy": {"auth": {"keys_file": str(tmp_path / "keys.jsonl")}}})
+    found = only(look(wanted), "proxy-files")
+    assert (found.status, found.where) == ("failed", "proxy.auth.keys_file")
+    assert f"{tmp_path}/keys.jsonl cannot be read" in found.value
+
+
+def test_devices() -> None:
+    wanted = kit.plan(kit.recipe(kit.on_gpus(2, 2)), Node(name="here", devices=(0, 1, 2, 3)))
+
+    def find(**changes: Any) -> Finding:
+        [found] = find_devices(wanted, "here", wanted.processes, facts(**changes))
+        return found
+
+    assert find().status == "ok"
+    slurm = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    hidden = find(devices_visible=(0, 1), device_variables=slurm)
+    assert (hidden.status, hidden.value) == ("failed", "the job may use 0,1 (CUDA_VISIBLE_DEVICES=0,1)")
+    assert "--gpus-per-node" in str(hidden.fix)
+    assert find(devices_present=(0, 1), devices_visible=(0, 1)).value == "the driver shows 0,1"
+    assert find(devices_present=(), devices_visible=()).status == "failed"
+    believed = find(devices_present=(), devices_visible=(0, 1, 2, 3), device_variables=slurm)
+    assert believed.status == "unknown"
+
+
+def test_devices_without_the_tool_that_knows_who_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wanted = kit.plan(kit.recipe(kit.on_gpus()), Node(name="here", devices=(0, 1)))
+    found = only(check_node(wanted, "here", facts=facts()), "gpu-processes")
+    assert found.status == "unknown"
+    assert "nvidia-smi cannot be run" in found.value
+
+
+def test_a_run_directory_that_is_shared(tmp_path: Path) -> None:
+    mark = write_mark(tmp_path)
+    assert find_run_dir("a", tmp_path, mark).status == "ok"
+    assert [path.name for path in tmp_path.iterdir()] == [MARK_FILE], "what the node wrote is gone again"
+    remove_mark(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [("absent", "does not exist here"), ("other", "is not the launcher's"), ("earlier", "is not the launcher's")],
+)
+def test_a_run_directory_that_is_another_one(tmp_path: Path, folder: str, says: str) -> None:
+    for name in ("launchers", "other", "earlier"):
+        (tmp_path / name).mkdir()
+    mark = write_mark(tmp_path / "launchers")
+    write_mark(tmp_path / "earlier")
+    found = find_run_dir("a", tmp_path / folder, mark, seconds=0)
+    assert found.status == "failed"
+    assert says in found.value
+    assert "PDSERVE_HOME" in str(found.fix)
+
+
+def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
+    mark = write_mark(tmp_path)
+    (tmp_path / MARK_FILE).rename(tmp_path / "late")
+
+    def appears(_: float) -> None:
+        (tmp_path / "late").rename(tmp_path / MARK_FILE)
+
+    assert find_run_dir("a", tmp_path, mark, pause=appears).status == "ok"
+
+
+def test_the_run_directory_is_among_the_checks_of_a_node(tmp_path: Path) -> None:
+    wanted = plan(tmp_path).model_copy(update={"run_dir": str(tmp_path)})
+    found = check_node(wanted, "here", facts=facts(), mark=write_mark(tmp_path))
+    assert only(found, "run-dir").status == "ok"

@@ -1,0 +1,107 @@
+"""RDMA devices and links where a connector wants them, on a recorded tree of the kernel's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.rdma import find_rdma
+from tests.plan import kit
+from tests.preflight.kit import here
+from tests.preflight.recorded import INFINIBAND, INFINIBAND_DOWN
+
+Tree = Mapping[str, Mapping[str, Mapping[str, str]]]
+
+
+def rdma(device_name: str = "") -> dict[str, Any]:
+    connector = {"kind": "mooncake", "protocol": "rdma", "device_name": device_name}
+    return {"prefill": {"connector": connector}, "decode": {"connector": connector}}
+
+
+def find(folder: Path, tree: Tree = INFINIBAND, *, device_name: str = "", verbs: bool = True) -> Finding:
+    sys, dev = folder / "infiniband", folder / "dev"
+    for device, ports in tree.items():
+        for port, files in ports.items():
+            place = sys / device / "ports" / port
+            place.mkdir(parents=True)
+            for name, content in files.items():
+                (place / name).write_text(content + "\n")
+    if verbs:
+        dev.mkdir()
+        (dev / "uverbs0").touch()
+    [found] = find_rdma("here", here(rdma(device_name)).processes, sys=sys, verbs=dev)
+    assert found.unverified_on_hardware
+    return found
+
+
+def with_state(device: str, state: str) -> Tree:
+    return {**INFINIBAND, device: {port: {**files, "state": state} for port, files in INFINIBAND[device].items()}}
+
+
+@pytest.mark.parametrize("change", [{}, {"prefill": {"connector": kit.NIXL}, "decode": {"connector": kit.NIXL}}])
+def test_tcp_and_nixl_ask_for_none(change: dict[str, Any], tmp_path: Path) -> None:
+    assert find_rdma("here", here(change).processes, sys=tmp_path / "none", verbs=tmp_path) == []
+
+
+def test_a_connector_inside_multi_is_seen(tmp_path: Path) -> None:
+    inside = {"kind": "multi", "of": [{"kind": "mooncake", "protocol": "rdma"}, kit.LMCACHE]}
+    plan = here(kit.with_lmcache(), rdma(), {"prefill": {"connector": inside}})
+    [found] = find_rdma("here", [plan.process("prefill-0")], sys=tmp_path / "none", verbs=tmp_path)
+    assert found.value == "no RDMA device"
+
+
+def test_all_links_up(tmp_path: Path) -> None:
+    found = find(tmp_path)
+    assert found.status == "ok"
+    assert "mlx4_0 port 2: 4: ACTIVE, 40 Gb/sec (4X QDR)" in found.value
+
+
+def test_no_device(tmp_path: Path) -> None:
+    found = find(tmp_path, {})
+    assert (found.status, found.value) == ("failed", "no RDMA device")
+    assert found.fix is not None
+    assert "protocol: tcp" in found.fix
+
+
+def test_devices_that_a_container_may_not_open(tmp_path: Path) -> None:
+    found = find(tmp_path, verbs=False)
+    assert found.status == "failed"
+    assert "/dev/infiniband" in str(found.fix)
+
+
+def test_a_named_device_that_is_not_there(tmp_path: Path) -> None:
+    found = find(tmp_path, device_name="mlx5_0,mlx5_7")
+    assert (found.status, found.value) == ("failed", "no mlx5_7")
+    assert "there are hfi1_0, mlx4_0, mlx5_0" in str(found.fix)
+
+
+def test_a_named_device_whose_link_is_down(tmp_path: Path) -> None:
+    found = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN), device_name="mlx5_0:1")
+    assert (found.status, found.value) == ("failed", "no active port on mlx5_0")
+    assert "mlx5_0 port 1: 1: DOWN, 25 Gb/sec (1X EDR)" in found.evidence
+
+
+def test_another_device_that_is_down_does_not_matter_when_one_is_named(tmp_path: Path) -> None:
+    assert find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN), device_name="mlx4_0").status == "ok"
+
+
+def test_without_a_name_a_device_that_is_down_may_be_taken(tmp_path: Path) -> None:
+    found = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN))
+    assert found.status == "warning"
+    assert found.value.endswith("no active port on mlx5_0")
+
+
+def test_all_links_down(tmp_path: Path) -> None:
+    tree = {"mlx5_0": {"1": {"state": INFINIBAND_DOWN, "rate": "25 Gb/sec (1X EDR)"}}}
+    assert find(tmp_path, tree).status == "failed"
+
+
+def test_a_tree_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    tree = tmp_path / "infiniband"
+    (tree / "mlx5_0").mkdir(parents=True)
+    [found] = find_rdma("here", here(rdma()).processes, sys=tree, verbs=tmp_path)
+    assert found.status == "unknown"

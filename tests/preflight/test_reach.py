@@ -1,0 +1,149 @@
+"""Nodes that listen and nodes that connect: over loopback, and in a network of the test's own where it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import threading
+from collections.abc import Collection
+
+import pytest
+
+from pdserve.preflight.cross_node import Target
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.reach import Listening, connect, listen
+from tests.launch.deployment import free_ports
+from tests.preflight.kit import in_namespace
+
+
+def target(port: int, *, node: str = "b", address: str = "127.0.0.2", purpose: str = "http of decode-0") -> Target:
+    return Target(source="a", node=node, address=address, port=port, purpose=purpose)
+
+
+def found(targets: Collection[Target], *, greeted: bool = True) -> list[Finding]:
+    return asyncio.run(connect("a", targets, greeted=greeted))
+
+
+def test_both_ends() -> None:
+    first, second = free_ports(2)
+    targets = [target(first), target(second), target(first, node="c", address="127.0.0.3")]
+    with listen("b", targets) as b, listen("c", targets) as c:
+        findings = found(targets)
+    assert b == Listening((("127.0.0.2", first), ("127.0.0.2", second)), ())
+    assert c.bound == (("127.0.0.3", first),)
+    assert [(one.node, one.check, one.status) for one in findings] == [("a", "reach", "ok")] * 2
+    assert findings[0].need == "a connects to b (127.0.0.2) on 2 port(s)"
+
+
+def test_a_node_tries_only_what_it_must_reach_itself() -> None:
+    assert asyncio.run(connect("elsewhere", [target(1)])) == []
+
+
+def test_refused() -> None:
+    [port] = free_ports(1)
+    [one] = found([target(port)])
+    assert (one.status, one.value) == ("failed", f"b at 127.0.0.2, port {port}: refused")
+    assert "http of decode-0" in one.evidence[0]
+    assert "nothing listens there" in one.evidence[0]
+
+
+def test_some_ports_only() -> None:
+    first, second = free_ports(2)
+    targets = [target(first), target(second)]
+    with listen("b", targets[:1]):
+        [one] = found(targets)
+    assert one.value == f"b at 127.0.0.2, port {second}: refused"
+    assert one.fix == f"open TCP {second} on b: other ports of it are reached"
+
+
+def test_another_machine_at_the_same_address() -> None:
+    [port] = free_ports(1)
+    with listen("docker0-of-a", [target(port, node="docker0-of-a")]):
+        [one] = found([target(port)])
+    assert one.status == "failed"
+    assert "docker0-of-a answers instead" in one.value
+
+
+def test_after_the_start_it_is_enough_that_somebody_answers() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as engine:
+        [one] = found([target(engine.getsockname()[1])], greeted=False)
+    assert one.status == "ok"
+
+
+def test_ports_are_free_for_the_engines_at_once() -> None:
+    [port] = free_ports(1)
+    targets = [target(port)]
+    with listen("b", targets):
+        assert found(targets)[0].status == "ok"
+        # One that is still connected when the listener ends.
+        lingering = socket.create_connection(("127.0.0.2", port))
+    with lingering, socket.socket() as engine:
+        engine.bind(("127.0.0.2", port))
+
+
+def test_nothing_is_left_of_a_listener() -> None:
+    [port] = free_ports(1)
+    before = threading.active_count()
+    with pytest.raises(KeyError), listen("b", [target(port)]):
+        raise KeyError
+    assert threading.active_count() == before
+    assert found([target(port)])[0].status == "failed"
+
+
+def test_a_port_that_cannot_be_listened_on() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as owner:
+        port = owner.getsockname()[1]
+        targets = [target(port), target(port, address="192.0.2.99", purpose="bootstrap of prefill-0")]
+        with listen("b", targets) as listening:
+            taken, foreign = listening.findings
+    assert listening.bound == ()
+    assert (taken.status, foreign.status) == ("warning", "failed")
+    assert foreign.value.startswith(f"192.0.2.99:{port} (bootstrap of prefill-0) cannot be listened on")
+    assert "the node does not have this address" in str(foreign.fix)
+
+
+def test_many_connections_at_once() -> None:
+    [port] = free_ports(1)
+    targets = [target(port, purpose=f"port {n}") for n in range(600)]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 600
+    with listen("b", targets):
+        [one] = found(targets)
+    assert one.status == "ok", one.evidence
+
+
+_CODE = """
+import asyncio
+from pdserve.preflight.cross_node import Target
+from pdserve.preflight.reach import connect
+from pydantic import TypeAdapter
+from pdserve.preflight.finding import Finding
+targets = [Target(source="a", node=a, address=a, port=9, purpose="x") for a in %r]
+found = asyncio.run(connect("a", targets, deadline=0.5))
+print(TypeAdapter(list[Finding]).dump_json(found).decode())
+"""
+
+
+def test_what_a_cut_network_says() -> None:
+    """No route into the network, a host that is rejected, and one that swallows everything."""
+    said = in_namespace(
+        _CODE % (["10.7.0.1", "10.9.0.66", "10.9.0.2"],),
+        network=[
+            "link add net0 type veth peer name peer0",
+            "link set net0 up",
+            "link set peer0 up",
+            "addr add 10.9.0.1/24 dev net0",
+            "route add unreachable 10.9.0.66/32",
+            "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev net0",
+        ],
+    )
+    findings = [Finding.model_validate(one) for one in said]
+    assert [one.value for one in findings] == [
+        "10.7.0.1 at 10.7.0.1, port 9: network unreachable",
+        "10.9.0.66 at 10.9.0.66, port 9: no route to host",
+        "10.9.0.2 at 10.9.0.2, port 9: no answer within 0.5 s",
+    ]
+    assert "no route into that network" in findings[0].evidence[0]
+    assert "its link is down" in findings[1].evidence[0]
+    assert "a firewall drops it" in findings[2].evidence[0]
+    assert all("network" in str(one.fix) for one in findings)
