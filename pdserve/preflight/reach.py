@@ -20,7 +20,9 @@ from pdserve.preflight.finding import Finding
 
 DEADLINE_SECONDS = 3.0
 """For one connection. A node whose link is down shows after 3 s as "no route" (its ARP), on the first try."""
-_AT_ONCE = 128
+_AT_ONCE = 256
+"""Connections of one node: far from the 1024 open files that a process may have to live with."""
+_MOST_EVIDENCE = 8
 _GREETING = "pdserve preflight "
 _LINE_LIMIT = 512
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -130,15 +132,27 @@ class Tried(NamedTuple):
 async def try_all(
     targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Tried]:
-    """Connects to every target, some at once. `greeted`: a `listen` is at the other end, so who answers is compared;
-    otherwise it is enough that somebody does."""
+    """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
+    otherwise it is enough that somebody does.
+
+    A node whose first port gives no answer at all is not waited for on all its others.
+    """
     gate = asyncio.Semaphore(_AT_ONCE)
+    nodes: dict[tuple[str, str], list[Target]] = {}
+    for target in targets:
+        nodes.setdefault((target.source, target.node), []).append(target)
 
     async def one(target: Target) -> Tried:
         async with gate:
             return await _try(target, deadline, greeted)
 
-    return list(await asyncio.gather(*(one(target) for target in targets)))
+    async def node(ports: Sequence[Target]) -> list[Tried]:
+        first = await one(ports[0])
+        if first.cause == _DROPPED:
+            return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
+        return [first, *await asyncio.gather(*(one(port) for port in ports[1:]))]
+
+    return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
 
 
 async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
@@ -215,10 +229,17 @@ def _pair(source: str, node: str, tried: Sequence[Tried]) -> Finding:
         value=f"{node} at {address}, {shown}: {problems}",
         need=need,
         fix=fix,
-        evidence=tuple(
-            f"{one.target.address}:{one.target.port} ({one.target.purpose}): {one.problem}; {one.cause}" for one in bad
-        ),
+        evidence=_evidence(bad),
     )
+
+
+def _evidence(bad: Sequence[Tried]) -> tuple[str, ...]:
+    lines = [
+        f"{one.target.address}:{one.target.port} ({one.target.purpose}): {one.problem}; {one.cause}"
+        for one in bad[:_MOST_EVIDENCE]
+    ]
+    more = len(bad) - len(lines)
+    return (*lines, f"and {more} more") if more else tuple(lines)
 
 
 def _ports(tried: Collection[Tried]) -> str:

@@ -118,25 +118,25 @@ from pdserve.preflight.cross_node import Target
 from pdserve.preflight.reach import connect
 from pydantic import TypeAdapter
 from pdserve.preflight.finding import Finding
-targets = [Target(source="a", node=a, address=a, port=9, purpose="x") for a in %r]
+targets = [Target(source="a", node=a, address=a, port=p, purpose="x") for a in %r for p in %r]
 found = asyncio.run(connect("a", targets, deadline=0.5))
 print(TypeAdapter(list[Finding]).dump_json(found).decode())
 """
 
 
+_CUT = (
+    "link add net0 type veth peer name peer0",
+    "link set net0 up",
+    "link set peer0 up",
+    "addr add 10.9.0.1/24 dev net0",
+    "route add unreachable 10.9.0.66/32",
+    "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev net0",
+)
+
+
 def test_what_a_cut_network_says() -> None:
     """No route into the network, a host that is rejected, and one that swallows everything."""
-    said = in_namespace(
-        _CODE % (["10.7.0.1", "10.9.0.66", "10.9.0.2"],),
-        network=[
-            "link add net0 type veth peer name peer0",
-            "link set net0 up",
-            "link set peer0 up",
-            "addr add 10.9.0.1/24 dev net0",
-            "route add unreachable 10.9.0.66/32",
-            "neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev net0",
-        ],
-    )
+    said = in_namespace(_CODE % (["10.7.0.1", "10.9.0.66", "10.9.0.2"], [9]), network=_CUT)
     findings = [Finding.model_validate(one) for one in said]
     assert [one.value for one in findings] == [
         "10.7.0.1 at 10.7.0.1, port 9: network unreachable",
@@ -147,3 +147,13 @@ def test_what_a_cut_network_says() -> None:
     assert "its link is down" in findings[1].evidence[0]
     assert "a firewall drops it" in findings[2].evidence[0]
     assert all("network" in str(one.fix) for one in findings)
+
+
+def test_a_node_that_swallows_everything_is_not_waited_for_on_each_port() -> None:
+    [said] = in_namespace(_CODE % (["10.9.0.2"], [*range(1, 501)]), network=_CUT)
+    one = Finding.model_validate(said)
+    assert one.value == "10.9.0.2 at 10.9.0.2, 500 of 500 ports: no answer within 0.5 s, not tried"
+    assert one.fix is not None
+    assert one.fix.endswith("open TCP 1-500")
+    assert len(one.evidence) == 9
+    assert one.evidence[-1] == "and 492 more"
