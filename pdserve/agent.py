@@ -20,6 +20,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import sys
 from collections.abc import Coroutine, Mapping
 from itertools import groupby
@@ -96,7 +97,7 @@ class Agent:
         guard, agent = procfs.identify(os.getppid()), procfs.identify(os.getpid())
         assert guard is not None
         assert agent is not None
-        self._emit(Hello(node=self._node, agent=agent, guard=guard))
+        self._emit(Hello(node=self._node, agent=agent, guard=guard, hostname=socket.gethostname()))
         self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
         if self._pulse is not None and self._lease is not None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.errors import StateError
 from pdserve.plan.model import Plan
+from pdserve.protocol import Method
 from pdserve.rundir import RunDir
 
 POLL_SECONDS = 0.2
@@ -47,7 +48,18 @@ class Apply(_Request):
     replace: bool = False
 
 
-Request = Down | Restart | Apply
+class Fetch(_Request):
+    """Make an HTTP request on a node, where LMCache listens on loopback only. The reply's message is the Answered."""
+
+    verb: Literal["fetch"] = "fetch"
+    node: str
+    method: Method
+    url: str
+    body: str | None = None
+    seconds: float
+
+
+Request = Down | Restart | Apply | Fetch
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="verb")])
 
 

@@ -7,7 +7,7 @@ Read-only. A process that does not answer, or answers something else, is a snaps
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import httpx
@@ -99,9 +99,9 @@ class SaltUse:
     chunks_read: int
 
 
-def view_client() -> httpx.AsyncClient:
+def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) -> httpx.AsyncClient:
     """A client for snapshots: short timeouts, and never through a proxy of the environment."""
-    return httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS)
+    return httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS, mounts=mounts)
 
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:

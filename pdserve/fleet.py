@@ -174,7 +174,7 @@ class Fleet:
         """One event of an agent: state, history, proxy, and on to `troubles` if somebody must decide."""
         match event:
             case Hello():
-                self.state.nodes[event.node] = NodeState(agent=event.agent, guard=event.guard)
+                self.state.nodes[event.node] = NodeState(agent=event.agent, guard=event.guard, hostname=event.hostname)
                 self.record("agent", node=event.node, pid=event.agent.pid)
             case Gone():
                 self._lost(event)

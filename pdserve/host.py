@@ -35,6 +35,11 @@ def local_node(platform: str) -> Node:
     return Node(name=socket.gethostname().partition(".")[0] or "localhost", devices=devices(platform))
 
 
+def is_here(hostname: str) -> bool:
+    """Whether that is this machine."""
+    return hostname == socket.gethostname()
+
+
 def devices(platform: str) -> tuple[int, ...]:
     """Device ids that the kernel driver shows. Empty on CPU and where there is no driver."""
     if platform == "cuda":

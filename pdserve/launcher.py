@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pdserve import control
 from pdserve.canary import one_token
-from pdserve.control import Apply, Down, Reply, Request, Restart
+from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.failure import not_attached, start_error
 from pdserve.fleet import Fleet
@@ -28,7 +28,7 @@ from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
 from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.recovery import Recovery
-from pdserve.rundir import RunDir
+from pdserve.rundir import BEAT_SECONDS, RunDir
 from pdserve.state import DeploymentState, Phase
 from pdserve.torch_fallback import without_kernels
 from pdserve.transport.link import AgentLink
@@ -304,9 +304,13 @@ class Launcher:
     # Requests ------------------------------------------------------------------------------------------------------
 
     async def _take_requests(self) -> None:
+        said = 0.0
         while True:
             if self._fleet.behind:
                 self._fleet.save()
+            if time.monotonic() - said >= BEAT_SECONDS:
+                said = time.monotonic()
+                self._run_dir.say_alive()
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
                 for name, request in control.take(self._run_dir):
@@ -317,6 +321,8 @@ class Launcher:
         if isinstance(request, Down):
             self._down_requests.append(name)
             self._asked_to_stop()
+        elif isinstance(request, Fetch):
+            self._errand(self._reply(name, self._fetch(request)))
         elif self._state.phase in ("starting", "draining"):
             busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
             control.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
@@ -329,9 +335,18 @@ class Launcher:
         if isinstance(request, Apply):
             await work
         else:
-            errand = asyncio.create_task(work)
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+            self._errand(work)
+
+    def _errand(self, work: Coroutine[Any, Any, None]) -> None:
+        errand = asyncio.create_task(work)
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+    async def _fetch(self, request: Fetch) -> Reply:
+        if (link := self._fleet.links.get(request.node)) is None:
+            raise StateError(f"the agent of {request.node} is gone")
+        answer = await link.ask(request.method, request.url, body=request.body, seconds=request.seconds)
+        return Reply(exit_code=0, message=answer.model_dump_json())
 
     async def _reply(self, name: str, work: Coroutine[Any, Any, Reply]) -> None:
         try:

@@ -7,6 +7,7 @@ killed at once (a process group, the OOM killer), this is what is left to clear 
 from __future__ import annotations
 
 from pdserve import procfs
+from pdserve.host import is_here
 from pdserve.process import MARKER, stop_family
 from pdserve.procfs import ProcessId
 from pdserve.rundir import RunDir
@@ -17,9 +18,15 @@ _GRACE_SECONDS = 5.0
 
 
 def recorded(state: DeploymentState) -> dict[str, ProcessId]:
-    """Every process of the record, supervisors last."""
-    found = {name: process.id for name, process in state.processes.items() if process.id is not None}
-    for node, agents in state.nodes.items():
+    """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
+    there the agents' leases end what is left."""
+    nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname)}
+    found = {
+        name: process.id
+        for name, process in state.processes.items()
+        if process.id is not None and process.node in nodes
+    }
+    for node, agents in nodes.items():
         found[f"agent@{node}"] = agents.agent
         found[f"guard@{node}"] = agents.guard
     return found

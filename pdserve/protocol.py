@@ -88,6 +88,7 @@ class Hello(Message):
     node: str
     agent: ProcessId
     guard: ProcessId
+    hostname: str
 
 
 class Started(Message):

@@ -4,6 +4,7 @@
     <home>/<deployment>/<run id>/
         recipe.yaml  plan.json  versions.json      written before anything starts
         state.json                                 the launcher's view, replaced atomically
+        beat                                       when the launcher last said that it lives
         events.jsonl                               the history: what started, became ready, died, was restarted
         logs/<process>@<node>.log                  one a process, from the first byte
         diagnostics/  patches/  inbox/             snapshots of hung processes; patch records; requests to the launcher
@@ -13,6 +14,7 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,8 +28,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pdserve.errors import StateError
+from pdserve.host import is_here
 from pdserve.plan.model import Plan
 from pdserve.state import DeploymentState
+
+BEAT_SECONDS = 2.0
+"""How often a launcher says that it lives."""
+_LIVES_SECONDS = 30.0
+"""A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -53,6 +61,7 @@ class RunDir:
         self.versions = path / "versions.json"
         self.state = path / "state.json"
         self.events = path / "events.jsonl"
+        self.beat = path / "beat"
         self.logs = path / "logs"
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"
@@ -111,6 +120,11 @@ class RunDir:
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         temporary.write_text(text)
         temporary.rename(file)
+
+    def say_alive(self) -> None:
+        """The launcher's sign of life. One that cannot be written is tried again the next time."""
+        with contextlib.suppress(OSError):
+            self.write(self.beat, f"{time.time():.3f}\n")
 
     def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Adds a line to the history and returns it. `at` is wall-clock seconds."""
@@ -222,10 +236,22 @@ def _no_record(where: Path, error: OSError) -> StateError:
     return StateError("the record of deployments cannot be read", where=str(where), cause=str(error))
 
 
-def serves(run: RunDir) -> bool:
-    """Whether the launcher of a run lives. One whose record cannot be read is asked for by its name."""
+def lives(run: RunDir, state: DeploymentState) -> bool:
+    """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
+    sign of life, up to half a minute late."""
+    if is_here(state.host):
+        return state.launcher.alive()
     try:
-        return run.read_state().launcher.alive()
+        last = float(run.beat.read_text())
+    except (OSError, ValueError):
+        return False
+    return state.phase not in ("stopped", "failed") and abs(time.time() - last) < _LIVES_SECONDS
+
+
+def serves(run: RunDir) -> bool:
+    """The same of a run whose record may not be there: that one is asked for by its name."""
+    try:
+        return lives(run, run.read_state())
     except StateError:
         return False
 

@@ -42,6 +42,8 @@ class NodeState(BaseModel):
 
     agent: ProcessId
     guard: ProcessId
+    hostname: str
+    """Of the machine on which both of them, and the PIDs of its processes, are."""
     lost: str = ""
     """Why the launcher no longer hears it; empty while it does."""
 

@@ -7,12 +7,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot, view_client
+from pdserve.elsewhere import client, seen_from_here
+from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.host import is_here
 from pdserve.leftovers import living
 from pdserve.patched import records
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
-from pdserve.rundir import RunDir
+from pdserve.rundir import RunDir, lives
 from pdserve.state import DeploymentState
 
 LOST = "lost"
@@ -31,6 +33,7 @@ class StatusView:
     """Recorded processes that live although the launcher is gone."""
     engines: dict[str, EngineSnapshot] = field(default_factory=dict)
     caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
+    launcher_lives: bool = False
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
 
@@ -80,26 +83,31 @@ class StatusView:
 def look(run: RunDir) -> StatusView:
     """Reads the run directory and asks the live endpoints; what does not answer says so in its row."""
     state, plan = run.read_state(), run.read_plan()
-    alive = state.launcher.alive()
+    alive = lives(run, state)
+    here = {name for name, node in state.nodes.items() if is_here(node.hostname)}
     over = state.phase in ("stopped", "failed")
     phase = state.phase if alive or over else LOST
     if not alive:
         for process in state.processes.values():
-            if process.id is None or not process.id.alive():
+            if process.node not in here or process.id is None or not process.id.alive():
                 process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
         return StatusView(state, plan, phase, str(run.path), living(state))
     for process in state.processes.values():
-        if process.phase in ("ready", "degraded") and process.id is not None and not process.id.alive():
+        if process.node not in here or process.phase not in ("ready", "degraded"):
+            continue
+        if process.id is not None and not process.id.alive():
             process.phase = "dead"
             process.note = "its PID is gone; the launcher has not said so"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
-    engines, caches = asyncio.run(_ask(state, plan))
+    engines, caches = asyncio.run(_ask(run, state, seen_from_here(plan, state)))
     patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
-    return StatusView(state, plan, phase, str(run.path), [], engines, caches, patches)
+    return StatusView(state, plan, phase, str(run.path), [], engines, caches, True, patches)
 
 
-async def _ask(state: DeploymentState, plan: Plan) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
+async def _ask(
+    run: RunDir, state: DeploymentState, plan: Plan
+) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
     def answers(name: str) -> bool:
         return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
 
@@ -109,9 +117,9 @@ async def _ask(state: DeploymentState, plan: Plan) -> tuple[dict[str, EngineSnap
         if isinstance(process.probe, HttpProbe) and process.role != "proxy" and answers(process.name)
     }
     caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
-    async with view_client() as client:
+    async with client(run, state) as everywhere:
         seen, kept = await asyncio.gather(
-            asyncio.gather(*(engine_snapshot(url, client) for url in engines.values())),
-            asyncio.gather(*(lmcache_snapshot(url, client) for url in caches.values())),
+            asyncio.gather(*(engine_snapshot(url, everywhere) for url in engines.values())),
+            asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in caches.values())),
         )
     return dict(zip(engines, seen, strict=True)), dict(zip(caches, kept, strict=True))

@@ -17,10 +17,12 @@ MODULES = {
 FLOORS = [
     # From the top. A module may import from its own room and from floors below it.
     {"pdserve.cli"},
-    {"pdserve.running"},
+    {"pdserve.running", "pdserve.survey"},
+    {"pdserve.candidates", "pdserve.scout"},
     {"pdserve.launcher"},
     {"pdserve.recovery"},
     {"pdserve.verify", "pdserve.status_view", "pdserve.failure", "pdserve.record", "pdserve.preflight"},
+    {"pdserve.elsewhere"},
     {"pdserve.fleet", "pdserve.leftovers", "pdserve.control", "pdserve.engine_env"},
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
     {"pdserve.patched", "pdserve.torch_fallback"},

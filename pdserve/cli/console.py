@@ -44,6 +44,11 @@ class Console:
         for warning in dict.fromkeys(warnings):
             self._err.print(Text(f"warning: {warning}", style="yellow"))
 
+    def say(self, *lines: str) -> None:
+        """Lines that are no events."""
+        for line in lines:
+            self._line(line)
+
     def begin(self, run: RunDir) -> None:
         """The head: what starts, where it is recorded."""
         self._run = run

@@ -10,9 +10,10 @@ import typer
 
 from pdserve.control import Down, ask
 from pdserve.errors import StateError
+from pdserve.host import is_here
 from pdserve.leftovers import living, stop_left
 from pdserve.process import pid_end
-from pdserve.rundir import RunDir, find, home
+from pdserve.rundir import RunDir, find, home, lives
 from pdserve.state import DeploymentState
 
 _DOWN_SECONDS = 300.0
@@ -23,9 +24,10 @@ def run(name: str | None) -> None:
     """Raises StateError when there is nothing to stop, or something of it cannot be stopped."""
     found = find(home(os.environ), name)
     state = found.read_state()
-    if state.launcher.alive():
-        ask(found, Down(), seconds=_DOWN_SECONDS, alive=state.launcher.alive)
-        asyncio.run(pid_end(state.launcher.pid))
+    if lives(found, state):
+        ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
+        if is_here(state.host):
+            asyncio.run(pid_end(state.launcher.pid))
         typer.echo(f"{state.name}: stopped")
         return
     if living(state):
@@ -45,7 +47,8 @@ def run(name: str | None) -> None:
 
 async def _clear(state: DeploymentState, run: RunDir) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
-    waits = (pid_end(one.pid) for node in state.nodes.values() for one in (node.agent, node.guard) if one.alive())
+    here = [node for node in state.nodes.values() if is_here(node.hostname)]
+    waits = (pid_end(one.pid) for node in here for one in (node.agent, node.guard) if one.alive())
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
     await stop_left(state, run)

@@ -8,7 +8,7 @@ import os
 import typer
 
 from pdserve.errors import StateError
-from pdserve.rundir import RunDir, deployments, home
+from pdserve.rundir import RunDir, deployments, home, lives
 
 
 def _now(found: RunDir) -> dict[str, str]:
@@ -16,7 +16,7 @@ def _now(found: RunDir) -> dict[str, str]:
         state = found.read_state()
     except StateError:
         return {"phase": "unreadable", "endpoint": ""}
-    known = state.launcher.alive() or state.phase in ("stopped", "failed")
+    known = lives(found, state) or state.phase in ("stopped", "failed")
     return {"phase": state.phase if known else "lost", "endpoint": state.endpoint}
 
 

@@ -12,7 +12,15 @@ import typer
 from typer.core import TyperGroup
 
 from pdserve import __version__
-from pdserve.cli.options import JsonOption, NameArgument, RecipeArgument, SetOption, UnsetOption
+from pdserve.cli.options import (
+    ClusterOption,
+    JsonOption,
+    NameArgument,
+    RecipeArgument,
+    SetOption,
+    ThisMachineOption,
+    UnsetOption,
+)
 from pdserve.errors import PdserveError
 
 _SIGPIPE_EXIT = 141
@@ -63,13 +71,28 @@ def up(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also restart running engines whose command has changed.")
     ] = False,
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
-    """Bring a deployment up: LMCache, engines, proxy; prove it with a token; serve until Ctrl-C."""
+    """Bring a deployment up: LMCache, engines, proxy; prove it with a token; serve until Ctrl-C.
+
+    Inside a Slurm job it uses the job's nodes, with --cluster those of a file, otherwise this machine.
+    """
     from pdserve.cli.up import run
 
-    run(recipe, set_ or [], unset or [], detach=detach, keep=keep_on_failure, dry_run=dry_run, replace=replace)
+    run(
+        recipe,
+        set_ or [],
+        unset or [],
+        detach=detach,
+        keep=keep_on_failure,
+        dry_run=dry_run,
+        replace=replace,
+        cluster=cluster,
+        this_machine=this_machine,
+    )
 
 
 @app.command()

@@ -16,4 +16,11 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the recipe: --set prefill.instances=2"),
 ]
 UnsetOption = Annotated[list[str] | None, typer.Option("--unset", metavar="KEY", help="Remove a key of the recipe.")]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="Hosts to use, reached by ssh; see clusters/example.yaml."),
+]
+ThisMachineOption = Annotated[
+    bool, typer.Option("--this-machine", help="Inside a Slurm job: use this machine only, without srun.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

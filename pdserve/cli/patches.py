@@ -21,7 +21,7 @@ from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.patches.registry import REGISTRY
-from pdserve.rundir import RunDir, find, home
+from pdserve.rundir import RunDir, find, home, lives
 
 _HERE = {"apply": "applies", "not-needed": "not needed", "unknown": "unknown code"}
 _STYLES = {"apply": "green", "not-needed": "dim", "unknown": "bold red"}
@@ -51,7 +51,7 @@ def _running(name: str | None) -> tuple[RunDir | None, Reports]:
         if name is not None:
             raise
         return None, {}
-    if not state.launcher.alive():
+    if not lives(found, state):
         return None, {}
     return found, {process.name: records(found, process.name) for process in plan.processes if process.patches}
 

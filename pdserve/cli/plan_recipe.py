@@ -35,10 +35,20 @@ def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
     return load_recipe(path, set_=set_, unset=unset, environ=os.environ)
 
 
-def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str, run_id: str) -> Planned:
-    """Plans for `nodes`, or for hypothetical ones of the recipe's own kind."""
+def plan_for(
+    loaded: LoadedRecipe,
+    nodes: Sequence[Node] | None,
+    *,
+    run_dir: str,
+    run_id: str,
+    versions: Versions | None = None,
+    python: str = sys.executable,
+) -> Planned:
+    """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
+    None: they are this machine, or like it. `python`: what runs pdserve's own processes there."""
     recipe = loaded.recipe
-    versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
+    if versions is None:
+        versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
     with located(loaded):
         plan = build_plan(
             recipe,
@@ -46,7 +56,7 @@ def plan_for(loaded: LoadedRecipe, nodes: Sequence[Node] | None, *, run_dir: str
             run_dir=run_dir,
             run_id=run_id,
             versions=versions,
-            python=sys.executable,
+            python=python,
             recipe_dir=str(loaded.path.parent.absolute()),
             model_config=_model_config(loaded),
         )

@@ -23,7 +23,7 @@ from pdserve.preflight.finding import Finding, Status, failed, of_error
 from pdserve.preflight.node_checks import check_node
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.rundir import find, home
+from pdserve.rundir import find, home, serves
 
 Look = Callable[[LoadedRecipe], Sequence[Finding]]
 """Plans the recipe for its nodes and returns the findings of all of them."""
@@ -64,7 +64,7 @@ def here(loaded: LoadedRecipe) -> list[Finding]:
 def _refuse_running(name: str) -> None:
     """Its ports and its memory are its own: every check would blame it."""
     try:
-        running = find(home(os.environ), name).read_state().launcher.alive()
+        running = serves(find(home(os.environ), name))
     except StateError:
         return
     if running:

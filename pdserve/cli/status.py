@@ -144,7 +144,7 @@ def _duration(seconds: float) -> str:
 
 def _open_ports(view: StatusView) -> list[str]:
     """What a running deployment leaves open; nothing of one that is over is."""
-    exposed = view.plan.exposed if view.left or view.state.launcher.alive() else ()
+    exposed = view.plan.exposed if view.left or view.launcher_lives else ()
     return [f"open without key: {_address(one)} {one.process}: {one.what}" for one in exposed]
 
 

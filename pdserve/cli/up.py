@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import secrets as random_secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
 
 from pdserve import procfs
+from pdserve.candidates import Candidates
 from pdserve.cli.console import Console
 from pdserve.cli.plan_recipe import Planned, load, located, plan_for
+from pdserve.cli.render import recipe_words
+from pdserve.cli.where import candidates, look
 from pdserve.control import Apply, ask
 from pdserve.engine_env import check_installed
 from pdserve.errors import StateError
 from pdserve.host import local_node
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
+from pdserve.preflight.finding import raise_failed
+from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
-from pdserve.rundir import RunDir, find, home, new_run_id
+from pdserve.rundir import RunDir, find, home, lives, new_run_id
 from pdserve.running import follow, run_here, start_detached
 
 _APPLY_MARGIN_SECONDS = 120.0
@@ -35,11 +40,18 @@ def run(
     keep: bool,
     dry_run: bool,
     replace: bool,
+    cluster: Path | None,
+    this_machine: bool,
 ) -> None:
     """Raises RecipeError, PreflightError, StartError, ServeError."""
     began = _process_start()
     root = home(os.environ)
     loaded = load(recipe or find(root, None).recipe, set_, unset)
+    words = recipe_words(loaded.path, set_, unset)
+    there, warnings = candidates(loaded, cluster, this_machine=this_machine, words=words)
+    if there is not None and not dry_run:
+        _many(loaded, there, root, warnings, detach=detach, keep=keep, replace=replace, began=began)
+        return
     node = local_node(loaded.recipe.platform)
     if dry_run:
         planned = plan_for(loaded, [node], run_dir="run", run_id="dry-run")
@@ -61,7 +73,50 @@ def run(
     key = random_secrets.token_urlsafe(32)
     secrets = resolve_secrets(planned.plan, os.environ, key)
     run = RunDir.create(root, loaded.recipe.name, run_id)
-    record_run(run, planned.plan, loaded.to_yaml(model_path=planned.plan.model_path), planned.versions)
+    _bring_up(run, planned, key, secrets, console, detach=detach, keep=keep, began=began)
+
+
+def _many(
+    loaded: LoadedRecipe,
+    there: Candidates,
+    root: Path,
+    warnings: Sequence[str],
+    *,
+    detach: bool,
+    keep: bool,
+    replace: bool,
+    began: float,
+) -> None:
+    """On other machines: all are looked at before anything starts, into the run directory that they share."""
+    if (running := _running(root, loaded.recipe.name)) is not None:
+        seen = look(loaded, there, running)
+        _apply(running, seen.planned, replace=replace)
+        return
+    run = RunDir.create(root, loaded.recipe.name, new_run_id())
+    seen = look(loaded, there, run)
+    console = Console(seen.planned.plan)
+    console.warn([*loaded.warnings, *warnings, *seen.planned.plan.warnings])
+    console.warn([finding.line().removeprefix("warning: ") for finding in seen.findings if finding.status == "warning"])
+    console.say(f"{there.origin}: {len(there.machines)} node(s)", *seen.addresses)
+    with located(loaded):
+        raise_failed(seen.findings)
+    key = random_secrets.token_urlsafe(32)
+    secrets = resolve_secrets(seen.planned.plan, os.environ, key)
+    _bring_up(run, seen.planned, key, secrets, console, detach=detach, keep=keep, began=began)
+
+
+def _bring_up(
+    run: RunDir,
+    planned: Planned,
+    key: str,
+    secrets: Mapping[str, str],
+    console: Console,
+    *,
+    detach: bool,
+    keep: bool,
+    began: float,
+) -> None:
+    record_run(run, planned.plan, planned.loaded.to_yaml(model_path=planned.plan.model_path), planned.versions)
     run.save_key(key)
     console.begin(run)
     if detach:
@@ -78,7 +133,7 @@ def _running(root: Path, name: str) -> RunDir | None:
     """The current run of that name, if its launcher lives."""
     try:
         run = find(root, name)
-        return run if run.read_state().launcher.alive() else None
+        return run if lives(run, run.read_state()) else None
     except StateError:
         return None
 
@@ -103,7 +158,7 @@ def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:
         run,
         Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
         seconds=timeouts.lmcache_seconds + timeouts.engine_seconds + _APPLY_MARGIN_SECONDS,
-        alive=launcher.alive,
+        alive=lambda: lives(run, run.read_state()),
     )
     if reply.exit_code:
         typer.echo(f"error: {reply.message}", err=True)

@@ -13,8 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pdserve.elsewhere import client, seen_from_here
 from pdserve.errors import StateError
-from pdserve.rundir import find, home
+from pdserve.host import is_here
+from pdserve.plan.model import Plan
+from pdserve.rundir import RunDir, find, home, lives
+from pdserve.state import DeploymentState
 from pdserve.verify import Report, run_proofs
 
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
@@ -24,9 +28,9 @@ def run(name: str | None, *, as_json: bool) -> None:
     """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that."""
     found = find(home(os.environ), name)
     state, plan = found.read_state(), found.read_plan()
-    if not state.launcher.alive() or state.phase not in ("ready", "degraded"):
+    if not lives(found, state) or state.phase not in ("ready", "degraded"):
         raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
-    report = asyncio.run(run_proofs(plan, engine_key=found.read_key()))
+    report = asyncio.run(_prove(found, state, plan))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     elif sys.stdout.isatty():
@@ -34,6 +38,16 @@ def run(name: str | None, *, as_json: bool) -> None:
     else:
         _plain(report)
     report.raise_for_status()
+
+
+async def _prove(found: RunDir, state: DeploymentState, plan: Plan) -> Report:
+    if not is_here(state.host):
+        raise StateError(
+            f"{state.name} is proven from {state.host}, where its key is",
+            todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve verify, or by ssh",
+        )
+    async with client(found, state) as everywhere:
+        return await run_proofs(seen_from_here(plan, state), engine_key=found.read_key(), client=everywhere)
 
 
 def _numbers(numbers: Mapping[str, object]) -> str:

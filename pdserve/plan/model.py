@@ -28,8 +28,8 @@ class Node(Frozen):
     """What hostname says there; None: not known, because nobody has looked."""
     reach: Reach = Local()
     """How its agent is started."""
-    python: str | None = None
-    """The interpreter that runs the agent there; None: the launcher's own, which all nodes share."""
+    command: tuple[str, ...] = ()
+    """What runs the agent there: an interpreter, or a container with one. (): the launcher's own interpreter."""
 
 
 class HttpProbe(Frozen):

@@ -29,6 +29,8 @@ class Srun(Frozen):
     """The job's id."""
     kill_wait: float
     """Seconds from the TERM of scancel, or of the time limit, to its KILL (KillWait of slurm.conf)."""
+    options: tuple[str, ...] = ()
+    """Of a container (pyxis)."""
 
 
 class Ssh(Frozen):
@@ -67,6 +69,7 @@ def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[s
                 "--mpi=none",
                 "--export=ALL",
                 "--unbuffered",
+                *reach.options,
                 *argv,
             )
         case Ssh():

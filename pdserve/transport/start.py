@@ -25,7 +25,8 @@ def open_agent(
     """
     remote = not isinstance(node.reach, Local)
     argv = [
-        *(node.python or sys.executable, "-m", "pdserve.agent"),
+        *(node.command or (sys.executable,)),
+        *("-m", "pdserve.agent"),
         *("--node", node.name, "--run-dir", str(run_dir), "--run-id", run_id),
     ]
     if remote:

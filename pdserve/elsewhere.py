@@ -1,0 +1,75 @@
+"""What listens on the loopback of another node, read through the launcher and the agent there.
+
+Such a URL has the host `NODE.pdserve`, which exists for this client only: two nodes have the same loopback address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from pdserve.control import Fetch, ask
+from pdserve.engine_view import view_client
+from pdserve.errors import StateError
+from pdserve.host import is_here
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.protocol import Answered
+from pdserve.rundir import RunDir, lives
+from pdserve.state import DeploymentState
+
+_SUFFIX = ".pdserve"
+_DEFAULT_SECONDS = 5.0
+_MARGIN_SECONDS = 10.0
+
+
+def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
+    """The plan with the URLs of LMCache servers as `client` can reach them from this machine."""
+
+    def seen(server: LmcacheServer) -> LmcacheServer:
+        node = plan.process(server.process).node
+        if node not in state.nodes or is_here(state.nodes[node].hostname):
+            return server
+        port = urlsplit(server.http_url).port
+        return server.model_copy(update={"http_url": f"http://{node}{_SUFFIX}:{port}"})
+
+    return plan.model_copy(update={"lmcache": tuple(map(seen, plan.lmcache))})
+
+
+def client(run: RunDir, state: DeploymentState) -> httpx.AsyncClient:
+    """For the URLs of `seen_from_here`, and for all others as ever."""
+    return view_client({f"all://*{_SUFFIX}": _ThroughLauncher(run, state)})
+
+
+class _ThroughLauncher(httpx.AsyncBaseTransport):
+    def __init__(self, run: RunDir, state: DeploymentState) -> None:
+        self._run = run
+        self._state = state
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        node = request.url.host.removesuffix(_SUFFIX)
+        url = urlsplit(str(request.url))
+        seconds = float((request.extensions.get("timeout") or {}).get("read") or _DEFAULT_SECONDS)
+        fetch = Fetch(
+            node=node,
+            method="POST" if request.method == "POST" else "GET",
+            url=urlunsplit(url._replace(netloc=f"127.0.0.1:{url.port}")),
+            body=(await request.aread()).decode() or None,
+            seconds=seconds,
+        )
+
+        def launcher_lives() -> bool:
+            return lives(self._run, self._state)
+
+        try:
+            reply = await asyncio.to_thread(
+                ask, self._run, fetch, seconds=seconds + _MARGIN_SECONDS, alive=launcher_lives
+            )
+        except StateError as error:
+            raise httpx.ConnectError(error.what, request=request) from error
+        answer = Answered.model_validate(json.loads(reply.message))
+        if answer.status is None:
+            raise httpx.ConnectError(answer.error, request=request)
+        return httpx.Response(answer.status, content=answer.body, request=request)
