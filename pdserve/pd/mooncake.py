@@ -135,7 +135,8 @@ class Mooncake:
         return Legs(prefill, Leg(decode, head, decode_body, watch.poke))
 
     async def _first_event(self, legs: Legs, watch: Watch) -> None:
-        """Until decode's answer begins; a failure of prefill until then ends the wait at once."""
+        """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at
+        once."""
         prefill, decode = legs.prefill, legs.decode
         await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
         if not decode.settled:

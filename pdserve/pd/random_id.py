@@ -14,5 +14,5 @@ def new_id() -> str:
     """32 hex digits. The kernel is asked for many at once."""
     if not _stock:
         digits, width = os.urandom(_BYTES * _AT_ONCE).hex(), 2 * _BYTES
-        _stock.extend(digits[at : at + width] for at in range(0, len(digits), width))
+        _stock.extend([digits[at : at + width] for at in range(0, len(digits), width)])
     return _stock.pop()

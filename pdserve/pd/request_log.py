@@ -21,7 +21,8 @@ from pdserve.pd.settings import LogFormat
 
 Outcome = Literal["ok", "error", "cancelled", "rejected"]
 FLUSH_SECONDS = 0.25
-_FLUSH_LINES = 100
+_FLUSH_LINES = 32
+"""Rendering more at once would hold up what else the process does, and save nothing."""
 _MAX_TEXT = 256
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Text that needs no quotes: printable ASCII without blank, quote, equals sign and backslash."""
