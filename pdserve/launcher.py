@@ -19,6 +19,7 @@ from pdserve.canary import one_token
 from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.failure import not_attached, start_error
+from pdserve.failure_report import report
 from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
 from pdserve.lmcache_server import wait_attached
@@ -26,6 +27,7 @@ from pdserve.patched import records, unpatched
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
+from pdserve.preflight.cross_node import Target, side_channels
 from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.recovery import Recovery
 from pdserve.rundir import BEAT_SECONDS, RunDir
@@ -41,6 +43,7 @@ _HELLO_SECONDS = 20.0
 _FAR_HELLO_SECONDS = 120.0
 """On another node: a scheduler, a login and perhaps a container come before the agent."""
 _LEAVE_SECONDS = 60.0
+_REACH_SECONDS = 3.0
 
 
 class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
@@ -96,6 +99,7 @@ class Launcher:
         except PdserveError as failure:
             error = failure
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code)
+            self._leave_report(failure)
         finally:
             await self._recovery.settle()
             for errand in self._errands:
@@ -106,6 +110,12 @@ class Launcher:
         if error is not None:
             raise error
         return self._state.ready_at is not None
+
+    def _leave_report(self, error: PdserveError) -> None:
+        """Before the teardown, which changes what the processes are. A full disk must not hide the error itself."""
+        with contextlib.suppress(OSError):
+            events, _ = self._run_dir.read_events()
+            self._run_dir.write(self._run_dir.failure, report(error, self._state.name, self._state, events))
 
     def _asked_to_stop(self) -> None:
         """Signal handler: leaves a mark, the loop acts. A second signal shortens every grace to nothing."""
@@ -133,6 +143,7 @@ class Launcher:
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
             self._prove_patched(process.name for process in processes)
             await self._race(self._prove_attached())
+            await self._race(self._prove_reached())
             self._fleet.release_all()
             canary = await self._race(self._canary())
             self._set_phase("ready")
@@ -222,6 +233,40 @@ class Launcher:
         if (error := without_kernels(self._fleet.plan, self._run_dir)) is not None:
             raise error
         self._fleet.record("attached", servers={one.server: one.registered for one in found})
+
+    async def _prove_reached(self) -> None:
+        """Mooncake's side channels have ports that nobody can choose: only now can it be tried whether decodes on other
+        nodes reach them."""
+        plan = self._fleet.plan
+        asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
+        if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
+            return
+        targets: list[Target] = []
+        for worker in asked:
+            ask = self._fleet.on_node_of(worker.name)
+            answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
+            with contextlib.suppress(ValueError):  # a raw connector may say something else there
+                targets += side_channels(plan, worker.name, answer.body)
+        answers = await asyncio.gather(*(self._reaches(target) for target in targets))
+        if bad := [text for text in answers if text is not None]:
+            raise StartError(
+                f"{len(bad)} of {len(targets)} KV side channels cannot be reached from the node that needs them",
+                where=bad[0].partition(":")[0],
+                cause="a firewall between the nodes, or an address of another network",
+                todo="open all TCP ports between the nodes (these are random), or choose the network (network.cidr)",
+                evidence=tuple(bad),
+            )
+        if targets:
+            self._fleet.record("reached", side_channels=len(targets))
+
+    async def _reaches(self, target: Target) -> str | None:
+        """None, or what is wrong."""
+        link = self._fleet.links.get(target.source)
+        if link is None:
+            return f"{target.source}: its agent is gone"
+        url = f"tcp://{target.address}:{target.port}"
+        answer = await link.ask("CONNECT", url, seconds=_REACH_SECONDS)
+        return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
 
     async def _canary(self) -> float:
         plan = self._fleet.plan

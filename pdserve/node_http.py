@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pdserve.protocol import Answered, Ask
 
@@ -24,6 +26,8 @@ class NodeHttp:
         """Makes the request; never raises for what comes of it."""
         import httpx
 
+        if ask.method == "CONNECT":
+            return await _connected(ask)
         if self._client is None:
             # trust_env off: a proxy variable of the site must not stand between us and loopback.
             self._client = httpx.AsyncClient(trust_env=False)
@@ -48,3 +52,19 @@ class NodeHttp:
         """Closes the connections."""
         if self._client is not None:
             await self._client.aclose()
+
+
+async def _connected(ask: Ask) -> Answered:
+    url = urlsplit(ask.url)
+    try:
+        async with asyncio.timeout(ask.seconds):
+            _, writer = await asyncio.open_connection(url.hostname, url.port)
+    except TimeoutError:
+        return Answered(id=ask.id, status=None, error=f"no answer within {ask.seconds:g} s")
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Answered(id=ask.id, status=None, error=why, refused=isinstance(error, ConnectionRefusedError))
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return Answered(id=ask.id, status=200)

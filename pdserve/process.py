@@ -211,11 +211,11 @@ class Output(NamedTuple):
     err: str
 
 
-def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None) -> Output:
+def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None, stdin: str = "") -> Output:
     """Runs a short-lived tool to its end; never raises for what the tool does."""
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
+            list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
         )
     except OSError as error:
         return Output(None, "", error.strerror or str(error))

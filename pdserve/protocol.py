@@ -15,7 +15,8 @@ from pdserve.errors import AgentProtocolError
 from pdserve.plan.model import Process
 from pdserve.procfs import ProcessId
 
-Method = Literal["GET", "POST"]
+Method = Literal["GET", "POST", "CONNECT"]
+"""CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when somebody accepts."""
 
 
 class Message(BaseModel):

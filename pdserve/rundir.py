@@ -4,6 +4,7 @@
     <home>/<deployment>/<run id>/
         recipe.yaml  plan.json  versions.json      written before anything starts
         state.json                                 the launcher's view, replaced atomically
+        failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
         events.jsonl                               the history: what started, became ready, died, was restarted
         logs/<process>@<node>.log                  one a process, from the first byte
@@ -62,6 +63,7 @@ class RunDir:
         self.state = path / "state.json"
         self.events = path / "events.jsonl"
         self.beat = path / "beat"
+        self.failure = path / "failure.md"
         self.logs = path / "logs"
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"

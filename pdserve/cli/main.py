@@ -71,6 +71,9 @@ def up(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also restart running engines whose command has changed.")
     ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Submit the recipe's job to Slurm from here, wait for it and follow it.")
+    ] = False,
     cluster: ClusterOption = None,
     this_machine: ThisMachineOption = False,
     set_: SetOption = None,
@@ -80,6 +83,13 @@ def up(
 
     Inside a Slurm job it uses the job's nodes, with --cluster those of a file, otherwise this machine.
     """
+    if slurm:
+        from pdserve.cli.up_slurm import run as run_in_slurm
+
+        if recipe is None or cluster is not None or this_machine or dry_run or replace or keep_on_failure:
+            raise typer.BadParameter("--slurm takes a recipe, --set, --unset and --detach")
+        run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
+        return
     from pdserve.cli.up import run
 
     run(
@@ -163,12 +173,20 @@ def render(
 
 @app.command()
 def preflight(
-    recipe: RecipeArgument, json_: JsonOption = False, set_: SetOption = None, unset: UnsetOption = None
+    recipe: RecipeArgument,
+    json_: JsonOption = False,
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
 ) -> None:
-    """Check what the recipe needs of this machine, and start nothing. Exit 3 when something is missing."""
+    """Check what the recipe needs of every node, and start nothing. Exit 3 when something is missing.
+
+    The nodes are those that `up` would use: of the Slurm job, of --cluster, or this machine.
+    """
     from pdserve.cli.preflight import run
 
-    run(recipe, set_ or [], unset or [], as_json=json_)
+    run(recipe, set_ or [], unset or [], as_json=json_, cluster=cluster, this_machine=this_machine)
 
 
 @app.command()

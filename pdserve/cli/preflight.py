@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -13,7 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pdserve.candidates import Candidates
 from pdserve.cli.plan_recipe import Planned, load, plan_for
+from pdserve.cli.render import recipe_words
+from pdserve.cli.where import candidates, look
 from pdserve.engine_env import check_installed
 from pdserve.errors import PreflightError, StateError
 from pdserve.host import local_node
@@ -23,19 +27,29 @@ from pdserve.preflight.finding import Finding, Status, failed, of_error
 from pdserve.preflight.node_checks import check_node
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.rundir import find, home, serves
-
-Look = Callable[[LoadedRecipe], Sequence[Finding]]
-"""Plans the recipe for its nodes and returns the findings of all of them."""
+from pdserve.rundir import RunDir, find, home, new_run_id, serves
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
 
 
-def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, look: Look | None = None) -> None:
+def run(
+    recipe: Path,
+    set_: Sequence[str],
+    unset: Sequence[str],
+    *,
+    as_json: bool,
+    cluster: Path | None = None,
+    this_machine: bool = False,
+) -> None:
     """Prints what every node has and lacks; starts nothing. Exit 3 when a check has failed."""
     loaded = load(recipe, set_, unset)
-    findings = sorted((look or here)(loaded), key=lambda finding: _ORDER.index(finding.status))
+    words = recipe_words(recipe, set_, unset)
+    there, warnings = candidates(loaded, cluster, this_machine=this_machine, words=words)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    found = here(loaded) if there is None else elsewhere(loaded, there)
+    findings = sorted(found, key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     elif sys.stdout.isatty():
@@ -59,6 +73,16 @@ def here(loaded: LoadedRecipe) -> list[Finding]:
         *compare(planned.plan, {node.name: facts}),
         *check_node(planned.plan, node.name, facts=facts),
     ]
+
+
+def elsewhere(loaded: LoadedRecipe, there: Candidates) -> Sequence[Finding]:
+    """On all nodes of a job or of a cluster file, through a run directory that is gone afterwards."""
+    _refuse_running(loaded.recipe.name)
+    run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
+    try:
+        return look(loaded, there, run).findings
+    finally:
+        shutil.rmtree(run.path)
 
 
 def _refuse_running(name: str) -> None:

@@ -18,11 +18,12 @@ from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look
 from pdserve.control import Apply, ask
 from pdserve.engine_env import check_installed
-from pdserve.errors import StateError
+from pdserve.errors import PdserveError, StateError
+from pdserve.failure_report import report
 from pdserve.host import local_node
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
-from pdserve.preflight.finding import raise_failed
+from pdserve.preflight.finding import of_several_nodes, raise_failed
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
 from pdserve.rundir import RunDir, find, home, lives, new_run_id
@@ -93,15 +94,20 @@ def _many(
         _apply(running, seen.planned, replace=replace)
         return
     run = RunDir.create(root, loaded.recipe.name, new_run_id())
-    seen = look(loaded, there, run)
-    console = Console(seen.planned.plan)
-    console.warn([*loaded.warnings, *warnings, *seen.planned.plan.warnings])
-    console.warn([finding.line().removeprefix("warning: ") for finding in seen.findings if finding.status == "warning"])
-    console.say(f"{there.origin}: {len(there.machines)} node(s)", *seen.addresses)
-    with located(loaded):
-        raise_failed(seen.findings)
-    key = random_secrets.token_urlsafe(32)
-    secrets = resolve_secrets(seen.planned.plan, os.environ, key)
+    try:
+        seen = look(loaded, there, run)
+        console = Console(seen.planned.plan)
+        console.warn([*loaded.warnings, *warnings, *seen.planned.plan.warnings])
+        strange = [finding for finding in seen.findings if finding.status == "warning"]
+        console.warn([finding.line().removeprefix("warning: ") for finding in of_several_nodes(strange)])
+        console.say(f"{there.origin}: {len(there.machines)} node(s)", *seen.addresses)
+        with located(loaded):
+            raise_failed(seen.findings)
+        key = random_secrets.token_urlsafe(32)
+        secrets = resolve_secrets(seen.planned.plan, os.environ, key)
+    except PdserveError as error:
+        run.write(run.failure, report(error, loaded.recipe.name, None, ()))
+        raise
     _bring_up(run, seen.planned, key, secrets, console, detach=detach, keep=keep, began=began)
 
 

@@ -76,6 +76,14 @@ def of_error(node: str, check: Check, need: str, error: PdserveError) -> Finding
     )
 
 
+def of_several_nodes(findings: Iterable[Finding]) -> list[Finding]:
+    """The same finding of several nodes becomes one, with all their names."""
+    nodes: dict[Finding, list[str]] = {}
+    for finding in findings:
+        nodes.setdefault(finding.model_copy(update={"node": ""}), []).append(finding.node)
+    return [finding.model_copy(update={"node": ", ".join(names)}) for finding, names in nodes.items()]
+
+
 def failed(findings: Iterable[Finding]) -> list[Finding]:
     """Those that keep the plan from being started."""
     return [finding for finding in findings if finding.status == "failed"]

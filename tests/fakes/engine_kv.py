@@ -71,6 +71,8 @@ class Producer:
         self.delivered = 0
         self.expired = self.late = 0
         """Only NIXL has leases."""
+        self.side_channel = "tcp://127.0.0.1:1"
+        """Where upstream's worker would be asked to send; here it only accepts connections."""
         self.changed: Callable[[], None] = lambda: None
         """Called whenever KV is kept or delivered: whoever waits for the fake's state looks again."""
 
@@ -94,7 +96,7 @@ class Producer:
         """The bootstrap server's requests."""
         if request.path == "/query":
             body = {
-                str(rank): {"engine_id": engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}
+                str(rank): {"engine_id": engine_id, "worker_addr": {"0": {"0": self.side_channel}}}
                 for rank, engine_id in enumerate(self.engine_ids)
             }
             await responder.send(200, body)

@@ -124,7 +124,9 @@ async def run(args: argparse.Namespace, script: Script) -> None:
         elif engine.producer:
             port = int(os.environ.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", "8998"))
             bootstrap = await servers.enter_async_context(await serve("0.0.0.0", port, engine.producer.handle))
-            log("INFO", f"Bootstrap server on port {bootstrap.sockets[0].getsockname()[1]}")
+            port = bootstrap.sockets[0].getsockname()[1]
+            engine.producer.side_channel = f"tcp://{args.host}:{port}"
+            log("INFO", f"Bootstrap server on port {port}")
         loading, stopping = asyncio.ensure_future(load(script)), asyncio.ensure_future(stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
