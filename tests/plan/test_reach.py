@@ -1,0 +1,63 @@
+"""How an agent is started on a node: the exact words."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from pdserve.plan.reach import Local, Srun, Ssh, reach_argv, term_seconds
+
+AGENT = ("/shared/venv/bin/python", "-m", "pdserve.agent", "--run-dir", "/shared/a run")
+
+
+def test_on_this_machine_it_is_a_child() -> None:
+    assert reach_argv(Local(), "here", "pdserve-here", AGENT) == AGENT
+
+
+def test_in_a_slurm_job_it_is_a_named_step_of_one_task_beside_all_others() -> None:
+    assert reach_argv(Srun(job="42", kill_wait=30), "gpu007", "pdserve-gpu007", AGENT) == (
+        "srun",
+        "--jobid=42",
+        "--nodelist=gpu007",
+        "--nodes=1",
+        "--ntasks=1",
+        "--job-name=pdserve-gpu007",
+        "--overlap",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--unbuffered",
+        *AGENT,
+    )
+
+
+def test_the_options_of_a_container_stand_before_the_program() -> None:
+    reach = Srun(job="42", kill_wait=30, options=("--container-image=vllm#rocm:1",))
+    argv = reach_argv(reach, "gpu007", "step", AGENT)
+    assert argv.index("--container-image=vllm#rocm:1") == argv.index(AGENT[0]) - 1
+
+
+def test_over_ssh_nothing_is_asked_and_no_connection_is_shared() -> None:
+    argv = reach_argv(Ssh(destination="me@gpu7", config="/etc/x", options=("-o", "Port=22")), "gpu7", "step", AGENT)
+    assert argv[:4] == ("ssh", "-F", "/etc/x", "-T")
+    assert argv[-4:-1] == ("Port=22", "--", "me@gpu7")
+    given = [argv[i + 1] for i, word in enumerate(argv) if word == "-o"]
+    assert {"BatchMode=yes", "ConnectTimeout=10", "ControlPath=none", "ControlMaster=no"} <= set(given)
+
+
+def test_the_shell_on_the_other_side_gives_back_the_same_words() -> None:
+    awkward = ("python", "-c", "print('$HOME; \"x\"')", "", "a b", "ü")
+    assert tuple(shlex.split(reach_argv(Ssh(destination="h"), "h", "s", awkward)[-1])) == awkward
+
+
+@pytest.mark.parametrize(("kill_wait", "left"), [(30, 25), (5, pytest.approx(10 / 3)), (60, 55), (0, 1)])
+def test_stops_after_scancel_fit_slurms_kill_wait(kill_wait: float, left: float) -> None:
+    assert term_seconds(Srun(job="1", kill_wait=kill_wait)) == left
+
+
+@pytest.mark.parametrize("reach", [Local(), Ssh(destination="h")])
+def test_where_nobody_kills_afterwards_stops_take_what_the_plan_says(reach: Local | Ssh) -> None:
+    assert term_seconds(reach) is None

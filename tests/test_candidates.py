@@ -1,0 +1,165 @@
+"""Which machines a deployment may use: from a Slurm job's variables, or a cluster file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdserve.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
+from pdserve.cluster_file import load_cluster
+from pdserve.errors import PreflightError
+from pdserve.plan.reach import Srun, Ssh
+from pdserve.recipe.container import Container
+from pdserve.recipe.model import Recipe
+
+JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}
+CONFIG = """Configuration data as of 2026-11-21T23:08:16
+KillOnBadExit           = 0
+KillWait                = 90 sec
+LaunchParameters        = (null)
+"""
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that prints what a file holds."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    said = tmp_path / "said"
+    said.write_text(CONFIG)
+    program = folder / "scontrol"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "show config" ] && cat {said}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return said
+
+
+def cluster(tmp_path: Path, document: dict[str, object], exclude: tuple[str, ...] = ()) -> Candidates:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"schema": 1, **document}))
+    return of_cluster(load_cluster(file, environ={}), exclude)
+
+
+def test_outside_of_a_job_there_is_none() -> None:
+    assert of_job({}, ()) is None
+    assert of_job({"SLURM_JOB_ID": "42"}, ()) is None
+
+
+def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> None:
+    found = of_job(JOB, ())
+    assert found is not None
+    assert [one.name for one in found.machines] == ["gpu08", "gpu09", "gpu10"]
+    assert {one.reach for one in found.machines} == {Srun(job="42", kill_wait=90)}
+    assert (found.job, found.gpus_per_node, found.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
+
+
+def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
+    found = of_job(JOB, ("gpu09", "elsewhere"))
+    assert found is not None
+    assert [one.name for one in found.machines] == ["gpu08", "gpu10"]
+    assert found.all_names == ("gpu08", "gpu09", "gpu10")
+
+
+def test_a_job_of_which_nothing_is_left_is_refused(scontrol: Path) -> None:
+    with pytest.raises(PreflightError, match="every node of job 42") as caught:
+        of_job(JOB, ("gpu08", "gpu09", "gpu10"))
+    assert "--exclude" in str(caught.value.todo)
+
+
+def test_a_node_list_that_cannot_be_read_is_an_error_and_not_one_odd_name(scontrol: Path) -> None:
+    with pytest.raises(PreflightError, match="not a list of nodes") as caught:
+        of_job({**JOB, "SLURM_JOB_NODELIST": "gpu[08-"}, ())
+    assert "SLURM_JOB_NODELIST" in str(caught.value.where)
+
+
+def test_kill_wait_is_slurms_own(scontrol: Path) -> None:
+    assert kill_wait() == 90
+
+
+def test_kill_wait_is_slurms_default_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert kill_wait() == 30
+
+
+def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
+    found = cluster(
+        tmp_path,
+        {
+            "hosts": [{"name": "a"}, {"name": "b", "ssh": "me@b.local", "address": "10.0.0.2", "devices": [4, 5]}],
+            "ssh": {"config": "ssh_config", "options": ["Port=2222"], "connect_seconds": 3},
+        },
+    )
+    first, second = found.machines
+    config = str(tmp_path / "ssh_config")
+    assert first.reach == Ssh(destination="a", config=config, options=("-o", "Port=2222"), connect_seconds=3)
+    assert (second.name, second.target, second.address, second.devices) == ("b", "10.0.0.2", "10.0.0.2", (4, 5))
+    assert isinstance(second.reach, Ssh)
+    assert second.reach.destination == "me@b.local"
+    assert second.command == (sys.executable,)
+
+
+@pytest.mark.parametrize(
+    ("destination", "target"),
+    [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("ssh://[2001:db8::7]:22", "2001:db8::7")],
+)
+def test_other_nodes_look_for_the_host_in_what_ssh_is_told(tmp_path: Path, destination: str, target: str) -> None:
+    assert cluster(tmp_path, {"hosts": [{"name": "x", "ssh": destination}]}).machines[0].target == target
+
+
+def test_the_recipes_exclusions_hold_for_a_cluster_file_too(tmp_path: Path) -> None:
+    hosts = {"hosts": [{"name": "a"}, {"name": "b"}]}
+    assert [one.name for one in cluster(tmp_path, hosts, ("a",)).machines] == ["b"]
+    with pytest.raises(PreflightError, match="every host"):
+        cluster(tmp_path, hosts, ("a", "b"))
+
+
+def recipe(container: Container) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "schema": 1,
+            "name": "boxed",
+            "platform": "cpu",
+            "model": {"id": "org/model", "served_name": "m"},
+            "container": container.model_dump(),
+        }
+    )
+
+
+def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None:
+    there = cluster(tmp_path, {"hosts": [{"name": "a"}]})
+    boxed = in_containers(
+        there,
+        recipe(Container(kind="docker", image="vllm:1")),
+        run_id="r1",
+        run_dir="/shared/r1",
+        recipe_dir="/recipes",
+    )
+    command = boxed.machines[0].command
+    assert command[:2] == ("docker", "run")
+    assert "vllm:1" in command
+    assert command[-1] == "python3", "an interpreter stands last: what it runs comes after it"
+    assert "--label=pdserve.run=r1" in command
+
+
+def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
+    there = of_job(JOB, ())
+    assert there is not None
+    boxed = in_containers(
+        there, recipe(Container(kind="pyxis", image="vllm:1")), run_id="r1", run_dir="/s", recipe_dir="/r"
+    )
+    reach = boxed.machines[0].reach
+    assert isinstance(reach, Srun)
+    assert any(option.startswith("--container-image=") for option in reach.options)
+    assert boxed.machines[0].command[-1] == "python3"
+
+
+def test_without_a_container_nothing_is_wrapped(scontrol: Path) -> None:
+    there = of_job(JOB, ())
+    assert there is not None
+    plain = Recipe.model_validate(
+        {"schema": 1, "name": "x", "platform": "cpu", "model": {"id": "o/m", "served_name": "m"}}
+    )
+    assert in_containers(there, plain, run_id="r", run_dir="/r", recipe_dir="/r") is there

@@ -1,0 +1,96 @@
+"""A job as a login node sees it: what Slurm's tools print (22.05, recorded), and what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.errors import PreflightError, StateError
+from pdserve.slurm_job import look, submit
+
+RUNNING = (
+    "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
+    "QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "RunTime=00:00:04 TimeLimit=365-00:00:00 ReqNodeList=(null) ExcNodeList=(null) NodeList=pda[0-1] BatchHost=pda0 "
+    "NumNodes=2 StdErr=/work/pdserve-1.out StdIn=/dev/null StdOut=/work/pdserve-1.out Power="
+)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`scontrol` and `sbatch` that say what files hold, and keep what they were given."""
+    for name in ("scontrol", "sbatch"):
+        program = tmp_path / name
+        program.write_text(
+            f'#!/bin/sh\necho "$@" >{tmp_path}/{name}.argv\ncat >{tmp_path}/{name}.stdin\n'
+            f"cat {tmp_path}/{name}.out\ncat {tmp_path}/{name}.err >&2\nexit $(cat {tmp_path}/{name}.code)\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def says(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) -> None:
+    for kind, text in (("out", out), ("err", err), ("code", str(code))):
+        (tools / f"{name}.{kind}").write_text(text)
+
+
+def test_a_running_job(tools: Path) -> None:
+    says(tools, "scontrol", RUNNING)
+    job = look("1")
+    assert (job.state, job.over, job.exit_code) == ("RUNNING", False, 0)
+    assert job.output == Path("/work/pdserve-1.out")
+    assert str(job) == "job 1: running on pda[0-1]"
+    assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        ("FAILED", "4:0", 4),
+        ("CANCELLED", "0:15", 143),
+        ("TIMEOUT", "0:0", 0),
+        ("NODE_FAIL", "0:9", 137),
+        ("COMPLETED", "0:0", 0),
+    ],
+)
+def test_a_job_that_is_over_says_how(tools: Path, state: str, code: str, expected: int) -> None:
+    text = RUNNING.replace("JobState=RUNNING", f"JobState={state}").replace("ExitCode=0:0", f"ExitCode={code}")
+    says(tools, "scontrol", text)
+    job = look("1")
+    assert (job.over, job.exit_code) == (True, expected)
+
+
+def test_a_waiting_job_says_why(tools: Path) -> None:
+    text = RUNNING.replace("JobState=RUNNING Reason=None", "JobState=PENDING Reason=Resources")
+    says(tools, "scontrol", text.replace("NodeList=pda[0-1]", "NodeList=(null)"))
+    assert str(look("1")) == "job 1: pending (Resources)"
+
+
+def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
+    says(tools, "scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    with pytest.raises(StateError, match="job 99") as caught:
+        look("99")
+    assert "Invalid job id" in str(caught.value.cause)
+
+
+def test_submitting_gives_the_script_on_stdin_and_returns_the_id(tools: Path) -> None:
+    says(tools, "sbatch", "17;cluster2\n")
+    assert submit("#!/bin/bash\nexit 0\n") == "17"
+    assert (tools / "sbatch.argv").read_text().strip() == "--parsable"
+    assert (tools / "sbatch.stdin").read_text() == "#!/bin/bash\nexit 0\n"
+
+
+def test_what_sbatch_refuses_is_told_in_its_own_words(tools: Path) -> None:
+    says(tools, "sbatch", err="sbatch: error: invalid partition specified: nope\n", code=1)
+    with pytest.raises(PreflightError) as caught:
+        submit("#!/bin/bash\n")
+    assert "invalid partition" in str(caught.value.cause)
+
+
+def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(PreflightError) as caught:
+        submit("#!/bin/bash\n")
+    assert "No such file" in str(caught.value.cause)
