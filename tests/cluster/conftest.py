@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import Lab
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,18 @@ def bare(bare_of_the_module: Cluster) -> Iterator[Cluster]:
     """Three nodes with nothing but sshd."""
     yield bare_of_the_module
     _as_before(bare_of_the_module)
+
+
+@pytest.fixture
+def job(slurm: Cluster, tmp_path: Path) -> Lab:
+    """For deployments in Slurm jobs."""
+    return Lab(slurm, tmp_path)
+
+
+@pytest.fixture
+def hosts(bare: Cluster, tmp_path: Path) -> Lab:
+    """For deployments over ssh."""
+    return Lab(bare, tmp_path)
 
 
 def _as_before(cluster: Cluster) -> None:

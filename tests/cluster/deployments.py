@@ -1,0 +1,252 @@
+"""`pdserve` as a user runs it in a cluster, over fake engines: submitted to Slurm, typed on a node, looked at from
+another. What a test waits for are lines and events, never time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import NodeProcess
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+from tests.launch import deployment
+from tests.launch.deployment import DELAYS, REPOSITORY
+
+LIMIT = 60.0
+"""Seconds until a test gives up waiting: a limit, not a measurement."""
+_SLURM = "slurmstepd", "slurm_script"
+PDSERVE = (sys.executable, "-m", "pdserve.cli.main")
+
+
+class Lab:
+    """A cluster, and a home for run directories on its shared file system."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.home = folder / "home"
+        runtime = folder / "runtime"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        self.env = {
+            "PDSERVE_HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(runtime),
+            # As on a real system, where a virtual environment was made active.
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "400",
+        }
+
+    def recipe(self, **changes: Any) -> Path:
+        """1P1D with LMCache on two nodes, with a short heartbeat."""
+        ours = {"slurm__nodes": 2, "timeouts__heartbeat_seconds": 2.0, "timeouts__agent_lease_seconds": 4.0}
+        return deployment.recipe(self.folder, **ours | changes)
+
+    def hosts(self, nodes: int = 2, **changes: Any) -> Path:
+        """A cluster file of the first nodes. `changes`: node -> further keys of its host; `ssh` of the file."""
+        ssh = {"config": str(self.cluster.ssh_config), "connect_seconds": 3} | changes.pop("ssh", {})
+        hosts = [{"name": node} | changes.get(node, {}) for node in self.cluster.nodes[:nodes]]
+        file = self.folder / "cluster.yaml"
+        file.write_text(json.dumps({"schema": 1, "hosts": hosts, "ssh": ssh}))
+        return file
+
+    def pdserve(
+        self, node: str, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """A command, to its end, on a node."""
+        argv = [*PDSERVE, *map(str, arguments)]
+        return self.cluster.run(node, argv, env={**self.env, **(env or {})}, timeout=2 * LIMIT)
+
+    @contextmanager
+    def up(self, node: str, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Iterator[Deployment]:
+        """`pdserve up` in the foreground of a node; ended by Ctrl-C if the test has not ended it."""
+        output = self.folder / "up.out"
+        argv = [*PDSERVE, "up", *map(str, arguments)]
+        with (
+            output.open("w") as file,
+            self.cluster.popen(node, argv, env={**self.env, **(env or {})}, stdout=file, stderr=file) as process,
+        ):
+            found = Deployment(self, output, process=process)
+            try:
+                yield found
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(LIMIT)
+
+    def sbatch(self, recipe: Path, *options: str, env: Mapping[str, str] | None = None) -> Deployment:
+        """Submits slurm/disagg.sh with the recipe, from the login node."""
+        output = self.folder / "job.out"
+        argv = ["sbatch", "--parsable", f"--output={output}", *options, "slurm/disagg.sh", str(recipe)]
+        done = self.cluster.run(LOGIN, argv, env={**self.env, **(env or {})}, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        return Deployment(self, output, job=done.stdout.strip())
+
+
+class Deployment:
+    """One `pdserve up` and what it says and records."""
+
+    def __init__(self, lab: Lab, output: Path, *, job: str = "", process: NodeProcess | None = None) -> None:
+        self.lab = lab
+        self.cluster = lab.cluster
+        self.job = job
+        self.output = output
+        self._process = process
+
+    @property
+    def process(self) -> NodeProcess:
+        """The `up` in the foreground; a job has none."""
+        assert self._process is not None
+        return self._process
+
+    def said(self) -> str:
+        """All that the user has been told so far."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def expect(self, text: str, *, times: int = 1) -> str:
+        """The line with `text`; waits for it."""
+        wait_until(f"{text!r} said", lambda: self._over() or self.said().count(text) >= times, LIMIT, why=self.said)
+        found = [line for line in self.said().splitlines() if text in line]
+        assert len(found) >= times, f"ended without saying {text!r}:\n{self.said()}"
+        return found[-1]
+
+    def _over(self) -> bool:
+        if self._process is None:
+            return "\nerror: " in f"\n{self.said()}"
+        return self._process.poll() is not None
+
+    def ready(self) -> Deployment:
+        self.expect("serving fake at")
+        return self
+
+    def job_state(self) -> str:
+        """What Slurm says of the job, ended ones too."""
+        said = self.cluster.output(LOGIN, ["scontrol", "--oneliner", "show", "job", self.job])
+        return dict(word.split("=", 1) for word in said.split() if "=" in word)["JobState"]
+
+    def ended(self) -> str:
+        """Waits until the job, or the command, is over; the job's state or the command's exit code."""
+        if not self.job:
+            return str(self.process.wait(LIMIT))
+        wait_until(f"job {self.job} over", lambda: not self.cluster.steps(), 2 * LIMIT, why=self.said)
+        return self.job_state()
+
+    # What it recorded
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir((self.lab.home / "fake/current").resolve())
+
+    def state(self) -> DeploymentState:
+        return self.run.read_state()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [event for event in self.run.read_events()[0] if kind in (None, event["event"])]
+
+    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The first such event of the history; waits for it."""
+
+        def found() -> list[dict[str, Any]]:
+            return [event for event in self.events(kind) if fields.items() <= event.items()]
+
+        wait_until(f"{kind} {fields}", found, LIMIT, why=self.said)
+        return found()[0]
+
+    def stopped(self) -> list[str]:
+        """Names in the order in which they were reported stopped."""
+        return [event["name"] for event in self.events("stopped")]
+
+    def node_of(self, process: str) -> str:
+        return self.run.read_plan().process(process).node
+
+    def ours(self, node: str) -> list[str]:
+        """Command lines of what runs on a node, without what Slurm itself has there."""
+        everything = [" ".join(argv) for _, argv in self.cluster.processes(node)]
+        return [line for line in everything if not any(name in line for name in _SLURM)]
+
+    def pid_of(self, process: str) -> int:
+        """As the test process sees it."""
+        port = str(self.run.read_plan().process(process).ports["http"])
+        found = [pid for pid, argv in self.cluster.processes(self.node_of(process)) if port in argv]
+        assert len(found) == 1, found
+        return found[0]
+
+    # Requests
+
+    def request(self, path: str, body: Mapping[str, Any], *, node: str, host: str, port: int) -> HTTPConnection:
+        """A request from a node's network, sent; `getresponse` is next."""
+        connection = HTTPConnection(host, port)
+        connection.sock = self.cluster.inside(node, lambda: _connect(host, port))
+        connection.auto_open = 0
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        return connection
+
+    def complete(self, **body: Any) -> tuple[int, Any]:
+        """A request through the proxy, made on its node."""
+        connection = self._through_proxy(body)
+        try:
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    @contextmanager
+    def stream(self, **body: Any) -> Iterator[http.client.HTTPResponse]:
+        """A streamed answer of the proxy, at its first byte."""
+        connection = self._through_proxy(body | {"stream": True})
+        try:
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            yield answer
+        finally:
+            connection.close()
+
+    def _through_proxy(self, body: Mapping[str, Any]) -> HTTPConnection:
+        proxy = self.run.read_plan().proxy
+        request = {"model": "fake", "prompt": "a b c d", "max_tokens": 4} | dict(body)
+        node = self.node_of("proxy")
+        return self.request("/v1/completions", request, node=node, host=proxy.host, port=proxy.port)
+
+    def script(self, process: str, **changes: Any) -> None:
+        """Tells a fake engine what to do from now on."""
+        plan = self.run.read_plan()
+        node = self.node_of(process)
+        host, port = self.cluster.address(node), plan.process(process).ports["http"]
+        connection = self.request("/fake/script", changes, node=node, host=host, port=port)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    return socket.create_connection((host, port), LIMIT)
+
+
+def next_token(stream: http.client.HTTPResponse) -> str:
+    """The next event of a stream; empty at its end."""
+    while line := stream.readline():
+        if text := line.decode().strip():
+            return text
+    return ""
+
+
+@contextmanager
+def measured(fault: str) -> Iterator[Callable[[float, str], None]]:
+    """Notes how long a fault took until a user was told, and what: `note(at, message)`, `at` in wall-clock seconds."""
+    began = time.time()
+
+    def note(at: float, message: str) -> None:
+        DELAYS.append((f"{fault}: {message.strip()}", at - began))
+
+    yield note

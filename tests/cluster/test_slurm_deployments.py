@@ -1,0 +1,56 @@
+"""A recipe over the nodes of a Slurm job: submitted, or inside an allocation that is already there."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, Lab
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_ends_the_job(job: Lab) -> None:
+    up = job.sbatch(job.recipe()).ready()
+    first, second, _ = job.cluster.nodes
+    places = {name: up.node_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
+    assert places == {"lmcache-0": first, "prefill-0": first, "decode-0": second, "proxy": first}
+    status, answer = up.complete()
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 4
+    table = job.pdserve(LOGIN, "status").stdout
+    for name, node in places.items():
+        assert re.search(rf"^{name}\s+\S+\s+{node}\s+\d+\s+ready", table, re.MULTILINE), table
+    steps = [line.split() for line in job.cluster.steps() if line.startswith("step")]
+    assert sorted(node for _, number, _, node in steps if not number.endswith(".batch")) == [first, second]
+    down = job.pdserve(LOGIN, "down")
+    assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
+    assert up.ended() == "COMPLETED"
+    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+
+
+def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node(job: Lab) -> None:
+    number = job.cluster.output(LOGIN, ["sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 1000"])
+    wait_until("the allocation", lambda: f"step {number}.batch on {job.cluster.nodes[0]}" in job.cluster.steps(), LIMIT)
+    env = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": ",".join(job.cluster.nodes[:2])}
+    with job.up(LOGIN, job.recipe(), env=env) as up:
+        up.ready()
+        assert up.complete()[0] == 200
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended() == "0", up.said()
+    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert [line for line in job.cluster.steps() if "batch" not in line and line.startswith("step")] == []
+    job.cluster.output(LOGIN, ["scancel", number])
+
+
+def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) -> None:
+    recipe = job.recipe()
+    up = job.sbatch(recipe, "--nodes=1")
+    assert up.ended() == "FAILED"
+    assert "this job has 1 node; fake needs 2 nodes" in up.said()
+    assert re.search(rf"sbatch --nodes=2 .*slurm/disagg.sh {recipe}", up.said()), up.said()
+    assert not job.home.exists()
