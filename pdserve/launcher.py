@@ -20,6 +20,7 @@ from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.failure import not_attached, start_error
 from pdserve.failure_report import report
+from pdserve.fetched import same_commit
 from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
 from pdserve.lmcache_server import wait_attached
@@ -33,6 +34,7 @@ from pdserve.recovery import Recovery
 from pdserve.rundir import BEAT_SECONDS, RunDir
 from pdserve.state import DeploymentState, Phase
 from pdserve.torch_fallback import without_kernels
+from pdserve.transport.containers import stop_left_containers
 from pdserve.transport.link import AgentLink
 
 ResultT = TypeVar("ResultT")
@@ -141,6 +143,8 @@ class Launcher:
                     if any(process.name == name for process in processes):
                         self._fleet.start(name)
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
+                if any(self._fleet.plan.process(name).role == "weights" for name in names):
+                    await self._race(self._prove_same_weights())
             self._prove_patched(process.name for process in processes)
             await self._race(self._prove_attached())
             await self._race(self._prove_reached())
@@ -163,7 +167,7 @@ class Launcher:
         return self._is_ready(name) or (self._fleet.phase_of(name) == "degraded" and not self._fleet.silent(name))
 
     def _is_ready(self, name: str) -> bool:
-        return self._fleet.phase_of(name) == "ready"
+        return self._fleet.phase_of(name) in ("ready", "done")
 
     async def _agents(self) -> None:
         for node in self._fleet.plan.nodes:
@@ -222,6 +226,9 @@ class Launcher:
         active = {name: sorted({patch for one in reported for patch in one.active}) for name, reported in found.items()}
         if patched := {name: patches for name, patches in active.items() if patches}:
             self._fleet.record("patched", processes=patched)
+
+    async def _prove_same_weights(self) -> None:
+        self._fleet.record("weights", commit=await same_commit(self._fleet.plan, self._run_dir))
 
     async def _prove_attached(self) -> None:
         servers = self._fleet.plan.lmcache
@@ -286,17 +293,19 @@ class Launcher:
         return canary.seconds
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
-        """The share of the start that is ours: all of it minus LMCache, the slowest engine and the canary."""
+        """The share of the start that is ours: all of it minus weights, LMCache, the slowest engine and the canary."""
         total = time.monotonic() - self._began
         took = {process.name: self._state.processes[process.name].start_seconds or 0.0 for process in processes}
+        weights = max((took[p.name] for p in processes if p.role == "weights"), default=0.0)
         lmcache = max((took[p.name] for p in processes if p.role == "lmcache"), default=0.0)
-        engines = max((took[p.name] for p in processes if p.role not in ("lmcache", "proxy")), default=0.0)
+        engines = max((took[p.name] for p in processes if p.role not in ("weights", "lmcache", "proxy")), default=0.0)
         self._state.ready_at = time.time()
-        self._state.orchestration_seconds = round(total - lmcache - engines - canary, 3)
+        self._state.orchestration_seconds = round(total - weights - lmcache - engines - canary, 3)
         self._fleet.record(
             "up",
             endpoint=self._state.endpoint,
             total_seconds=round(total, 3),
+            weights_seconds=weights,
             lmcache_seconds=lmcache,
             engine_seconds=engines,
             canary_seconds=round(canary, 3),
@@ -338,7 +347,7 @@ class Launcher:
         """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
         if self._state.phase not in ("ready", "degraded"):
             return
-        whole = all(state.phase == "ready" for state in self._state.processes.values())
+        whole = all(map(self._is_ready, self._state.processes))
         self._set_phase("ready" if whole else "degraded")
 
     def _set_phase(self, phase: Phase) -> None:
@@ -404,6 +413,8 @@ class Launcher:
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
             raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
+        if self._fleet.plan.process(name).role == "weights":
+            raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
         if await self._recovery.restart(name):
             if self._state.phase == "failed" and all(map(self._is_ready, self._state.processes)):
                 await self._canary()
@@ -423,7 +434,7 @@ class Launcher:
             )
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
-        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded")}
+        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded", "done")}
         changed = [name for name in new if name in living and new[name] != old[name]]
         costly = [name for name in changed if new[name].role != "proxy"]
         if costly and not request.replace:
@@ -456,6 +467,8 @@ class Launcher:
             link.send(Shutdown())
         left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
         await stop_left(self._state, self._run_dir)
+        if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
+            self._fleet.record("containers_stopped", containers=containers)
         with contextlib.suppress(OSError):
             self._run_dir.key_file.unlink(missing_ok=True)
         self._state.note = error.what if error else ""

@@ -211,11 +211,25 @@ class Output(NamedTuple):
     err: str
 
 
-def output_of(argv: Sequence[str], *, timeout: float, cwd: Path | None = None, stdin: str = "") -> Output:
-    """Runs a short-lived tool to its end; never raises for what the tool does."""
+def output_of(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    cwd: Path | None = None,
+    stdin: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> Output:
+    """Runs a short-lived tool to its end; never raises for what the tool does. `environ` None: our own."""
     try:
         done = subprocess.run(
-            list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
+            list(argv),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            cwd=cwd,
+            env=None if environ is None else dict(environ),
         )
     except OSError as error:
         return Output(None, "", error.strerror or str(error))

@@ -96,7 +96,7 @@ class Console:
         )
 
     def _ready(self, event: dict[str, Any]) -> None:
-        self._line(f"serving {self._plan.served_name} at {event['endpoint']}/v1")
+        self._line(f"serving {self._plan.served_name} at {event['endpoint']}/v1{self._plan.proxy_place}")
 
     def detached(self) -> None:
         """After `up --detach`: what to type next."""
@@ -120,6 +120,7 @@ _TEXTS: dict[str, Any] = {
     "started": lambda e: f"{e['name']:<12} starting on {e['node']} (PID {e['pid']})",
     "progress": lambda e: f"{e['name']:<12} {e['text']}",
     "ready": lambda e: f"{e['name']:<12} ready after {e['seconds']:.1f} s",
+    "weights": lambda e: f"weights: every node has commit {e['commit']}",
     "attached": lambda e: "LMCache: " + ", ".join(f"{s} has {n} worker(s)" for s, n in e["servers"].items()),
     "canary": lambda e: f"{e['name']:<12} canary: {e['said']} in {e['seconds']:.2f} s",
     "up": lambda e: (

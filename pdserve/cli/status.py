@@ -23,7 +23,7 @@ from pdserve.rundir import find, home
 from pdserve.status_view import StatusView, look
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
-_STYLES = {"ready": "green", "dead": "bold red", "degraded": "yellow", "starting": "cyan", "draining": "yellow"}
+_STYLES = {"ready": "green", "done": "green", "dead": "bold red", "degraded": "yellow", "starting": "cyan", "draining": "yellow"}
 _WATCH_SECONDS = 2.0
 
 
@@ -59,9 +59,11 @@ def _head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
     if state.endpoint and view.phase in ("ready", "degraded"):
-        lines.append(f"endpoint: {state.endpoint}/v1  model: {view.plan.served_name}")
+        place = view.plan.proxy_place
+        lines.append(f"endpoint: {state.endpoint}/v1{place}  model: {view.plan.served_name}")
     lines.extend(_patches(view))
     lines.append(f"record: {view.run_dir}")
+    lines += [f"node {name} is lost: {node.lost}" for name, node in state.nodes.items() if node.lost]
     return lines + [f"left behind: {one}" for one in view.left]
 
 

@@ -15,7 +15,7 @@ from pdserve.plan.reach import Local, Reach
 from pdserve.recipe.model import Restart, Timeouts, Verify
 from pdserve.versions import Versions as Versions
 
-ProcessRole = Literal["lmcache", "prefill", "decode", "aggregated", "proxy"]
+ProcessRole = Literal["weights", "lmcache", "prefill", "decode", "aggregated", "proxy"]
 
 
 class Node(Frozen):
@@ -53,7 +53,13 @@ class LmcacheProbe(Frozen):
     instance_id: str
 
 
-Probe = Annotated[HttpProbe | LmcacheProbe, Field(discriminator="kind")]
+class ExitProbe(Frozen):
+    """Of a process that does one thing and ends: ready when it has ended with code 0. Any other end is a death."""
+
+    kind: Literal["exit"] = "exit"
+
+
+Probe = Annotated[HttpProbe | LmcacheProbe | ExitProbe, Field(discriminator="kind")]
 
 
 class Env(Frozen):
@@ -202,6 +208,14 @@ class Plan(Frozen):
         if host in ("0.0.0.0", "::", ""):
             host = self.node(self.process("proxy").node).address
         return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"
+
+    @property
+    def proxy_place(self) -> str:
+        """Where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
+        proxy = self.process("proxy")
+        if len(self.nodes) == 1 or self.proxy.host not in ("127.0.0.1", "localhost", "::1"):
+            return ""
+        return f" on {proxy.node} only (proxy.host opens it to others)"
 
     def instance_of(self, name: str) -> tuple[Process, ...]:
         """All processes of the engine instance that one belongs to, its leader first; of anything else, itself."""

@@ -1,0 +1,48 @@
+"""Containers that outlive their agent's pipe, with a `docker` that remembers what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pdserve.plan.model import Node
+from pdserve.transport.containers import stop_left_containers
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lists the ids of a file; stopping one takes it out."""
+    (tmp_path / "ids").write_text("")
+    program = tmp_path / "docker"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n'
+        f"case $1 in ps) cat {tmp_path}/ids ;; stop) : >{tmp_path}/ids ;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+BOXED = Node(name="gpu1", command=("docker", "run", "--rm", "vllm:1", "python3"))
+
+
+def test_what_is_left_of_this_run_on_this_node_is_stopped(docker: Path) -> None:
+    (docker / "ids").write_text("0123456789abcdef\n")
+    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == ["0123456789ab on gpu1"]
+    listed, stopped = (docker / "calls").read_text().splitlines()
+    assert "label=pdserve.run=run-1" in listed
+    assert "label=pdserve.node=gpu1" in listed
+    assert stopped.split()[-1] == "0123456789abcdef"
+    assert (docker / "ids").read_text() == ""
+
+
+def test_nothing_left_is_nothing_to_stop(docker: Path) -> None:
+    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == []
+    assert "stop" not in (docker / "calls").read_text()
+
+
+def test_docker_is_not_asked_where_no_agent_was_in_it(docker: Path) -> None:
+    assert asyncio.run(stop_left_containers([Node(name="bare"), Node(name="venv", command=("/v/python",))], "r")) == []
+    assert not (docker / "calls").exists()
