@@ -10,30 +10,25 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import groupby
 from typing import Any, TypeVar
 
 from pdserve import control
-from pdserve.canary import one_token
 from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.failure import not_attached, start_error
+from pdserve.failure import start_error
 from pdserve.failure_report import report
-from pdserve.fetched import same_commit
 from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
-from pdserve.lmcache_server import wait_attached
-from pdserve.patched import records, unpatched
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
-from pdserve.preflight.cross_node import Target, side_channels
 from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.recovery import Recovery
 from pdserve.rundir import BEAT_SECONDS, RunDir
+from pdserve.start_proofs import StartProofs
 from pdserve.state import DeploymentState, Phase
-from pdserve.torch_fallback import without_kernels
 from pdserve.transport.containers import stop_left_containers
 from pdserve.transport.link import AgentLink
 
@@ -77,6 +72,7 @@ class Launcher:
         self._began = began
         self._stop_asked = asyncio.Event()
         self._fatal: asyncio.Queue[PdserveError] = asyncio.Queue()
+        self._proofs = StartProofs(self._fleet)
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
         self._links: list[AgentLink] = []
         self._down_requests: list[str] = []
@@ -144,12 +140,12 @@ class Launcher:
                         self._fleet.start(name)
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
                 if any(self._fleet.plan.process(name).role == "weights" for name in names):
-                    await self._race(self._prove_same_weights())
-            self._prove_patched(process.name for process in processes)
-            await self._race(self._prove_attached())
-            await self._race(self._prove_reached())
+                    await self._race(self._proofs.same_weights())
+            self._proofs.patched(process.name for process in processes)
+            await self._race(self._proofs.attached())
+            await self._race(self._proofs.reached())
             self._fleet.release_all()
-            canary = await self._race(self._canary())
+            canary = await self._race(self._proofs.canary())
             self._set_phase("ready")
             self._account(processes, canary)
         except StartError as failure:
@@ -218,79 +214,6 @@ class Launcher:
             ):
                 continue  # a starting neighbour may hold a CPU for seconds; only death and lateness end a start
             return start_error(trouble, self._fleet.plan, self._run_dir)
-
-    def _prove_patched(self, names: Iterable[str]) -> None:
-        if (error := unpatched(self._fleet.plan, self._run_dir, names)) is not None:
-            raise error
-        found = {name: records(self._run_dir, name) for name in self._fleet.plan.names()}
-        active = {name: sorted({patch for one in reported for patch in one.active}) for name, reported in found.items()}
-        if patched := {name: patches for name, patches in active.items() if patches}:
-            self._fleet.record("patched", processes=patched)
-
-    async def _prove_same_weights(self) -> None:
-        self._fleet.record("weights", commit=await same_commit(self._fleet.plan, self._run_dir))
-
-    async def _prove_attached(self) -> None:
-        servers = self._fleet.plan.lmcache
-        if not servers:
-            return
-        found = await wait_attached(servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds)
-        if missing := [one for one in found if not one.complete]:
-            raise not_attached(missing, self._fleet.plan, self._run_dir)
-        if (error := without_kernels(self._fleet.plan, self._run_dir)) is not None:
-            raise error
-        self._fleet.record("attached", servers={one.server: one.registered for one in found})
-
-    async def _prove_reached(self) -> None:
-        """Mooncake's side channels have ports that nobody can choose: only now can it be tried whether decodes on other
-        nodes reach them."""
-        plan = self._fleet.plan
-        asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
-        if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
-            return
-        targets: list[Target] = []
-        for worker in asked:
-            ask = self._fleet.on_node_of(worker.name)
-            answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
-            with contextlib.suppress(ValueError):  # a raw connector may say something else there
-                targets += side_channels(plan, worker.name, answer.body)
-        answers = await asyncio.gather(*(self._reaches(target) for target in targets))
-        if bad := [text for text in answers if text is not None]:
-            raise StartError(
-                f"{len(bad)} of {len(targets)} KV side channels cannot be reached from the node that needs them",
-                where=bad[0].partition(":")[0],
-                cause="a firewall between the nodes, or an address of another network",
-                todo="open all TCP ports between the nodes (these are random), or choose the network (network.cidr)",
-                evidence=tuple(bad),
-            )
-        if targets:
-            self._fleet.record("reached", side_channels=len(targets))
-
-    async def _reaches(self, target: Target) -> str | None:
-        """None, or what is wrong."""
-        link = self._fleet.links.get(target.source)
-        if link is None:
-            return f"{target.source}: its agent is gone"
-        url = f"tcp://{target.address}:{target.port}"
-        answer = await link.ask("CONNECT", url, seconds=_REACH_SECONDS)
-        return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
-
-    async def _canary(self) -> float:
-        plan = self._fleet.plan
-        url = plan.proxy_url
-        canary = await one_token(
-            self._fleet.on_node_of("proxy"), url, plan.proxy.served_name, seconds=plan.canary_seconds
-        )
-        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
-        if not canary.ok:
-            raise StartError(
-                f"one token through the proxy did not come back: {canary.said}",
-                where=url,
-                cause="every process is healthy by itself, but a request does not get through all of them",
-                todo=f"read the logs of the proxy and of both roles in {self._run_dir.logs}",
-            )
-        self._state.endpoint = url
-        return canary.seconds
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
         """The share of the start that is ours: all of it minus weights, LMCache, the slowest engine and the canary."""
@@ -417,7 +340,7 @@ class Launcher:
             raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
         if await self._recovery.restart(name):
             if self._state.phase == "failed" and all(map(self._is_ready, self._state.processes)):
-                await self._canary()
+                await self._proofs.canary()
                 self._state.note = ""
                 self._set_phase("ready")
             return Reply(exit_code=0, message=f"{name} is ready")

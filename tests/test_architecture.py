@@ -20,7 +20,7 @@ FLOORS = [
     {"pdserve.running", "pdserve.survey"},
     {"pdserve.candidates", "pdserve.scout"},
     {"pdserve.launcher"},
-    {"pdserve.recovery"},
+    {"pdserve.recovery", "pdserve.start_proofs"},
     {
         "pdserve.verify",
         "pdserve.status_view",
@@ -32,7 +32,7 @@ FLOORS = [
     {"pdserve.elsewhere"},
     {"pdserve.fleet", "pdserve.leftovers", "pdserve.control", "pdserve.engine_env", "pdserve.slurm_job"},
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
-    {"pdserve.patched", "pdserve.torch_fallback"},
+    {"pdserve.patched", "pdserve.torch_fallback", "pdserve.fetched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
     {"pdserve.protocol", "pdserve.state", "pdserve.host", "pdserve.health", "pdserve.shm", "pdserve.diagnostics"},
     {"pdserve.process"},
@@ -46,7 +46,8 @@ FLOORS = [
     {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist"},
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
-    {"pdserve.outlet", "pdserve.slurm_variables"},
+    {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights"},
+    {"pdserve.weight_files"},
     {"pdserve"},
 ]
 
