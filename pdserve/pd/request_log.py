@@ -1,7 +1,7 @@
 """One line for each request: who, what, where, how long, and how it ended. Never a prompt, an answer or a key.
 
-Lines are collected, and rendered and written together every now and then: a system call for each request would cost
-more than the line.
+Lines are collected and written together every now and then: a system call for each request would cost more than the
+line.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pdserve.pd.settings import LogFormat
 
 Outcome = Literal["ok", "error", "cancelled", "rejected"]
 FLUSH_SECONDS = 0.25
-_FLUSH_LINES = 32
-"""Rendering more at once would hold up what else the process does, and save nothing."""
+_FLUSH_BYTES = 32_768
 _MAX_TEXT = 256
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Text that needs no quotes: printable ASCII without blank, quote, equals sign and backslash."""
@@ -71,8 +70,8 @@ class RequestLog:
         """`now`: seconds since 1970."""
         self._write = write
         self._now = now
-        self._render = _ENCODER.encode_lines if form == "json" else _text_lines
-        self._lines: list[RequestLine] = []
+        self._render = _json if form == "json" else _text
+        self._lines = bytearray()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, line: RequestLine) -> None:
@@ -83,8 +82,8 @@ class RequestLog:
         if line.model or line.error:
             line.model = line.model[:_MAX_TEXT]
             line.error = line.error[:_MAX_TEXT]
-        self._lines.append(line)
-        if len(self._lines) >= _FLUSH_LINES:
+        self._lines += self._render(line)
+        if len(self._lines) >= _FLUSH_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
@@ -95,15 +94,15 @@ class RequestLog:
             self._timer.cancel()
             self._timer = None
         if self._lines:
-            lines, self._lines = self._lines, []
-            self._write(self._render(lines))
+            lines, self._lines = bytes(self._lines), bytearray()
+            self._write(lines)
 
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def _text_lines(lines: list[RequestLine]) -> bytes:
-    return b"".join([_text(line) for line in lines])
+def _json(line: RequestLine) -> bytes:
+    return _ENCODER.encode(line) + b"\n"
 
 
 def _text(line: RequestLine) -> bytes:
