@@ -37,6 +37,8 @@ class Child:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Most tests never read the log: a full pipe would stop the proxy in the middle of a module.
+            pipesize=1 << 20,
             text=True,
         )
         self.log: list[str] = []
