@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -103,6 +104,7 @@ class Deployment:
         self.cluster = lab.cluster
         self.job = job
         self.output = output
+        self.name = "fake"
         self._process = process
 
     @property
@@ -147,7 +149,7 @@ class Deployment:
 
     @property
     def run(self) -> RunDir:
-        return RunDir((self.lab.home / "fake/current").resolve())
+        return RunDir((self.lab.home / self.name / "current").resolve())
 
     def state(self) -> DeploymentState:
         return self.run.read_state()
@@ -213,6 +215,16 @@ class Deployment:
         finally:
             connection.close()
 
+    @contextmanager
+    def talk(self, **body: Any) -> Iterator[socket.socket]:
+        """A streamed request through the proxy, as its connection: for what has to see silence."""
+        connection = self._through_proxy(body | {"stream": True})
+        try:
+            assert isinstance(connection.sock, socket.socket)
+            yield connection.sock
+        finally:
+            connection.close()
+
     def _through_proxy(self, body: Mapping[str, Any]) -> HTTPConnection:
         proxy = self.run.read_plan().proxy
         request = {"model": "fake", "prompt": "a b c d", "max_tokens": 4} | dict(body)
@@ -239,6 +251,18 @@ def next_token(stream: http.client.HTTPResponse) -> str:
         if text := line.decode().strip():
             return text
     return ""
+
+
+def read_until(connection: socket.socket, text: bytes) -> None:
+    """Reads on until `text` has come; it may not be cut in two."""
+    while text not in (data := connection.recv(65536)):
+        assert data, f"the connection was closed before {text!r}"
+
+
+def read_until_silent(connection: socket.socket, seconds: float) -> None:
+    """Reads on until nothing has come for so long."""
+    while select.select([connection], [], [], seconds)[0]:
+        assert connection.recv(65536), "the connection was closed"
 
 
 @contextmanager
