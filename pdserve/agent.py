@@ -31,7 +31,7 @@ from pdserve import procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
-from pdserve.process import adopt_orphans, die_with_parent, stop_family
+from pdserve.process import adopt_orphans, die_with_parent, root_grace, stop_family
 from pdserve.protocol import (
     Ask,
     Beat,
@@ -100,13 +100,13 @@ class Agent:
         self._emit(Hello(node=self._node, agent=agent, guard=guard, hostname=socket.gethostname()))
         self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
+        touch = []
         if self._pulse is not None and self._lease is not None:
-            background.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))
+            touch.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))
         await self._leave.wait()
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await _end(background)
         await self._stop_everything()
+        await _end(touch)  # not before: an agent that is busy with stops is not lost
         await self._http.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outlet.sent(), _FAREWELL_SECONDS)
@@ -124,10 +124,9 @@ class Agent:
             await asyncio.sleep(pulse)
             # Time in which this node itself was held says nothing about the launcher.
             self._heard += max(0.0, loop.time() - before - 2 * pulse)
-            if loop.time() - self._heard > lease:
+            if not self._leave.is_set() and loop.time() - self._heard > lease:
                 print(f"nothing heard from the launcher for {lease:g} s: stopping everything", file=sys.stderr)
                 self._leave.set()
-                return
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
         try:
@@ -195,7 +194,7 @@ class Agent:
             limit = math.inf
             if self._stop_by is not None:
                 left = self._stop_by - asyncio.get_running_loop().time()
-                limit = max(0.0, left / (len(stages) - index))
+                limit = root_grace(max(0.0, left / (len(stages) - index)))
             await asyncio.gather(*(process.stop(min(process.plan.stop_seconds, limit)) for process in stage))
         await asyncio.gather(*self._stops, return_exceptions=True)
         self._ledger.remove_orphans()
@@ -210,6 +209,12 @@ class Agent:
 
     def _emit(self, said: Said) -> None:
         self._outlet.write(encode(said))
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> int:

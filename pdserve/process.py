@@ -24,6 +24,8 @@ MARKER = "PDSERVE_PROCESS"
 """Environment variable that every descendant inherits: `<run id>/<process name>`."""
 
 _POLL_SECONDS = 0.05
+_ORPHAN_GRACE_SECONDS = 2.0
+"""What a root leaves behind gets this on top of the root's own grace, and no more than that one."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -99,12 +101,18 @@ class Child:
             send(self.identity, signal.SIGCONT)  # a stopped process cannot act on TERM
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait(), max(0.0, deadline - time.monotonic()))
-        forced = await stop_family(self.family, orphan_grace=min(2.0, grace), before_kill=before_kill)
+        orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
+        forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill)
         await self.wait()
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
         return forced
+
+
+def root_grace(seconds: float) -> float:
+    """The grace for which `Child.stop` begins to kill the whole family within `seconds`."""
+    return max(seconds / 2, seconds - _ORPHAN_GRACE_SECONDS)
 
 
 async def stop_family(
