@@ -16,6 +16,8 @@ _LINE_LIMIT = 16 * 1024 * 1024
 BEATS = 5
 """Beats in the length of a heartbeat: four may be late before a node counts as lost."""
 _ASK_MARGIN_SECONDS = 5.0
+_SILENT_SECONDS = 5.0
+"""What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""
 
 
 class AgentLink:
@@ -40,6 +42,7 @@ class AgentLink:
         self._receive = receive
         self._outlet = Outlet(popen.stdin.fileno())
         self._gone = False
+        self._silent = False
         self._heard: float | None = None
         """Not before its first word: until then a container may still be on its way."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
@@ -108,6 +111,7 @@ class AgentLink:
                 continue
             self._heard += max(0.0, loop.time() - before - 2 * interval)
             if (silent := loop.time() - self._heard) > heartbeat:
+                self._silent = True
                 self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
 
     def _lost(self, how: str) -> None:
@@ -139,11 +143,11 @@ class AgentLink:
         """Closes the pipe and waits until the node's guard has left: nothing of ours runs there any more.
 
         False when it is still there after `seconds`. A guard is not killed, because it is the one that cleans up;
-        killed is the srun or ssh of a node that was lost, which may wait for it for minutes.
+        killed is the srun or ssh of a node that was lost, which may wait for it for minutes; that of a silent one soon.
         """
         left = True
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self._silent else seconds):
                 await self._outlet.sent()
                 self._hang_up()
                 await pid_end(self._popen.pid)
