@@ -1,0 +1,117 @@
+"""Slurm ends a job in its own way: TERM to all, and KillWait later KILL. Whatever the stage, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, Deployment, Lab, measured, next_token
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+
+
+def surveying(up: Deployment) -> None:
+    wait_until("a scout", lambda: any("pdserve.scout" in line for line in up.ours(up.cluster.nodes[1])), LIMIT)
+
+
+def starting_lmcache(up: Deployment) -> None:
+    up.wait_for("started", name="lmcache-0")
+
+
+def starting_engines(up: Deployment) -> None:
+    for name in ("prefill-0", "decode-0"):
+        up.wait_for("started", name=name)
+
+
+def proving(up: Deployment) -> None:
+    up.wait_for("attached")
+
+
+def serving(up: Deployment) -> None:
+    up.ready()
+
+
+STAGES: list[tuple[Callable[[Deployment], None], dict[str, Any]]] = [
+    (surveying, {}),
+    (starting_lmcache, {"lmcache__env": {"FAKE_LMCACHE_HANG": 1}}),
+    (starting_engines, {"prefill__env": {"FAKE_NEVER_READY": 1}}),
+    (proving, {"prefill__env": {"FAKE_HOLD": "prefill"}}),
+    (serving, {}),
+    (serving, {"decode__env": {"FAKE_IGNORE_TERM": 1, "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}}),
+]
+
+
+@pytest.mark.parametrize(("reached", "changes"), STAGES, ids=[*(f.__name__ for f, _ in STAGES[:-1]), "stubborn engine"])
+def test_scancel_leaves_nothing(job: Lab, reached: Callable[[Deployment], None], changes: dict[str, Any]) -> None:
+    up = job.sbatch(job.recipe(**changes))
+    reached(up)
+    with measured(f"scancel, {reached.__name__} {' '.join(changes)} -> job gone") as note:
+        job.cluster.output(LOGIN, ["scancel", up.job])
+        assert up.ended() == "CANCELLED"
+        note(time.time(), (up.said().splitlines() or ["nothing said"])[-1])
+    job.cluster.assert_nothing_left(timeout=1)
+
+
+def test_scancel_is_survived_by_the_record(job: Lab) -> None:
+    up = job.sbatch(job.recipe()).ready()
+    job.cluster.output(LOGIN, ["scancel", up.job])
+    assert up.ended() == "CANCELLED"
+    assert up.state().phase == "stopped", up.said()
+    assert not any(event["forced"] for event in up.events("stopped"))
+    assert job.pdserve(LOGIN, "status").stdout.startswith("fake: stopped")
+
+
+def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -> None:
+    recipe = job.recipe(proxy__drain_seconds=20, decode__env={"FAKE_HOLD": "token"})
+    up = job.sbatch(recipe, "--time=1", "--signal=B:TERM@40")
+    up.wait_for("attached")
+    up.script("decode-0", hold="")
+    up.ready()
+    up.script("decode-0", hold="token")
+    with up.stream(max_tokens=6) as stream:
+        assert next_token(stream).startswith("data: {")
+        with measured("time limit 1 min, signal 40 s before -> draining") as note:
+            up.expect("deployment is draining")
+            note(time.time(), "deployment is draining")
+        up.script("decode-0", hold="")
+        rest = []
+        while line := next_token(stream):
+            rest.append(line)
+    assert rest[-1] == "data: [DONE]"
+    assert up.ended() == "COMPLETED"
+    assert up.stopped() == ORDER
+    assert not any(event["forced"] for event in up.events("stopped"))
+
+
+def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
+    up = job.sbatch(job.recipe(), "--requeue").ready()
+    first = up.run.run_id
+    job.cluster.output(LOGIN, ["scontrol", "requeue", up.job])
+    wait_until("the job waits", lambda: up.job_state() == "PENDING", LIMIT, why=up.said)
+    left = [line for node in job.cluster.nodes for line in up.ours(node)]
+    assert left == []
+    job.cluster.output(LOGIN, ["scontrol", "update", f"JobId={up.job}", "StartTime=now"])
+    up.expect("serving fake at", times=2)
+    assert up.run.run_id != first
+    assert up.complete()[0] == 200
+    assert job.pdserve(LOGIN, "down").returncode == 0
+    assert up.ended() == "COMPLETED"
+
+
+def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
+    up = job.sbatch(job.recipe()).ready()
+    launcher = up.cluster.nodes[0]
+    pid = next(pid for pid, argv in job.cluster.processes(launcher) if "up" in argv and "srun" not in argv[0])
+    with measured("SIGKILL launcher -> job gone") as note:
+        os.kill(pid, signal.SIGKILL)
+        assert up.ended() == "FAILED"
+        note(time.time(), (up.said().splitlines())[-1])
+    job.cluster.assert_nothing_left()
