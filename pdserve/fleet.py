@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pdserve.patched import forget
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import ExitProbe, Plan, Process
 from pdserve.protocol import (
     Answered,
     AskNode,
@@ -109,7 +109,7 @@ class Fleet:
         """Stops one process tree and returns when it is gone (or its agent is)."""
         process = self.plan.process(name)
         state = self.state.processes[name]
-        if state.phase in ("pending", "stopped") or process.node not in self.links:
+        if state.phase in ("pending", "done", "stopped") or process.node not in self.links:
             state.phase = "dead" if state.phase == "dead" else "stopped"
             return
         grace = process.stop_seconds if grace is None else grace
@@ -164,7 +164,7 @@ class Fleet:
         """After `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
         state = self.state.processes[name]
         await self.until(lambda: state.phase not in ("pending", "starting"))
-        return state.phase in ("ready", "degraded")
+        return state.phase in ("ready", "degraded", "done")
 
     def phase_of(self, name: str) -> str:
         """Short for the recorded phase of one process."""
@@ -211,6 +211,8 @@ class Fleet:
             return
         reasons = self.held.get(event.name)
         state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
+        if isinstance(self.plan.process(event.name).probe, ExitProbe):
+            state.phase = "done"
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3))
         if not reasons:

@@ -297,6 +297,7 @@ RULES: tuple[Rule, ...] = (
         "the model folder {path} does not exist on this host",
         "correct model.path (the tiny model: ./scripts/tiny-model)",
     ),
+    _rule(r"^weights: failed: (?P<why>.+?) -> (?P<todo>.+)", "{why}", "{todo}", frozenset({"weights"})),
     _rule(
         r"Invalid repository ID or local directory specified: '(?P<path>[^']+)'",
         "{path} is no model: no such folder, or no config.json in it",

@@ -12,6 +12,7 @@ _FATAL = "EngineCore failed to start"
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
+        (r"^weights: (?!failed: )(?P<said>.+)", "{said}"),
         # vLLM 0.21 to 0.33, in the order in which it says so
         (
             r"pdserve patches active: [\w, -]+ \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",

@@ -70,7 +70,7 @@ class Recovery:
             self._fleet.route(leader, "dead")
             if any(process.node != gone.node for process in plan.instance_of(leader)):
                 self._begin(f"rest of {leader}", self._stop_instance(leader))
-        for role in dict.fromkeys(process.role for process in there if process.role != "lmcache"):
+        for role in dict.fromkeys(process.role for process in there if process.role not in ("weights", "lmcache")):
             if not any(self._alive_or_coming(p.name) for p in plan.processes if p.role == role and _leads(p)):
                 self._fail(error)
                 return

@@ -12,8 +12,9 @@ from pdserve.procfs import ProcessId
 Phase = Literal["starting", "ready", "degraded", "draining", "failed", "stopped"]
 """failed: it does not serve, but what is healthy was kept running (--keep-on-failure)."""
 
-ProcessPhase = Literal["pending", "starting", "ready", "degraded", "draining", "dead", "stopped"]
-"""degraded: alive but not routed to (not answering, or its cache server is being replaced)."""
+ProcessPhase = Literal["pending", "starting", "ready", "degraded", "draining", "done", "dead", "stopped"]
+"""degraded: alive but not routed to (not answering, or its cache server is being replaced). done: it had one thing to
+do, and has ended with it done (the download of weights)."""
 
 
 class ProcessState(BaseModel):

@@ -44,7 +44,7 @@ class StatusView:
     def uptime(self, name: str) -> float | None:
         """Seconds since the process was started; None unless it lives."""
         process = self.state.processes[name]
-        if process.started_at is None or process.phase in ("pending", "dead", "stopped"):
+        if process.started_at is None or process.phase in ("pending", "done", "dead", "stopped"):
             return None
         return time.time() - process.started_at
 
@@ -89,7 +89,7 @@ def look(run: RunDir) -> StatusView:
     phase = state.phase if alive or over else LOST
     if not alive:
         for process in state.processes.values():
-            if process.node not in here or process.id is None or not process.id.alive():
+            if process.phase != "done" and (process.node not in here or process.id is None or not process.id.alive()):
                 process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
         return StatusView(state, plan, phase, str(run.path), living(state))
     for process in state.processes.values():

@@ -13,7 +13,7 @@ from pdserve import diagnostics, procfs
 from pdserve.health import Answer, Prober, wait_ready
 from pdserve.log_lines import GrowingLog, split
 from pdserve.log_progress import describe, is_fatal
-from pdserve.plan.model import Env, Process
+from pdserve.plan.model import Env, ExitProbe, Process
 from pdserve.process import Child, pid_end, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
 from pdserve.shm import ShmLedger
@@ -63,6 +63,7 @@ class Supervised:
         self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = False
+        self._done = False
         self._stopping = False
         self._prober = Prober(self.family)
 
@@ -72,12 +73,12 @@ class Supervised:
 
     @property
     def root_pid(self) -> int | None:
-        """The PID whose exit code is ours to collect."""
-        return None if self._child is None else self._child.pid
+        """The PID whose exit code is ours to collect. One that is done has none: it may be a stranger's by now."""
+        return None if self._child is None or self._done else self._child.pid
 
     def family(self) -> set[int]:
         """Live PIDs of the tree."""
-        return set() if self._child is None else self._child.family()
+        return set() if self._child is None or self._done else self._child.family()
 
     def start(self, secrets: Mapping[str, str]) -> None:
         """Spawns the process and begins to watch it. Failure to execute is reported as a death."""
@@ -110,7 +111,7 @@ class Supervised:
         began = time.monotonic()
         self._stopping = True
         forced = False
-        if self._child is not None:
+        if self._child is not None and not self._done:
             forced = await self._child.stop(grace, before_kill=self.record_shm)
         for task in self._tasks:
             task.cancel()
@@ -128,6 +129,9 @@ class Supervised:
 
     async def _watch_exit(self, child: Child) -> None:
         ended = await child.wait()
+        if ended.code == 0 and isinstance(self.plan.probe, ExitProbe):
+            self._done = True
+            return
         self._report_death(child, child.pid, ended.code, str(ended))
 
     async def _watch_member(self, child: Child, pid: int, title: str) -> None:
@@ -177,6 +181,9 @@ class Supervised:
             )
             return
         self._ready = True
+        if self._done:
+            self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started))
+            return
         family = self.family()
         pinned = set(self.plan.ports.values())
         found = {
@@ -208,6 +215,8 @@ class Supervised:
     async def _probe(self) -> Answer:
         if self.plan.probe is None:
             return Answer(True, "not probed")
+        if isinstance(self.plan.probe, ExitProbe):
+            return Answer(self._done, "it still runs")
         return await self._prober.check(self.plan.probe)
 
     async def _follow_log(self, child: Child) -> None:

@@ -23,7 +23,14 @@ from pdserve.rundir import find, home
 from pdserve.status_view import StatusView, look
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
-_STYLES = {"ready": "green", "done": "green", "dead": "bold red", "degraded": "yellow", "starting": "cyan", "draining": "yellow"}
+_STYLES = {
+    "ready": "green",
+    "done": "green",
+    "dead": "bold red",
+    "degraded": "yellow",
+    "starting": "cyan",
+    "draining": "yellow",
+}
 _WATCH_SECONDS = 2.0
 
 

@@ -1,9 +1,9 @@
 """Recipe + nodes -> Plan: the one place where a deployment is decided.
 
-Start stages: LMCache (0), then engines and the proxy together (1). The proxy starts beside the engines, so that a
-broken one shows in its first second and not after half an hour of loading; it routes to nobody until it is told that
-a worker is ready. vllm-router is told nothing and waits for engines by itself, so it is a stage of its own (2). Stop
-stages: proxy (0), decode (1), prefill or aggregated (2), LMCache (3).
+Start stages: the download of the weights (-1), LMCache (0), then engines and the proxy together (1). The proxy starts
+beside the engines, so that a broken one shows in its first second and not after half an hour of loading; it routes to
+nobody until it is told that a worker is ready. vllm-router is told nothing and waits for engines by itself, so it is a
+stage of its own (2). Stop stages: proxy and a download (0), decode (1), prefill or aggregated (2), LMCache (3).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pdserve.plan.model import Node, Plan, Versions
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Ports
 from pdserve.plan.vllm_argv import kv_gib_on_cpu
+from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import Mooncake, Raw
 from pdserve.recipe.effective import AnyConnector
@@ -79,6 +80,7 @@ def build_plan(
         model_path=folder,
         nodes=tuple(nodes),
         processes=(
+            *weights_processes(recipe, instances, run_dir=run_dir, python=engine_python, hosts=hosts),
             *(
                 server_process(
                     recipe,

@@ -18,7 +18,7 @@ from pdserve.recipe import effective
 from pdserve.recipe.base import EnvValue, SecretRef
 from pdserve.recipe.connectors import Mooncake
 from pdserve.recipe.lmcache import Lmcache
-from pdserve.recipe.model import Recipe
+from pdserve.recipe.model import Recipe, Role
 
 ENGINE_KEY = "engine_key"
 """Name of the secret that every deployment makes for its engines."""
@@ -142,6 +142,13 @@ def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict
         "PDSERVE_PATCH_RECORD": record,
         **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
     }
+
+
+def weights_env(recipe: Recipe, role: Role, hosts: Sequence[str]) -> Env:
+    """What the engines of a role get from the recipe, its secrets (HF_TOKEN) too: the same cache, hub and way there."""
+    wanted, secrets = _split(effective.env_of(recipe, role))
+    setting = {"PYTHONUNBUFFERED": "1", **wanted, **_no_proxy(wanted, secrets, hosts)}
+    return Env(base="inherit", set=setting, secrets=secrets)
 
 
 def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env:

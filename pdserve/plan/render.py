@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from pdserve.plan.environment import ENGINE_KEY
-from pdserve.plan.model import LmcacheProbe, Plan, Probe, Process
+from pdserve.plan.model import ExitProbe, HttpProbe, LmcacheProbe, Plan, Probe, Process
 
 _POLL_SECONDS = 0.5
 
@@ -34,6 +34,12 @@ launch() {
   started+=("$!")
   if [ -n "$3" ]; then waiting+=("$1 $3"); fi
   echo "$1: PID $!, log $RUN_DIR/$2"
+}
+
+# finish NAME LOG: runs a process to its end; the next ones need what it leaves.
+finish() {
+  echo "$1: runs, log $RUN_DIR/$2"
+  ("run_${1//-/_}") >>"$RUN_DIR/$2" 2>&1 || { echo "$1 failed; its log says why" >&2; exit 4; }
 }
 
 await_all() {
@@ -135,12 +141,14 @@ def _comment(process: Process) -> Iterator[str]:
 def _ready(probe: Probe | None) -> str:
     if probe is None:
         return "never probed (it has no API server)"
+    if isinstance(probe, ExitProbe):
+        return "it has ended with code 0"
     if isinstance(probe, LmcacheProbe):
         return f"{_url(probe)} answers 200, and /config names {probe.instance_id}"
     return f"{_url(probe)} answers 200"
 
 
-def _url(probe: Probe) -> str:
+def _url(probe: HttpProbe | LmcacheProbe) -> str:
     host = f"[{probe.host}]" if ":" in probe.host else probe.host
     return f"http://{host}:{probe.port}{'/healthcheck' if isinstance(probe, LmcacheProbe) else probe.path}"
 
@@ -176,6 +184,9 @@ def _main(plan: Plan) -> str:
         for index, process in enumerate(here):
             if index and process.start_stage != here[index - 1].start_stage:
                 cases.append("    await_all")
+            if isinstance(process.probe, ExitProbe):
+                cases.append(f"    finish {process.name} {shlex.quote(process.log)}")
+                continue
             url = _url(process.probe) if process.probe is not None else ""
             cases.append(f"    launch {process.name} {shlex.quote(process.log)} {shlex.quote(url)}")
         cases += ["    await_all", '    echo "all processes of this node are up"', "    wait -n", "    ;;"]

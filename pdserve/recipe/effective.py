@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ CPU_BLOCK_SIZE = 128
 """vLLM's CPU backend (0.32.0)."""
 DEVICE_BLOCK_SIZE = 16
 """vLLM's default on GPUs, unless an attention backend asks for another one."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def connector_of(recipe: Recipe, name: RoleName, role: Role) -> AnyConnector | None:
@@ -90,6 +93,12 @@ def policy_of(recipe: Recipe, name: RoleName) -> str:
 def publishes_kv_events(recipe: Recipe, name: RoleName) -> bool:
     """Whether the engines of a role are asked to say what their KV caches hold."""
     return policy_of(recipe, name) == "kv_events"
+
+
+def downloads(recipe: Recipe) -> bool:
+    """Whether the model is fetched from the hub before the engines start."""
+    model, elsewhere = recipe.model, str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
+    return model.download and bool(_HUB_ID.fullmatch(model.id or "")) and elsewhere not in ("1", "true")
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[RoleName, Role, AnyConnector | None]]:

@@ -22,7 +22,18 @@ class Model(Strict):
 
     path: str | None = Field(default=None, description="A local folder, relative to the recipe's file; on every node.")
     id: str | None = Field(default=None, description="A model id that the engine resolves (hub or cache).")
-    revision: str | None = Field(default=None, description="Revision of `id`; pin it to make a run repeatable.")
+    revision: str | None = Field(
+        default=None,
+        description="Revision of `id`. Only the 40 digits of a commit pin it: a branch may move between two nodes, or "
+        "two starts. null: the hub's main branch.",
+    )
+    download: bool = Field(
+        default=True,
+        description="With an `id` of the hub: fetch what vLLM needs of it before the engines start, once for each node "
+        "(and once for all nodes that share a cache folder), with progress and a check of the disk. With "
+        "HF_HUB_OFFLINE=1 it only checks that all is there. false, and with any other id (s3://..., ModelScope): each "
+        "engine finds it by itself.",
+    )
     served_name: str = Field(description="The one name that clients use; engines, proxy and canary agree on it.")
     kv_group_blocks: list[Count] | None = Field(
         default=None,
@@ -121,6 +132,10 @@ class Ports(Strict):
 class Timeouts(Strict):
     """How long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
 
+    weights_seconds: Seconds = Field(
+        default=21600,
+        description="The download of the weights on one node. One that does not move for ten minutes ends before.",
+    )
     lmcache_seconds: Seconds = Field(
         default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
     )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kimi-mi355x-2node: disaggregated, rocm, 4 processes on 2 node(s).
+# kimi-mi355x-2node: disaggregated, rocm, 6 processes on 2 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that is not ordered with the device's stream, which can store wrong KV (lmcache#4870, lmcache#4419); install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1
 # warning: whether this model's KV has several groups (windows, recurrent state) is not known: its config.json is not here; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven
@@ -19,6 +19,44 @@ RUN_DIR=/run/pdserve/kimi-mi355x-2node
 # All processes of a deployment share it: on several nodes export the same one everywhere.
 export engine_key="${engine_key:-$(od -An -tx1 -N24 /dev/urandom | tr -d ' \n')}"
 mkdir -p "$RUN_DIR/logs"
+
+# weights-0 (weights) on node0: start stage -1, no devices
+#   ports: none; log: logs/weights-0@node0.log
+#   ready: it has ended with code 0
+run_weights_0() {
+  unset engine_key
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
+  export PYTHONNOUSERSITE=1
+  export PYTHONUNBUFFERED=1
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200
+  export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
+  export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
+  exec python -m pdserve.weights \
+    --model amd/Kimi-K2.5-MXFP4 \
+    --record /run/pdserve/kimi-mi355x-2node/weights/weights-0.json
+}
+
+# weights-1 (weights) on node1: start stage -1, no devices
+#   ports: none; log: logs/weights-1@node1.log
+#   ready: it has ended with code 0
+run_weights_1() {
+  unset engine_key
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
+  export PYTHONNOUSERSITE=1
+  export PYTHONUNBUFFERED=1
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200
+  export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
+  export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
+  exec python -m pdserve.weights \
+    --model amd/Kimi-K2.5-MXFP4 \
+    --record /run/pdserve/kimi-mi355x-2node/weights/weights-1.json
+}
 
 # lmcache-0 (lmcache) on node0: start stage 0, devices 0,1,2,3,4,5,6,7
 #   ports: request 5555, http 8080; log: logs/lmcache-0@node0.log
@@ -290,6 +328,12 @@ launch() {
   echo "$1: PID $!, log $RUN_DIR/$2"
 }
 
+# finish NAME LOG: runs a process to its end; the next ones need what it leaves.
+finish() {
+  echo "$1: runs, log $RUN_DIR/$2"
+  ("run_${1//-/_}") >>"$RUN_DIR/$2" 2>&1 || { echo "$1 failed; its log says why" >&2; exit 4; }
+}
+
 await_all() {
   local entry name url pid
   for entry in ${waiting[@]+"${waiting[@]}"}; do
@@ -313,12 +357,16 @@ stop_all() {
 started=()
 waiting=()
 case "${1:-}" in
+  weights-0) run_weights_0 ;;
+  weights-1) run_weights_1 ;;
   lmcache-0) run_lmcache_0 ;;
   prefill-0) run_prefill_0 ;;
   decode-0) run_decode_0 ;;
   proxy) run_proxy ;;
   @node0)
     trap stop_all EXIT
+    finish weights-0 logs/weights-0@node0.log
+    await_all
     launch lmcache-0 logs/lmcache-0@node0.log http://127.0.0.1:8080/healthcheck
     await_all
     launch prefill-0 logs/prefill-0@node0.log http://198.51.100.1:8100/health
@@ -329,6 +377,8 @@ case "${1:-}" in
     ;;
   @node1)
     trap stop_all EXIT
+    finish weights-1 logs/weights-1@node1.log
+    await_all
     launch decode-0 logs/decode-0@node1.log http://198.51.100.2:8200/health
     await_all
     echo "all processes of this node are up"
@@ -337,7 +387,7 @@ case "${1:-}" in
   *)
     echo "usage: $0 NAME        one process, in the foreground" >&2
     echo "       $0 @NODE       all processes of a node, in order, until one ends or Ctrl-C" >&2
-    echo "names: lmcache-0 prefill-0 decode-0 proxy" >&2
+    echo "names: weights-0 weights-1 lmcache-0 prefill-0 decode-0 proxy" >&2
     echo "nodes: @node0 @node1" >&2
     exit 2
     ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kimi-mi355x-lmcache: aggregated, rocm, 3 processes on 1 node(s).
+# kimi-mi355x-lmcache: aggregated, rocm, 4 processes on 1 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that is not ordered with the device's stream, which can store wrong KV (lmcache#4870, lmcache#4419); install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1
 # warning: whether this model's KV has several groups (windows, recurrent state) is not known: its config.json is not here; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven
@@ -19,6 +19,25 @@ RUN_DIR=/run/pdserve/kimi-mi355x-lmcache
 # All processes of a deployment share it: on several nodes export the same one everywhere.
 export engine_key="${engine_key:-$(od -An -tx1 -N24 /dev/urandom | tr -d ' \n')}"
 mkdir -p "$RUN_DIR/logs"
+
+# weights-0 (weights) on localhost: start stage -1, no devices
+#   ports: none; log: logs/weights-0@localhost.log
+#   ready: it has ended with code 0
+run_weights_0() {
+  unset engine_key
+  export NO_PROXY=127.0.0.1,localhost,::1
+  export PYTHONNOUSERSITE=1
+  export PYTHONUNBUFFERED=1
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200
+  export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
+  export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_RMSNORM=1
+  export no_proxy=127.0.0.1,localhost,::1
+  exec python -m pdserve.weights \
+    --model amd/Kimi-K2.5-MXFP4 \
+    --record /run/pdserve/kimi-mi355x-lmcache/weights/weights-0.json
+}
 
 # lmcache-0 (lmcache) on localhost: start stage 0, devices 0,1,2,3,4,5,6,7
 #   ports: request 5555, http 8080; log: logs/lmcache-0@localhost.log
@@ -223,6 +242,12 @@ launch() {
   echo "$1: PID $!, log $RUN_DIR/$2"
 }
 
+# finish NAME LOG: runs a process to its end; the next ones need what it leaves.
+finish() {
+  echo "$1: runs, log $RUN_DIR/$2"
+  ("run_${1//-/_}") >>"$RUN_DIR/$2" 2>&1 || { echo "$1 failed; its log says why" >&2; exit 4; }
+}
+
 await_all() {
   local entry name url pid
   for entry in ${waiting[@]+"${waiting[@]}"}; do
@@ -246,11 +271,14 @@ stop_all() {
 started=()
 waiting=()
 case "${1:-}" in
+  weights-0) run_weights_0 ;;
   lmcache-0) run_lmcache_0 ;;
   aggregated-0) run_aggregated_0 ;;
   proxy) run_proxy ;;
   @localhost)
     trap stop_all EXIT
+    finish weights-0 logs/weights-0@localhost.log
+    await_all
     launch lmcache-0 logs/lmcache-0@localhost.log http://127.0.0.1:8080/healthcheck
     await_all
     launch aggregated-0 logs/aggregated-0@localhost.log http://127.0.0.1:8300/health
@@ -262,7 +290,7 @@ case "${1:-}" in
   *)
     echo "usage: $0 NAME        one process, in the foreground" >&2
     echo "       $0 @NODE       all processes of a node, in order, until one ends or Ctrl-C" >&2
-    echo "names: lmcache-0 aggregated-0 proxy" >&2
+    echo "names: weights-0 lmcache-0 aggregated-0 proxy" >&2
     echo "nodes: @localhost" >&2
     exit 2
     ;;

@@ -276,6 +276,12 @@ launch() {
   echo "$1: PID $!, log $RUN_DIR/$2"
 }
 
+# finish NAME LOG: runs a process to its end; the next ones need what it leaves.
+finish() {
+  echo "$1: runs, log $RUN_DIR/$2"
+  ("run_${1//-/_}") >>"$RUN_DIR/$2" 2>&1 || { echo "$1 failed; its log says why" >&2; exit 4; }
+}
+
 await_all() {
   local entry name url pid
   for entry in ${waiting[@]+"${waiting[@]}"}; do

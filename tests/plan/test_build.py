@@ -50,7 +50,7 @@ def test_engines_and_the_proxy_are_probed_where_they_listen() -> None:
 @pytest.mark.parametrize(("host", "probed"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("192.0.2.7", "192.0.2.7")])
 def test_a_proxy_for_everybody_is_probed_on_loopback(host: str, probed: str) -> None:
     probe = plan(recipe({"proxy": {"host": host}})).process("proxy").probe
-    assert probe is not None
+    assert isinstance(probe, HttpProbe)
     assert probe.host == probed
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from pdserve.plan.model import HttpProbe
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real import kv_faults
 
@@ -95,7 +96,7 @@ def stack(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
         assert code == 0, output
         plan = deployment.run.read_plan()
         probe = plan.process("aggregated-0").probe
-        assert probe is not None
+        assert isinstance(probe, HttpProbe)
         yield Stack(deployment, f"http://{probe.host}:{probe.port}", plan.lmcache[0].http_url, faults)
     finally:
         pdserve("down", NAME)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdserve.plan.model import HttpProbe
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up
 
@@ -32,7 +33,7 @@ def tiny(home: Path) -> Iterator[Deployment]:
 
 def prefill(tiny: Deployment) -> str:
     probe = tiny.run.read_plan().process("prefill-0").probe
-    assert probe is not None
+    assert isinstance(probe, HttpProbe)
     return f"http://{probe.host}:{probe.port}"
 
 

@@ -13,6 +13,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from pdserve.plan.model import HttpProbe
 from pdserve.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up, member
@@ -60,7 +61,7 @@ def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> N
 
 def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment) -> None:
     probe = tiny.run.read_plan().process("prefill-0").probe
-    assert probe is not None
+    assert isinstance(probe, HttpProbe)
     text = httpx.get(f"http://{probe.host}:{probe.port}/metrics").text
     assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 3.0' in text
     # The canary's transfer was the first one: without the patch the API server would be gone by now.

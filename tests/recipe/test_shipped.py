@@ -54,7 +54,10 @@ def test_these_recipes_are_shipped() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_it_loads_without_any_variable_and_without_a_warning_on_its_own_platform(path: Path) -> None:
     loaded = _load(path)
-    assert loaded.warnings == ()
+    unpinned = path in KIMI
+    assert [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings] == [
+        "another start, or another node, may get other weights"
+    ] * unpinned, "but that of a model whose commit nobody here could look up"
     assert loaded.recipe.name == path.stem
     assert loaded.recipe.description
 

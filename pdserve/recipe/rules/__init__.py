@@ -22,6 +22,7 @@ from pdserve.recipe.rules import (
     rocm,
     structure,
     vllm_router,
+    weights,
 )
 
 _RULES = (
@@ -69,6 +70,8 @@ _WARNINGS = (
     loading.uneven_caps,
     rocm.idle_switches,
     engines.unknown_flags,
+    weights.unpinned,
+    weights.lost_cache,
 )
 
 

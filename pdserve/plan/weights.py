@@ -1,0 +1,71 @@
+"""Fetching the weights: one process a node that hosts an engine, done before anything else starts.
+
+Engines of one node that look into different caches (another HF_HOME or --download-dir) get one each. Nodes that share
+a cache folder each have their own process; which of them downloads is settled by a lock in the folder.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+
+from pdserve.plan.environment import weights_env
+from pdserve.plan.model import ExitProbe, Process
+from pdserve.plan.placement import Instance
+from pdserve.recipe import effective
+from pdserve.recipe.model import Recipe, Role
+
+START_STAGE = -1
+STOP_STAGE = 0
+RECORDS = "weights"
+"""Folder of the run directory in which each process says which commit it has."""
+_CACHE_VARIABLES = ("XDG_CACHE_HOME", "HOME")
+_FLAGS = {"download-dir": "--cache-dir", "load-format": "--load-format"}
+"""vLLM's flags that decide where and what it loads, and ours."""
+
+
+def weights_processes(
+    recipe: Recipe, instances: Sequence[Instance], *, run_dir: str, python: str, hosts: Sequence[str]
+) -> Iterator[Process]:
+    """None for a local model, and where the recipe leaves it to the engines."""
+    if not effective.downloads(recipe):
+        return
+    model = recipe.model
+    wanted: dict[tuple[str, object], Role] = {}
+    for instance in instances:
+        for share in instance.shares:
+            wanted.setdefault((share.node.name, _cache_of(recipe, instance.role)), instance.role)
+    for index, ((node, _), role) in enumerate(wanted.items()):
+        name = f"weights-{index}"
+        yield Process(
+            name=name,
+            role="weights",
+            node=node,
+            argv=(
+                *(python, "-m", "pdserve.weights", "--model", model.id or ""),
+                *(("--revision", model.revision) if model.revision is not None else ()),
+                *_own_flags(recipe, role),
+                *("--record", posixpath.join(run_dir, RECORDS, f"{name}.json")),
+            ),
+            env=weights_env(recipe, role, hosts),
+            log=f"logs/{name}@{node}.log",
+            probe=ExitProbe(),
+            start_stage=START_STAGE,
+            stop_stage=STOP_STAGE,
+            ready_seconds=recipe.timeouts.weights_seconds,
+            stop_seconds=recipe.timeouts.stop_seconds,
+        )
+
+
+def _own_flags(recipe: Recipe, role: Role) -> Iterator[str]:
+    args = effective.args_of(recipe, role)
+    for flag, ours in _FLAGS.items():
+        if isinstance(value := args.get(flag), str):
+            yield from (ours, value)
+
+
+def _cache_of(recipe: Recipe, role: Role) -> object:
+    """What decides which folder the engines of a role look into."""
+    env = effective.env_of(recipe, role)
+    variables = {name: str(env[name]) for name in env if name.startswith("HF_") or name in _CACHE_VARIABLES}
+    return (*_own_flags(recipe, role), *sorted(variables.items()))
