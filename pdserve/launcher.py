@@ -400,5 +400,10 @@ class Launcher:
         with contextlib.suppress(OSError):
             for name in self._down_requests:
                 control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
-        if not all(left):
-            raise ServeError("an agent is still stopping its processes", todo="pdserve status shows what is left")
+        # Of a silent node nobody knows, and whoever reads the reason for the end must not read this instead.
+        busy = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
+        if busy and error is None:
+            raise ServeError(
+                f"the agent of {', '.join(busy)} is still stopping its processes",
+                todo="pdserve status shows what is left",
+            )

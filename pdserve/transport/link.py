@@ -42,7 +42,8 @@ class AgentLink:
         self._receive = receive
         self._outlet = Outlet(popen.stdin.fileno())
         self._gone = False
-        self._silent = False
+        self.silent = False
+        """It was lost without a word: what its node does is not known."""
         self._heard: float | None = None
         """Not before its first word: until then a container may still be on its way."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
@@ -111,7 +112,7 @@ class AgentLink:
                 continue
             self._heard += max(0.0, loop.time() - before - 2 * interval)
             if (silent := loop.time() - self._heard) > heartbeat:
-                self._silent = True
+                self.silent = True
                 self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
 
     def _lost(self, how: str) -> None:
@@ -147,7 +148,7 @@ class AgentLink:
         """
         left = True
         try:
-            async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self._silent else seconds):
+            async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self.silent else seconds):
                 await self._outlet.sent()
                 self._hang_up()
                 await pid_end(self._popen.pid)
