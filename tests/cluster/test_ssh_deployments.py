@@ -1,0 +1,145 @@
+"""The same recipe over bare hosts: a cluster file, ssh, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, Lab, measured
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+
+
+def test_a_recipe_over_two_hosts_is_driven_from_a_third_machine(hosts: Lab) -> None:
+    first, second, _ = hosts.cluster.nodes
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        assert (up.node_of("proxy"), up.node_of("prefill-0"), up.node_of("decode-0")) == (first, first, second)
+        status, answer = up.complete()
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
+        table = hosts.pdserve(LOGIN, "status").stdout
+        assert re.search(rf"^decode-0\s+\S+\s+{second}\s+\d+\s+ready", table, re.MULTILINE), table
+        down = hosts.pdserve(LOGIN, "down")
+        assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
+        assert up.ended() == "0"
+        assert up.stopped() == ORDER
+
+
+def test_the_launcher_may_be_on_one_of_the_hosts(hosts: Lab) -> None:
+    with hosts.up(hosts.cluster.nodes[0], hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        assert up.complete()[0] == 200
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended() == "0"
+
+
+def test_an_engine_that_dies_on_another_host_is_told_with_its_host_and_its_last_words(hosts: Lab) -> None:
+    recipe = hosts.recipe(decode__env={"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "RuntimeError: no such weights"})
+    with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
+        line = up.expect("error: decode-0@")
+        assert hosts.cluster.nodes[1] in line
+        up.expect("RuntimeError: no such weights")
+        assert up.ended() == "4"
+
+
+def test_a_host_that_does_not_answer_is_named_in_the_words_of_ssh(hosts: Lab) -> None:
+    silent = hosts.cluster.nodes[1]
+    hosts.cluster.cut(silent)
+    try:
+        with measured(f"{silent} does not answer ssh") as note:
+            done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", hosts.hosts())
+            note(time.time(), done.stderr.splitlines()[0])
+    finally:
+        hosts.cluster.heal(silent)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"scout@{silent}: nothing can be started on {silent}" in done.stderr
+    assert re.search(r"\| ssh: connect to host .* (timed out|No route to host)", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("IdentityFile=/dev/null", "Permission denied (publickey)"),
+        ("UserKnownHostsFile=/dev/null", "Host key verification failed"),
+        ("Port=2222", "Connection refused"),
+    ],
+)
+def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: str, words: str) -> None:
+    config = hosts.folder / "ssh_config"
+    # The first value of a setting wins, but identities add up.
+    text = hosts.cluster.ssh_config.read_text()
+    config.write_text(text.replace("IdentityFile", "#") if option.startswith("IdentityFile") else text)
+    file = hosts.hosts(ssh={"config": str(config), "options": [option]})
+    with measured(f"ssh with {option}") as note:
+        done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", file)
+        note(time.time(), done.stderr.splitlines()[0])
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(r"error: scout@\w+: nothing can be started on \w+", done.stderr), done.stderr
+    assert words in done.stderr
+
+
+def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        client = [
+            pid
+            for pid, argv in hosts.cluster.processes(LOGIN)
+            if argv[0] == "ssh" and node in argv and "pdserve.agent" in argv[-1]
+        ]
+        with measured("SIGKILL of the ssh client") as note:
+            os.kill(client[0], signal.SIGKILL)
+            line = up.expect(f"node {node} is lost")
+            note(time.time(), line)
+        assert "its pipe closed" in line
+        assert up.ended() == "5"
+
+
+def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
+    recipe = hosts.recipe(on_node_loss="degrade", prefill__instances=2, decode__instances=2)
+    with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("proxy")
+        with measured(f"cut of the proxy's node {node}, ssh") as note:
+            hosts.cluster.cut(node)
+            line = up.expect(f"the agent of {node} is gone: not heard for")
+            note(time.time(), line)
+        wait_until(f"nothing of ours on {node}", lambda: not agents(hosts, node), LIMIT)
+        line = up.expect(f"node {node} is lost while serving, and with it")
+        assert "decode-0" in line
+        assert "proxy" in line
+        hosts.cluster.heal(node)
+        assert up.ended() == "5"
+    # sshd hears of the end of its client when the client's machine tries again.
+    hosts.cluster.assert_nothing_left(timeout=LIMIT)
+
+
+def agents(hosts: Lab, node: str) -> list[str]:
+    """What runs on a host besides sshd's sessions, which end when the network is back."""
+    return [" ".join(argv) for _, argv in hosts.cluster.processes(node) if "sshd" not in argv[0]]
+
+
+def test_a_killed_launcher_takes_everything_along(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        up.process.send_signal(signal.SIGKILL)
+        hosts.cluster.assert_nothing_left()
+
+
+def test_a_run_directory_that_a_host_does_not_share_is_found_before_anything_starts(hosts: Lab) -> None:
+    other = hosts.cluster.nodes[1]
+    hosts.home.mkdir()
+    hosts.cluster.output(other, ["mount", "-t", "tmpfs", "none", str(hosts.home)])
+    try:
+        done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", hosts.hosts())
+    finally:
+        hosts.cluster.output(other, ["umount", str(hosts.home)])
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"run-dir on {other}" in done.stderr, done.stderr
