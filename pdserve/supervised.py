@@ -63,7 +63,8 @@ class Supervised:
         self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = False
-        self._done = False
+        self.done = False
+        """It had one thing to do, and has ended with it done."""
         self._stopping = False
         self._prober = Prober(self.family)
 
@@ -74,11 +75,11 @@ class Supervised:
     @property
     def root_pid(self) -> int | None:
         """The PID whose exit code is ours to collect. One that is done has none: it may be a stranger's by now."""
-        return None if self._child is None or self._done else self._child.pid
+        return None if self._child is None or self.done else self._child.pid
 
     def family(self) -> set[int]:
         """Live PIDs of the tree."""
-        return set() if self._child is None or self._done else self._child.family()
+        return set() if self._child is None or self.done else self._child.family()
 
     def start(self, secrets: Mapping[str, str]) -> None:
         """Spawns the process and begins to watch it. Failure to execute is reported as a death."""
@@ -111,7 +112,7 @@ class Supervised:
         began = time.monotonic()
         self._stopping = True
         forced = False
-        if self._child is not None and not self._done:
+        if self._child is not None and not self.done:
             forced = await self._child.stop(grace, before_kill=self.record_shm)
         for task in self._tasks:
             task.cancel()
@@ -130,7 +131,7 @@ class Supervised:
     async def _watch_exit(self, child: Child) -> None:
         ended = await child.wait()
         if ended.code == 0 and isinstance(self.plan.probe, ExitProbe):
-            self._done = True
+            self.done = True
             return
         self._report_death(child, child.pid, ended.code, str(ended))
 
@@ -181,7 +182,7 @@ class Supervised:
             )
             return
         self._ready = True
-        if self._done:
+        if self.done:
             self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started))
             return
         family = self.family()
@@ -216,7 +217,7 @@ class Supervised:
         if self.plan.probe is None:
             return Answer(True, "not probed")
         if isinstance(self.plan.probe, ExitProbe):
-            return Answer(self._done, "it still runs")
+            return Answer(self.done, "it still runs")
         return await self._prober.check(self.plan.probe)
 
     async def _follow_log(self, child: Child) -> None:

@@ -424,3 +424,20 @@ def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
 
 def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:
     assert load(tmp_path, CPU).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ((), "model.id: revision main is not pinned"),
+        (("model.revision=v1",), "model.revision: revision v1 is not pinned"),
+        ((f"model.revision='{'0' * 40}'",), None),
+        (("model.download=false",), None),
+        ((f"model.revision='{'0' * 40}'", "container.kind=docker", "image=x:1"), "into the container's own home"),
+    ],
+)
+def test_weights_that_may_change_or_be_lost_are_warned_of(
+    tmp_path: Path, settings: tuple[str, ...], warned: str | None
+) -> None:
+    warnings = load(tmp_path, GPU, *settings).warnings
+    assert [warned in warning for warning in warnings] == [True] if warned else warnings == ()

@@ -1,0 +1,103 @@
+"""The model is fetched before anything else starts, and a failure of that ends the start."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.plan.model import ExitProbe
+from tests.fakes.hub import COMMIT, Hub
+from tests.launch.deployment import assert_nothing_left, pdserve, read_json, recipe, up
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub("org/model") as running:
+        yield running
+
+
+def from_hub(folder: Path, hub: Hub, **changes: Any) -> Path:
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "VLLM_CPU_KVCACHE_SPACE": 1}
+    return recipe(folder, model__path=None, model__id="org/model", engine__env=env, **changes)
+
+
+def test_the_download_is_done_before_anything_starts_and_is_no_part_of_serving(
+    tmp_path: Path, pdserve_home: Path, hub: Hub
+) -> None:
+    with up(from_hub(tmp_path, hub), pdserve_home) as deployment:
+        deployment.command.expect("revision main is not pinned")
+        deployment.command.expect(f"weights: every node has commit {COMMIT}")
+        deployment.command.expect("serving fake at")
+        history = [(event["event"], event.get("name")) for event in deployment.events()]
+        assert history.index(("ready", "weights-0")) < history.index(("start", "lmcache-0"))
+        assert isinstance(deployment.run.read_plan().process("weights-0").probe, ExitProbe)
+        code, output = pdserve("status", "--json")
+        shown = read_json(output)
+        assert (code, shown["phase"], shown["processes"]["weights-0"]["phase"]) == (0, "ready", "done")
+        deployment.send_signal("proxy", signal.SIGKILL)
+        assert deployment.wait_for("phase", phase="ready", after="degraded")
+        assert deployment.started().count("weights-0") == 1
+        code, output = pdserve("restart", "weights-0")
+        assert code == 8
+        assert "nothing to do while engines run" in output
+        deployment.command.interrupt()
+        assert deployment.command.finish() == 0
+        assert_nothing_left(deployment)
+        assert "weights-0" not in [event["name"] for event in deployment.events("stopped")]
+
+
+def test_a_download_that_fails_ends_the_start_with_its_cause(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
+    with up(from_hub(tmp_path, hub, model__revision="v9"), pdserve_home) as deployment:
+        assert deployment.command.finish() == 4
+        assert deployment.started() == ["weights-0"]
+        assert_nothing_left(deployment)
+        output = deployment.command.output
+    node = deployment.run.read_plan().process("weights-0").node
+    assert f"weights-0@{node}: weights (PID" in output
+    assert "likely cause: the hub has org/model, but no revision v9" in output
+    assert "what to do:   correct model.revision" in output
+
+
+def test_a_download_that_is_killed_ends_the_start(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
+    hub.hold("model-2.safetensors")
+    with up(from_hub(tmp_path, hub), pdserve_home) as deployment:
+        deployment.command.expect("files of org/model at")
+        deployment.send_signal("weights-0", signal.SIGKILL)
+        assert deployment.command.finish() == 4
+        assert "killed by SIGKILL" in deployment.command.output
+        assert deployment.started() == ["weights-0"]
+        assert_nothing_left(deployment)
+
+
+def test_a_recipe_can_leave_it_to_the_engines(tmp_path: Path, pdserve_home: Path, hub: Hub) -> None:
+    code, output = pdserve("up", from_hub(tmp_path, hub, model__download=False), "--dry-run")
+    assert code == 0
+    assert "weights-0" not in output
+    assert "not pinned" not in output
+
+
+def test_nodes_with_different_commits_do_not_start_engines(tmp_path: Path) -> None:
+    import asyncio
+
+    from pdserve.errors import StartError
+    from pdserve.fetched import same_commit
+    from pdserve.rundir import RunDir
+    from tests.plan import kit
+
+    by_id = {"model": {"path": None, "id": "org/model"}}
+    plan = kit.plan(kit.recipe(kit.on_gpus(), by_id), *kit.hosts(1, 1))
+    for name, commit in (("weights-0", COMMIT), ("weights-1", "f" * 40)):
+        file = tmp_path / "weights" / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"commit": commit}))
+    with pytest.raises(StartError) as failure:
+        asyncio.run(same_commit(plan, RunDir(tmp_path)))
+    assert failure.value.what == "the nodes have different commits of org/model at main"
+    assert failure.value.evidence == (f"weights-0@host0: {COMMIT}", f"weights-1@host1: {'f' * 40}")
