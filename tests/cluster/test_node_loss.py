@@ -1,0 +1,122 @@
+"""A node that is cut off, or dies without a word: who notices, what is said, what goes on, what stops by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import LIMIT, Deployment, Lab, measured, read_until, read_until_silent
+from tests.cluster.spec import LOGIN, SlurmSettings
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+TWO_OF_EACH = {"prefill__instances": 2, "decode__instances": 2, "on_node_loss": "degrade"}
+
+
+@pytest.fixture(scope="module")
+def slurm_of_the_module() -> Iterator[Cluster]:
+    """A Slurm that lets a node be silent for long, as they do: what is seen here is seen by pdserve alone."""
+    with Cluster.up(nodes=2, slurm=SlurmSettings(slurmd_timeout=120)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two(job: Lab) -> Iterator[Lab]:
+    """Whatever happens, the cables are plugged in again."""
+    yield job
+    for node in job.cluster.nodes:
+        job.cluster.heal(node)
+
+
+def lose(up: Deployment, node: str, how: str) -> str:
+    """Cuts a node off, or its power; the line in which the user is told."""
+    with measured(f"{how} {node}") as note:
+        getattr(up.cluster, how)(node)
+        line = up.expect(f"the agent of {node} is gone: not heard for")
+        note(time.time(), line)
+    return line
+
+
+def test_a_cut_shorter_than_the_heartbeat_delays_a_stream_and_nothing_else(two: Lab) -> None:
+    timeouts: dict[str, Any] = {"timeouts__heartbeat_seconds": 10.0, "timeouts__agent_lease_seconds": 20.0}
+    up = two.sbatch(two.recipe(**timeouts)).ready()
+    up.script("decode-0", token_seconds=0.02)
+    before = up.state()
+    with up.talk(max_tokens=200) as stream:
+        read_until(stream, b"data: {")
+        two.cluster.cut(up.node_of("decode-0"))
+        read_until_silent(stream, 0.5)
+        two.cluster.heal(up.node_of("decode-0"))
+        read_until(stream, b"data: [DONE]")
+    after = up.state()
+    assert after.phase == "ready"
+    assert {name: one.id for name, one in after.processes.items()} == {
+        name: one.id for name, one in before.processes.items()
+    }
+    assert not up.events("died")
+    assert not up.events("unresponsive")
+    assert two.pdserve(LOGIN, "down").returncode == 0
+    assert up.ended() == "COMPLETED"
+
+
+def test_a_longer_cut_ends_the_deployment_and_the_cut_side_stops_by_itself(two: Lab) -> None:
+    up = two.sbatch(two.recipe()).ready()
+    node = up.node_of("decode-0")
+    lose(up, node, "cut")
+    wait_until(f"nothing of ours on {node}, which hears nobody", lambda: not up.ours(node), LIMIT)
+    up.expect(f"error: agent@{node}: node {node} is lost while serving, and with it decode-0: not heard for")
+    first = up.node_of("proxy")
+    wait_until(f"nothing of ours on {first}", lambda: not up.ours(first), LIMIT)
+    assert up.state().phase == "failed"
+    two.cluster.heal(node)
+    assert up.ended() == "FAILED"
+    assert up.ours(node) == []
+
+
+def test_degrade_serves_on_with_the_rest_and_what_was_cut_off_does_not_come_back(two: Lab) -> None:
+    up = two.sbatch(two.recipe(**TWO_OF_EACH), "--no-kill").ready()
+    node = two.cluster.nodes[1]
+    gone = sorted(name for name, one in up.state().processes.items() if one.node == node)
+    assert gone == ["decode-1", "lmcache-1", "prefill-1"]
+    lose(up, node, "cut")
+    up.expect("deployment is degraded")
+    assert [up.complete()[0] for _ in range(4)] == [200] * 4
+    wait_until(f"nothing of ours on {node}, which hears nobody", lambda: not up.ours(node), LIMIT)
+    two.cluster.heal(node)
+    two.cluster.output(node, ["true"])
+    assert up.ours(node) == []
+    shown = two.pdserve(LOGIN, "status").stdout
+    assert shown.startswith("fake: degraded"), shown
+    for name in gone:
+        assert up.state().processes[name].phase == "dead"
+    assert up.complete()[0] == 200
+    assert two.pdserve(LOGIN, "down").returncode == 0
+    assert up.ended() in ("COMPLETED", "NODE_FAIL")
+
+
+def test_degrade_serves_on_after_a_power_cut(two: Lab) -> None:
+    up = two.sbatch(two.recipe(**TWO_OF_EACH), "--no-kill").ready()
+    node = two.cluster.nodes[1]
+    lose(up, node, "power_off")
+    up.expect("deployment is degraded")
+    assert [up.complete()[0] for _ in range(4)] == [200] * 4
+    two.cluster.power_on(node)
+    assert up.complete()[0] == 200
+    two.pdserve(LOGIN, "down")
+    wait_until("phase stopped", lambda: up.state().phase == "stopped", LIMIT, why=up.said)
+    up.ended()
+
+
+def test_the_last_of_a_role_cannot_be_done_without(two: Lab) -> None:
+    up = two.sbatch(two.recipe(on_node_loss="degrade"), "--no-kill").ready()
+    node = up.node_of("decode-0")
+    lose(up, node, "cut")
+    up.expect(f"error: agent@{node}: node {node} is lost while serving, and with it decode-0")
+    wait_until("failed", lambda: up.state().phase == "failed", LIMIT, why=up.said)
+    wait_until(f"nothing of ours on {node}", lambda: not up.ours(node), LIMIT)
+    two.cluster.heal(node)
+    up.ended()
