@@ -188,8 +188,8 @@ class Agent:
 
     async def _stop_everything(self) -> None:
         """In stop order. With an end that somebody else has set, each stage gets its part of what is left."""
-        left = [process for process in self._processes.values() if not process.done]
-        order = sorted(left, key=lambda process: process.plan.stop_stage)
+        living = [process for process in self._processes.values() if not process.done]
+        order = sorted(living, key=lambda process: process.plan.stop_stage)
         stages = [list(stage) for _, stage in groupby(order, key=lambda process: process.plan.stop_stage)]
         for index, stage in enumerate(stages):
             limit = math.inf

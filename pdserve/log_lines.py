@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from pdserve.log_rotation import earlier
 
 LINE_CHARACTERS = 2000
 """Of a line, that anybody looks at: patterns over a line of any length would hold up whoever searches it."""
@@ -50,14 +53,7 @@ class GrowingLog:
     def step(self) -> list[str]:
         """The lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r) count as
         lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
-        try:
-            with self._file.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read(_STEP_BYTES)
-        except OSError:
-            data = b""
-        self._offset += len(data)
-        self.behind = len(data) == _STEP_BYTES
+        data = self._read()
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end:
             self._unfinished = (self._unfinished + data)[:_UNFINISHED_BYTES]
@@ -65,6 +61,28 @@ class GrowingLog:
         finished = split(self._unfinished + data[:end])
         self._unfinished = data[end:][:_UNFINISHED_BYTES]
         return finished
+
+    def _read(self) -> bytes:
+        data = read_from(self._file, self._offset, _STEP_BYTES)
+        was_cut = data is None
+        if data is None:
+            data = read_from(earlier(self._file), self._offset, _STEP_BYTES) or b""
+        self._offset = 0 if was_cut and not data else self._offset + len(data)
+        self.behind = was_cut or len(data) == _STEP_BYTES
+        return data
+
+
+def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
+    """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
+    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on."""
+    try:
+        with file.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size < offset:
+                return None
+            stream.seek(offset)
+            return stream.read(limit)
+    except OSError:
+        return b""
 
 
 def split(data: bytes) -> list[str]:

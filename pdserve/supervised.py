@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve import diagnostics, procfs
+from pdserve import diagnostics, log_rotation, procfs
 from pdserve.health import Answer, Prober, wait_ready
-from pdserve.log_lines import GrowingLog, split
+from pdserve.log_lines import GrowingLog, read_from, split
 from pdserve.log_progress import describe, is_fatal
+from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
 from pdserve.process import Child, pid_end, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
@@ -21,6 +23,9 @@ from pdserve.shm import ShmLedger
 TAIL_LINES = 400
 """Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
 _TAIL_BYTES = 64 * 1024
+_MIB = 1 << 20
+_SIZE_SECONDS = 1.0
+_CUT_AGAIN_SECONDS = 60.0
 _FOLLOW_SECONDS = 0.5
 _BEHIND_SECONDS = 0.02
 _SILENT_SECONDS = 60.0
@@ -59,6 +64,8 @@ class Supervised:
         self._fatal_grace = fatal_grace
         self._log = run_dir / plan.log
         self._log_from = 0
+        self._cut_from: int | None = None
+        """Where this life begins in what was cut off of the log last; None: nothing of it was."""
         self._child: Child | None = None
         self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,6 +108,7 @@ class Supervised:
         self._emit(Started(name=self.name, id=self._child.identity))
         self._spawn_task(self._watch_exit(self._child))
         self._spawn_task(self._become_ready(self._child))
+        self._spawn_task(self._bound_log())
 
     def push(self, line: str) -> None:
         """Writes a line to the process's stdin; a process that no longer reads is about to be reported dead."""
@@ -249,13 +257,35 @@ class Supervised:
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that THIS process wrote: the log may begin with an earlier life of it."""
-        try:
-            with self._log.open("rb") as stream:
-                stream.seek(max(self._log_from, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                data = stream.read(_TAIL_BYTES)
-        except OSError:
-            return ()
+        data = _end_of(self._log, self._log_from, _TAIL_BYTES)
+        if self._cut_from is not None and len(data) < _TAIL_BYTES:
+            data = _end_of(earlier(self._log), self._cut_from, _TAIL_BYTES - len(data)) + data
         return tuple(split(data)[-TAIL_LINES:])
+
+    async def _bound_log(self) -> None:
+        """Cuts the log whenever it is too large, for as long as the process lives."""
+        limit, keep = self.plan.logs.max_mib * _MIB, self.plan.logs.keep
+        while limit and not self.done:
+            await asyncio.sleep(_SIZE_SECONDS)
+            try:
+                if self._log.stat().st_size <= limit:
+                    continue
+                await asyncio.to_thread(log_rotation.begin, self._log, keep)
+                log_rotation.finish(self._log, keep)  # without a pause in between: see `log_tail`
+            except OSError as error:
+                print(f"{self._log} cannot be cut: {error}", file=sys.stderr)
+                await asyncio.sleep(_CUT_AGAIN_SECONDS)
+                continue
+            self._cut_from, self._log_from = (self._log_from if keep else None), 0
+
+
+def _end_of(log: Path, start: int, limit: int) -> bytes:
+    """The last bytes of a log, none from before `start`."""
+    try:
+        size = log.stat().st_size
+    except OSError:
+        return b""
+    return read_from(log, max(start, size - limit), limit) or b""
 
 
 def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:

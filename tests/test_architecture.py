@@ -47,7 +47,7 @@ FLOORS = [
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights"},
-    {"pdserve.weight_files"},
+    {"pdserve.weight_files", "pdserve.log_rotation"},
     {"pdserve"},
 ]
 

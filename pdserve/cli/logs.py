@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from pdserve.errors import StateError
+from pdserve.log_lines import read_from
+from pdserve.log_rotation import earlier
 from pdserve.rundir import RunDir, find, home
 
 _POLL_SECONDS = 0.2
@@ -46,18 +48,22 @@ def _files(found: RunDir) -> dict[str, Path]:
 
 def _print_tail(label: str, file: Path, lines: int) -> int:
     size = file.stat().st_size
-    with file.open("rb") as stream:
-        stream.seek(max(0, size - lines * _TAIL_BYTES_A_LINE))
-        tail = stream.read(size).splitlines()
+    wanted = lines * _TAIL_BYTES_A_LINE
+    data = read_from(file, max(0, size - wanted), size) or b""
+    if len(data) < wanted and (before := earlier(file)).exists():  # it was cut a short while ago
+        data = (read_from(before, max(0, before.stat().st_size - wanted + len(data))) or b"") + data
+    tail = data.splitlines()
     for line in tail[len(tail) - min(lines, len(tail)) :]:
         _print(label, line)
     return size
 
 
 def _print_from(label: str, file: Path, offset: int) -> int:
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        data = stream.read()
+    data = read_from(file, offset)
+    if data is None:
+        for line in (read_from(earlier(file), offset) or b"").splitlines():
+            _print(label, line)
+        offset, data = 0, read_from(file, 0) or b""
     whole = data[: data.rfind(b"\n") + 1]
     for line in whole.splitlines():
         _print(label, line)

@@ -15,7 +15,7 @@ from typing import Any
 from pdserve.plan import exposure, hybrid, kv_transfer, patching, placement, proxy, rocm, versions, vllm_router
 from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
-from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.model import Node, Plan, Process, Versions
 from pdserve.plan.placement import Instance
 from pdserve.plan.ports import Ports
 from pdserve.plan.vllm_argv import kv_gib_on_cpu
@@ -24,7 +24,7 @@ from pdserve.recipe import effective
 from pdserve.recipe.connectors import Mooncake, Raw
 from pdserve.recipe.effective import AnyConnector
 from pdserve.recipe.lmcache import RoleName
-from pdserve.recipe.model import Recipe
+from pdserve.recipe.model import Logs, Recipe
 
 __all__ = ["build_plan", "nodes_for"]
 
@@ -79,7 +79,8 @@ def build_plan(
         model=model,
         model_path=folder,
         nodes=tuple(nodes),
-        processes=(
+        processes=_with_logs(
+            recipe.logs,
             *weights_processes(recipe, instances, run_dir=run_dir, python=engine_python, hosts=hosts),
             *(
                 server_process(
@@ -112,6 +113,10 @@ def build_plan(
         exposed=exposure.exposed(recipe, instances, servers, ports, config),
         warnings=(*warnings, *_warnings(recipe, connectors, instances)),
     )
+
+
+def _with_logs(logs: Logs, *processes: Process) -> tuple[Process, ...]:
+    return tuple(process.model_copy(update={"logs": logs}) for process in processes)
 
 
 def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from pdserve.pd.config import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
 from pdserve.plan.reach import Local, Reach
-from pdserve.recipe.model import Restart, Timeouts, Verify
+from pdserve.recipe.model import Logs, Restart, Timeouts, Verify
 from pdserve.versions import Versions as Versions
 
 ProcessRole = Literal["weights", "lmcache", "prefill", "decode", "aggregated", "proxy"]
@@ -99,6 +99,7 @@ class Process(Frozen):
     """Pinned ports by purpose: http, bootstrap, nixl, request, ..."""
     log: str
     """Log file, relative to the run directory."""
+    logs: Logs = Logs()
     files: dict[str, str] = Field(default={})
     """Files to write before the start: path relative to the run directory -> content. No secrets."""
     probe: Probe | None

@@ -164,6 +164,19 @@ class Timeouts(Strict):
     )
 
 
+class Logs(Strict):
+    """How large the log of one process may become. Its writer is never interrupted."""
+
+    max_mib: Annotated[int, Field(ge=0)] = Field(
+        default=256,
+        description="A log that is larger is cut: what it held goes to NAME.log.1, and that of before to NAME.log.2, "
+        "... 0: never.",
+    )
+    keep: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="How many of the files that were cut off are kept, for each process."
+    )
+
+
 class Verify(Strict):
     """How `pdserve verify` compares the deployment with one instance alone."""
 
@@ -214,6 +227,7 @@ class Recipe(Strict):
     proxy: Proxy = Field(default=Proxy(), description="The process that clients talk to.")
     ports: Ports = Field(default=Ports(), description="First port of each kind.")
     timeouts: Timeouts = Field(default=Timeouts(), description="How long each stage may take.")
+    logs: Logs = Field(default=Logs(), description="The size of the log files in the run directory.")
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
     network: Network | None = Field(
         default=None,

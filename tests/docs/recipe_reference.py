@@ -72,6 +72,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("proxy.otel", "`proxy.otel:`", settings.Otel),
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
+    ("logs", "`logs:`", model.Logs),
     ("verify", "`verify:`", model.Verify),
     ("network", "`network:`", nodes.Network),
     ("slurm", "`slurm:`", slurm.Slurm),

@@ -1,0 +1,171 @@
+"""A real process that writes without end: its log stays small, and nobody who reads it is led astray."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve import log_rotation
+from pdserve.log_lines import GrowingLog
+from pdserve.log_rotation import earlier
+from pdserve.plan.model import Env, Process
+from pdserve.process import send
+from pdserve.protocol import Died, Started
+from pdserve.recipe.model import Logs
+from tests.launch.deployment import REPOSITORY
+from tests.supervision.test_supervised import watched
+
+WRITER = """
+import itertools, sys, time
+for number in itertools.count():
+    print(f"{number:07d} " + 1000 * "x", flush=True)
+    if number % 64 == 0:
+        time.sleep(0.01)
+"""
+
+
+def numbers(data: bytes) -> list[int]:
+    return [int(line[:7]) for line in data.splitlines() if len(line) == 1008]
+
+
+def writer(**logs: int) -> Process:
+    return Process(
+        name="decode-0",
+        role="decode",
+        node="here",
+        argv=(sys.executable, "-c", WRITER),
+        env=Env(),
+        log="logs/decode-0@here.log",
+        logs=Logs(**logs),
+        probe=None,
+        start_stage=0,
+        stop_stage=0,
+        ready_seconds=60,
+        stop_seconds=5,
+    )
+
+
+async def until_exists(file: Path) -> None:
+    while not file.exists():
+        await asyncio.sleep(0.01)
+
+
+def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "decode-0@here.log"
+
+    async def scenario() -> Died:
+        async with watched(writer(max_mib=1, keep=2), tmp_path) as one:
+            started = await one.expect(Started)
+            await asyncio.wait_for(until_exists(earlier(log, 2)), 60)
+            inode = log.stat().st_ino
+            latest = earlier(log).stat().st_ino
+            while earlier(log).stat().st_ino == latest:  # once more, so that one is dropped
+                await asyncio.sleep(0.01)
+            assert log.stat().st_ino == inode, "the file that the child has open"
+            assert send(started.id, signal.SIGKILL)
+            return await one.expect(Died)
+
+    died = asyncio.run(scenario())
+    assert not earlier(log, 3).exists()
+    assert not earlier(log, 0).exists()
+    seen = [number for file in (earlier(log, 2), earlier(log), log) for number in numbers(file.read_bytes())]
+    assert seen == sorted(set(seen)), "nothing twice, nothing out of order"
+    assert int(died.log_tail[-1][:7]) == seen[-1]
+    assert len(died.log_tail) > 60, "also when the log was cut a moment ago"
+
+
+def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "decode-0@here.log"
+    log.parent.mkdir()
+    log.write_text("an earlier life\n" * 3)
+    process = writer(max_mib=0).model_copy(update={"argv": ("/bin/sh", "-c", "echo mine; exec sleep 600")})
+
+    async def scenario() -> tuple[str, ...]:
+        async with watched(process, tmp_path) as one:
+            await one.expect(Started)
+            while "mine" not in log.read_text():
+                await asyncio.sleep(0.01)
+            supervised = one.supervised
+            log_rotation.begin(log, 1)
+            log_rotation.finish(log, 1)
+            supervised._cut_from, supervised._log_from = supervised._log_from, 0
+            with log.open("a") as stream:
+                stream.write("after\n")
+            return supervised.log_tail()
+
+    assert asyncio.run(scenario()) == ("mine", "after")
+
+
+def cut(log: Path, keep: int = 1) -> None:
+    log_rotation.begin(log, keep)
+    log_rotation.finish(log, keep)
+
+
+def test_a_follower_goes_on_where_the_log_was_cut(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("one\ntw")
+    growing = GrowingLog(log, 0)
+    assert growing.step() == ["one"]
+    with log.open("a") as stream:
+        stream.write("o\nthree\nfo")
+        stream.flush()
+        cut(log)
+        stream.write("ur\n")
+    told = growing.step()
+    while growing.behind:
+        told += growing.step()
+    assert told == ["two", "three", "four"]
+
+
+def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("before\n")
+    log_rotation.begin(log, 2)
+    with log.open("a") as stream:
+        stream.write("meanwhile\n")
+    log_rotation.finish(log, 2)
+    assert (earlier(log).read_text(), log.read_text()) == ("before\nmeanwhile\n", "")
+
+
+def test_without_copies_a_log_is_only_cut(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("gone\n")
+    cut(log, keep=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
+    assert log.read_text() == ""
+
+
+def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("kept\n")
+    earlier(log, 0).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        log_rotation.begin(log, 1)
+    assert log.read_text() == "kept\n"
+
+
+def test_logs_are_followed_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSERVE_HOME", str(tmp_path))
+    logs = tmp_path / "fake" / "r1" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "fake" / "current").symlink_to("r1")
+    log = logs / "proxy@here.log"
+    log.write_text("first\n")
+    cut(log)
+    log.write_text("second\n")
+    argv = [sys.executable, "-m", "pdserve.cli.main", "logs", "proxy", "--deployment", "fake", "-f"]
+    with subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert [following.stdout.readline() for _ in range(2)] == ["first\n", "second\n"], "also what was cut off"
+        with log.open("a") as stream:
+            stream.write("third\n")
+            stream.flush()
+            cut(log)
+            stream.write("4\n")
+        assert [following.stdout.readline() for _ in range(2)] == ["third\n", "4\n"]
+        following.send_signal(signal.SIGINT)
