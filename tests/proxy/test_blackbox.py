@@ -191,7 +191,7 @@ def test_05_a_dead_worker_on_the_same_host_is_left_alone_and_comes_back(deployme
 @pytest.mark.parametrize(("prefills", "decodes"), [(2, 2), (2, 3)])
 def test_07_every_pair_is_used(deployment: Deployment, prefills: int, decodes: int) -> None:
     deployment.up(prefills, decodes, routing=ROUND_ROBIN)
-    assert set(statuses(deployment, 4 * prefills * decodes)) == {200}
+    assert set(statuses(deployment, 10 * prefills * decodes)) == {200}  # who is tried first is a matter of chance
     prefill_of = {
         request["body"]["kv_transfer_params"]["transfer_id"]: fake.name
         for fake in deployment.prefills
@@ -203,7 +203,7 @@ def test_07_every_pair_is_used(deployment: Deployment, prefills: int, decodes: i
         for request in fake.requests()
     )
     assert len(pairs) == prefills * decodes
-    assert {fake.state()["received"] for fake in deployment.prefills} == {4 * decodes}
+    assert {fake.state()["received"] for fake in deployment.prefills} == {10 * decodes}
 
 
 # --- 8: a request reaches decode as its client wrote it

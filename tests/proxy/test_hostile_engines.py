@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -216,9 +217,18 @@ def test_a_stream_that_ends_without_its_last_event_ends_with_an_error_event(raw:
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_a_long_answer_that_breaks_is_visibly_cut(raw: RawDeployment, version: str) -> None:
     """More than is held back: its beginning is at the client already, and half a JSON document is not completed."""
-    raw.engine.script = says(head(length=4_000_000), b'"' + b"x" * 2_000_000, cut=True)
+    begun = threading.Event()
+
+    def breaks(say: Say) -> None:
+        say(head(length=4_000_000) + b'"' + b"x" * 2_000_000)
+        begun.wait(SECONDS)
+        raise CutError
+
+    raw.engine.script = breaks
     with raw.client() as client:
         client.send(post(PATH, {"prompt": "hi"}, version=version))
+        assert select.select([client.socket], [], [], SECONDS)[0]
+        begun.set()
         if version == "1.1":
             answer = client.response()
             assert (answer.status, answer.complete) == (200, False)
