@@ -56,12 +56,16 @@ class Lab:
         ours = {"slurm__nodes": 2, "timeouts__heartbeat_seconds": 2.0, "timeouts__agent_lease_seconds": 4.0}
         return deployment.recipe(self.folder, **ours | changes)
 
-    def hosts(self, nodes: int = 2, **changes: Any) -> Path:
-        """A cluster file of the first nodes. `changes`: node -> further keys of its host; `ssh` of the file."""
-        ssh = {"config": str(self.cluster.ssh_config), "connect_seconds": 3} | changes.pop("ssh", {})
-        hosts = [{"name": node} | changes.get(node, {}) for node in self.cluster.nodes[:nodes]]
+    def hosts(self, *, ssh: Mapping[str, Any] | None = None, python: Mapping[str, Path] | None = None) -> Path:
+        """A cluster file of the first two nodes. `ssh`: further keys of that section; `python`: node -> interpreter."""
+        section = {"config": str(self.cluster.ssh_config), "connect_seconds": 3} | dict(ssh or {})
+        interpreters = python or {}
+        hosts = [
+            {"name": node} | ({"python": str(interpreters[node])} if node in interpreters else {})
+            for node in self.cluster.nodes[:2]
+        ]
         file = self.folder / "cluster.yaml"
-        file.write_text(json.dumps({"schema": 1, "hosts": hosts, "ssh": ssh}))
+        file.write_text(json.dumps({"schema": 1, "hosts": hosts, "ssh": section}))
         return file
 
     def pdserve(
@@ -87,11 +91,18 @@ class Lab:
                 process.send_signal(signal.SIGINT)
                 process.wait(LIMIT)
 
-    def sbatch(self, recipe: Path, *options: str, env: Mapping[str, str] | None = None) -> Deployment:
-        """Submits slurm/disagg.sh with the recipe, from the login node."""
+    def sbatch(self, recipe: Path | None, *options: str) -> Deployment:
+        """Submits slurm/disagg.sh with the recipe (None: its own), from the login node and the repository."""
         output = self.folder / "job.out"
-        argv = ["sbatch", "--parsable", f"--output={output}", *options, "slurm/disagg.sh", str(recipe)]
-        done = self.cluster.run(LOGIN, argv, env={**self.env, **(env or {})}, cwd=REPOSITORY)
+        argv = [
+            "sbatch",
+            "--parsable",
+            f"--output={output}",
+            *options,
+            "slurm/disagg.sh",
+            *map(str, filter(None, [recipe])),
+        ]
+        done = self.cluster.run(LOGIN, argv, env=self.env, cwd=REPOSITORY)
         assert done.returncode == 0, done.stderr
         return Deployment(self, output, job=done.stdout.strip())
 

@@ -7,9 +7,10 @@ import signal
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, Lab
+from tests.cluster.deployments import LIMIT, Deployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
+from tests.launch.deployment import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
@@ -54,3 +55,22 @@ def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) 
     assert "this job has 1 node; fake needs 2 nodes" in up.said()
     assert re.search(rf"sbatch --nodes=2 .*slurm/disagg.sh {recipe}", up.said()), up.said()
     assert not job.home.exists()
+
+
+def test_too_few_gpus_are_told_with_the_line_to_type(job: Lab) -> None:
+    recipe, output = "recipes/kimi-mi355x-2node.yaml", job.folder / "job.out"
+    # Not the script: in an exclusive job Slurm counts all GPUs of a node as the job's, asked for or not.
+    wrap = f"--wrap=pdserve up {recipe}"
+    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", f"--output={output}", wrap]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=REPOSITORY)
+    up = Deployment(job, output, job=done.stdout.strip())
+    assert up.ended() == "FAILED"
+    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
+    assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.said()), up.said()
+    assert not job.home.exists()
+
+
+def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
+    up = job.sbatch(None, "--nodes=1")
+    assert up.ended() == "FAILED"
+    assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()

@@ -1,0 +1,144 @@
+"""What is wrong with one node is found before anything is started on any: node, value, need and fix."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.deployments import Lab, measured
+from tests.cluster.spec import LOGIN
+from tests.launch.deployment import REPOSITORY
+
+pytestmark = pytest.mark.cluster
+
+
+def refused(hosts: Lab, recipe: Path, cluster: Path, fault: str) -> str:
+    """What `up` says: exit 3, and no process was started anywhere."""
+    with measured(fault) as note:
+        done = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
+        note(time.time(), first_error(done.stderr))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert not list(hosts.home.glob("fake/*/logs/agent@*"))
+    assert not (hosts.home / "fake/current").exists()
+    return done.stderr
+
+
+def first_error(said: str) -> str:
+    """The line that says what is wrong."""
+    return next((line for line in said.splitlines() if line.startswith("error: ")), "no error")
+
+
+@contextmanager
+def covered(hosts: Lab, node: str, folder: Path, options: str = "size=1m") -> Iterator[None]:
+    """An empty file system over a folder, on one node only."""
+    hosts.cluster.output(node, ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)])
+    try:
+        yield
+    finally:
+        hosts.cluster.output(node, ["umount", str(folder)])
+
+
+def python_that(hosts: Lab, name: str, before: str) -> Path:
+    """An interpreter, as a host of a cluster file may name one, with something done before it."""
+    script = hosts.folder / name
+    script.write_text(f'#!/bin/bash\n{before}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_a_port_that_is_taken_on_the_other_node(hosts: Lab) -> None:
+    other = hosts.cluster.nodes[1]
+    recipe = hosts.recipe()
+    port = int(next(line.split()[1] for line in recipe.read_text().splitlines() if line.startswith("  decode: ")))
+    with hosts.cluster.popen(other, ["python3", "-um", "http.server", str(port)], cwd=hosts.folder) as squatter:
+        assert squatter.stdout is not None
+        squatter.stdout.readline()
+        said = refused(hosts, recipe, hosts.hosts(), "port taken")
+        squatter.kill()
+    assert other in said
+    assert f"decode-0 needs port {port}" in said
+    assert "http.server" in said
+    assert "stop the owner" in said
+
+
+def test_a_model_that_one_node_does_not_have(hosts: Lab) -> None:
+    other = hosts.cluster.nodes[1]
+    recipe = hosts.recipe()
+    with covered(hosts, other, hosts.folder / "model"):
+        said = refused(hosts, recipe, hosts.hosts(), "model missing")
+    assert other in said
+    assert str(hosts.folder / "model") in said
+
+
+def test_too_small_a_shm_on_one_node(hosts: Lab) -> None:
+    first = hosts.cluster.nodes[0]
+    recipe = hosts.recipe(lmcache__l1_size_gb=1, lmcache__shm_name="l1")
+    with covered(hosts, first, Path("/dev/shm"), "size=100m"):
+        said = refused(hosts, recipe, hosts.hosts(), "/dev/shm too small")
+    assert first in said
+    assert "/dev/shm" in said
+    assert "need 1.0 GiB in /dev/shm, 0.1 GiB are free" in said
+    assert "enlarge /dev/shm" in said
+
+
+def test_more_memory_than_a_node_has(hosts: Lab) -> None:
+    first = hosts.cluster.nodes[0]
+    said = refused(hosts, hosts.recipe(lmcache__l1_size_gb=9000), hosts.hosts(), "memory")
+    assert first in said
+    assert "9000" in said
+
+
+def test_too_few_open_files_on_one_node(hosts: Lab) -> None:
+    other = hosts.cluster.nodes[1]
+    python = python_that(hosts, "few-files", "ulimit -n 256")
+    said = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "open files")
+    assert other in said
+    assert "soft 256, hard 256" in said
+    assert "at least 1024" in said
+    assert "ulimit -n 65535" in said
+
+
+def test_another_pdserve_on_one_node(hosts: Lab) -> None:
+    other = hosts.cluster.nodes[1]
+    copy = hosts.folder / "other"
+    shutil.copytree(REPOSITORY / "pdserve", copy / "pdserve", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "pdserve/version_of_yesterday.py").open("w") as file:
+        file.write("# differs\n")
+    python = python_that(hosts, "other-pdserve", f"export PYTHONPATH={copy}")
+    said = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "another pdserve")
+    assert other in said
+    assert "the same pdserve on all nodes" in said
+    assert "run all nodes from one installation" in said
+
+
+def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
+    first, second, _ = hosts.cluster.nodes
+    for node in (first, second):
+        hosts.cluster.isolate(node)
+    try:
+        said = refused(hosts, hosts.recipe(), hosts.hosts(), "pair unreachable")
+    finally:
+        for node in (first, second):
+            hosts.cluster.join(node)
+    assert first in said
+    assert second in said
+    assert "reach" in said
+
+
+def test_all_that_is_wrong_is_told_at_once_and_as_data(hosts: Lab) -> None:
+    first, second, _ = hosts.cluster.nodes
+    python = python_that(hosts, "few-files", "ulimit -n 256")
+    recipe = hosts.recipe()
+    with covered(hosts, first, hosts.folder / "model"):
+        cluster = hosts.hosts(python={second: python})
+        done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", cluster, "--json")
+    assert done.returncode == 3, done.stdout + done.stderr
+    found = {(one["check"], one["node"]) for one in json.loads(done.stdout) if one["status"] == "failed"}
+    assert {("open-files", second), ("model", first)} <= found, done.stdout

@@ -1,0 +1,40 @@
+"""What Slurm itself does about a node that has failed, beside what pdserve does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, Lab, measured
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -> None:
+    recipe = job.recipe(prefill__instances=2, decode__instances=2, on_node_loss="degrade")
+    up = job.sbatch(recipe, "--no-kill").ready()
+    node = job.cluster.nodes[1]
+    with measured(f"power_off {node}, Slurm") as note:
+        job.cluster.power_off(node)
+        wait_until(f"Slurm has {node} down", lambda: job.cluster.states()[node].startswith("down"), LIMIT)
+        note(time.time(), "down in sinfo")
+    up.expect("deployment is degraded")
+    assert up.job_state() == "RUNNING"
+    assert up.complete()[0] == 200
+    job.cluster.power_on(node)
+    down = job.pdserve(LOGIN, "down")
+    assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
+    assert up.ended() == "COMPLETED", up.said()
+
+
+def test_a_job_that_slurm_ends_for_a_failed_node_has_said_why_before(job: Lab) -> None:
+    up = job.sbatch(job.recipe()).ready()
+    node = up.node_of("decode-0")
+    job.cluster.power_off(node)
+    up.expect(f"error: agent@{node}: node {node} is lost while serving, and with it decode-0")
+    assert up.state().phase == "failed"
+    job.cluster.power_on(node)
+    assert up.ended() in ("FAILED", "NODE_FAIL")
