@@ -7,8 +7,9 @@
         failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
         events.jsonl                               the history: what started, became ready, died, was restarted
-        logs/<process>@<node>.log                  one a process, from the first byte
-        diagnostics/  patches/  inbox/             snapshots of hung processes; patch records; requests to the launcher
+        logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
+        diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
+                                                   has fetched; requests to the launcher
 
 Secrets are never written here; the engine key is in `key_file`, outside, readable by its owner only.
 """

@@ -20,7 +20,7 @@ from pdserve.failure import start_error
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Late
 from pdserve.rundir import RunDir, find
-from pdserve.state import DeploymentState, ProcessState
+from pdserve.state import DeploymentState, NodeState, ProcessState
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
@@ -74,6 +74,7 @@ def recorded(
         phase="ready",
         host=socket.gethostname(),
         launcher=identity,
+        nodes={"localhost": NodeState(agent=identity, guard=identity, hostname=socket.gethostname())},
         processes={"prefill-0": ProcessState(role="prefill", node="localhost", phase="ready", id=prefill)},
         started_at=time.time(),
     )
