@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return said
 
 
-def cluster(tmp_path: Path, document: dict[str, object], exclude: tuple[str, ...] = ()) -> Candidates:
+def cluster(tmp_path: Path, document: Mapping[str, object], exclude: tuple[str, ...] = ()) -> Candidates:
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump({"schema": 1, **document}))
     return of_cluster(load_cluster(file, environ={}), exclude)

@@ -57,9 +57,3 @@ def _as_before(cluster: Cluster) -> None:
     except AssertionError:
         cluster.reset()
         raise
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "cluster: several nodes in namespaces, with Slurm and sshd; run by scripts/test-slurm"
-    )

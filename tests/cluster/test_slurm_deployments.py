@@ -35,7 +35,9 @@ def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_e
 
 
 def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node(job: Lab) -> None:
-    number = job.cluster.output(LOGIN, ["sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 1000"])
+    number = job.cluster.output(
+        LOGIN, ["sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 1000", "--output=/dev/null"]
+    )
     wait_until("the allocation", lambda: f"step {number}.batch on {job.cluster.nodes[0]}" in job.cluster.steps(), LIMIT)
     env = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": ",".join(job.cluster.nodes[:2])}
     with job.up(LOGIN, job.recipe(), env=env) as up:
