@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pdserve.pd.errors import bad_request
+from pdserve.pd.pieces import Payload, payload
 
 _MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder()
@@ -72,12 +73,12 @@ class Body:
         except (KeyError, msgspec.DecodeError) as error:
             raise ValueError(f"{name} is no list") from error
 
-    def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> bytes:
+    def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> Payload:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
         raw, spans = memoryview(self.raw), self._spans
         begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
-        # Joined once: each further copy of a large body costs more than all else.
+        # A large one is not copied: each copy would cost more than all else.
         pieces: list[bytes | memoryview] = [raw[:begin]]
         # No member is at 0: there stands the brace.
         first = last = 0
@@ -97,7 +98,7 @@ class Body:
         if len(pieces) > 1:
             pieces.pop()
         pieces.append(raw[end:])
-        return b"".join(pieces)
+        return payload(pieces, len(raw))
 
     def _walk(self) -> list[tuple[str, int, int]]:
         """(name, start, end) of each member, in order."""

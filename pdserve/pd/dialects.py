@@ -19,6 +19,7 @@ from typing import Any
 
 from pdserve.pd.body import Body
 from pdserve.pd.errors import ApiError
+from pdserve.pd.pieces import Payload
 
 INTERNAL = frozenset(("kv_transfer_params", "ec_transfer_params"))
 """Between proxy and engines only. From a client they point decode at any address or end an EngineCore."""
@@ -140,7 +141,7 @@ class Dialect:
             return "stream_options"
         return None
 
-    def prefill_body(self, body: Body, transfer: bytes) -> bytes:
+    def prefill_body(self, body: Body, transfer: bytes) -> Payload:
         """The leg that computes the prompt: one token that only length ends."""
         plus = {**self.prefill_fields, **_clean_extra(body), "kv_transfer_params": transfer}
         for name in self.limits:
@@ -148,11 +149,11 @@ class Dialect:
                 plus[name] = b"1"
         return body.spliced(without=_LEFT_OUT, plus=plus)
 
-    def decode_body(self, body: Body, transfer: bytes) -> bytes:
+    def decode_body(self, body: Body, transfer: bytes) -> Payload:
         """The leg that answers: the client's own body, and where its KV comes from."""
         return body.spliced(without=INTERNAL, plus={**_clean_extra(body), "kv_transfer_params": transfer})
 
-    def whole_body(self, body: Body) -> bytes:
+    def whole_body(self, body: Body) -> Payload:
         """For one engine that does both."""
         extra = _clean_extra(body)
         if not extra and not any(name in body for name in INTERNAL):
@@ -288,7 +289,7 @@ def _clean_extra(body: Body) -> dict[str, bytes]:
     extra = Body(raw)
     if not any(name in extra for name in INTERNAL):
         return {}
-    return {"vllm_xargs": extra.spliced(without=INTERNAL, plus={})}
+    return {"vllm_xargs": bytes(extra.spliced(without=INTERNAL, plus={}))}
 
 
 def _anthropic(error: ApiError) -> str:

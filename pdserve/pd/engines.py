@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterable
 
 from pdserve.errors import RecipeError
+from pdserve.pd.pieces import Payload
 from pdserve.pd.registry import Worker
 from pdserve.pd.settings import UpstreamTls
 
@@ -40,7 +41,7 @@ class Engines:
         return b"".join(lines)
 
     @staticmethod
-    def post(worker: Worker, path: bytes, headers: bytes, body: bytes) -> bytes:
+    def post(worker: Worker, path: bytes, headers: bytes, body: Payload) -> bytes:
         """The head of one request."""
         return b"".join(
             (

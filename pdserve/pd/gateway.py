@@ -283,7 +283,7 @@ class Gateway:
             if request.header(_ENGINE_PRIORITY) is not None:
                 headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
             if "priority" in body.members and _better(body.raw_value("priority"), best):
-                body = Body(body.spliced(plus={"priority": b"%d" % best}))
+                body = Body(bytes(body.spliced(plus={"priority": b"%d" % best})))
         return ClientRequest(
             dialect=dialect,
             body=body,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pdserve.pd.engines import Engines
 from pdserve.pd.errors import ApiError, WorkerFailedError
 from pdserve.pd.leg import Leg
+from pdserve.pd.pieces import Payload
 from pdserve.pd.registry import Worker
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.waiting import never
@@ -21,7 +22,7 @@ def send(
     engines: Engines,
     request: ClientRequest,
     prefill: Worker,
-    body: bytes,
+    body: Payload,
     *,
     rank_header: bytes,
     poke: Callable[[], None],

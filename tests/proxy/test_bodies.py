@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pdserve.pd.body import Body, decode
 from pdserve.pd.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
 from pdserve.pd.errors import ApiError
+from pdserve.pd.pieces import LARGE, Pieces
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -47,7 +48,7 @@ def clean(value: Any) -> Any:
 
 @given(BODIES, DIALECT)
 def test_decode_gets_the_clients_members_and_our_transfer(body: dict[str, Any], dialect: Dialect) -> None:
-    leg = json.loads(dialect.decode_body(Body(spelled(body)), TRANSFER))
+    leg = json.loads(bytes(dialect.decode_body(Body(spelled(body)), TRANSFER)))
     expected = {name: value for name, value in body.items() if name not in INTERNAL}
     assert leg == expected | {"kv_transfer_params": {"transfer_id": "ours"}}
 
@@ -56,7 +57,7 @@ def test_decode_gets_the_clients_members_and_our_transfer(body: dict[str, Any], 
 def test_decode_gets_the_clients_bytes(body: dict[str, Any], before: str, after: str) -> None:
     ours = {name: value for name, value in body.items() if name not in INTERNAL}
     raw = spelled(ours, before, after)
-    leg = COMPLETIONS.decode_body(Body(raw), TRANSFER)
+    leg = bytes(COMPLETIONS.decode_body(Body(raw), TRANSFER))
     end = raw.rindex(b"}")
     kept = raw[:end].rstrip(b" \t\r\n") if ours else raw[:end]
     comma = b"," if ours else b""
@@ -71,7 +72,7 @@ def test_one_engine_gets_exactly_what_the_client_sent(body: dict[str, Any]) -> N
 
 @given(BODIES, st.sampled_from([CHAT, COMPLETIONS]))
 def test_prefill_always_is_one_token_that_only_length_can_end(body: dict[str, Any], dialect: Dialect) -> None:
-    leg = json.loads(dialect.prefill_body(Body(spelled(body)), TRANSFER))
+    leg = json.loads(bytes(dialect.prefill_body(Body(spelled(body)), TRANSFER)))
     assert (leg["max_tokens"], leg["stream"], leg["ignore_eos"]) == (1, False, True)
     if dialect is CHAT:
         assert leg.get("max_completion_tokens", 1) == 1
@@ -81,7 +82,7 @@ def test_prefill_always_is_one_token_that_only_length_can_end(body: dict[str, An
 
 @given(BODIES, DIALECT)
 def test_prefill_keeps_every_member_that_it_need_not_change(body: dict[str, Any], dialect: Dialect) -> None:
-    leg = json.loads(dialect.prefill_body(Body(spelled(body)), TRANSFER))
+    leg = json.loads(bytes(dialect.prefill_body(Body(spelled(body)), TRANSFER)))
     ours = {*NOT_FOR_PREFILL, *INTERNAL, *dialect.prefill_fields, *dialect.limits}
     assert {n: v for n, v in leg.items() if n not in ours} == {n: v for n, v in body.items() if n not in ours}
 
@@ -91,24 +92,39 @@ def test_members_are_cut_and_added_and_keep_their_order(
     body: dict[str, Any], without: set[str], plus: dict[str, int], before: str, after: str
 ) -> None:
     raw = spelled(body, before, after)
-    spliced = Body(raw).spliced(without=without, plus={name: str(value).encode() for name, value in plus.items()})
+    spliced = bytes(
+        Body(raw).spliced(without=without, plus={name: str(value).encode() for name, value in plus.items()})
+    )
     expected = {name: value for name, value in body.items() if name not in without and name not in plus} | plus
     assert json.loads(spliced) == expected
     assert list(json.loads(spliced)) == list(expected)
+
+
+def test_a_large_body_is_copied_into_no_leg() -> None:
+    """And is the same byte for byte as one that is put together."""
+    raw = json.dumps({"prompt": "x" * LARGE, "kv_transfer_params": {"smuggled": True}, "n": 1.0}).encode()
+    body = Body(raw)
+    for leg in (COMPLETIONS.decode_body(body, TRANSFER), COMPLETIONS.prefill_body(body, TRANSFER)):
+        assert isinstance(leg, Pieces)
+        assert sum(len(part) for part in leg.parts if isinstance(part, memoryview) and part.obj is raw) > LARGE
+        assert len(leg) == len(bytes(leg))
+    small = Body(raw.replace(b"x" * LARGE, b"x"))
+    expected = bytes(COMPLETIONS.decode_body(small, TRANSFER)).replace(b'"x"', b'"' + b"x" * LARGE + b'"')
+    assert bytes(COMPLETIONS.decode_body(body, TRANSFER)) == expected
 
 
 @given(st.sampled_from(sorted(INTERNAL)), JSON, DIALECT)
 def test_no_spelling_of_an_internal_name_gets_through(name: str, value: object, dialect: Dialect) -> None:
     body = Body(f"{{{escaped(name)}: {json.dumps(value)}}}".encode())
     assert dialect.whole_body(body) == b"{}"
-    assert json.loads(dialect.decode_body(body, TRANSFER)) == {"kv_transfer_params": {"transfer_id": "ours"}}
+    assert json.loads(bytes(dialect.decode_body(body, TRANSFER))) == {"kv_transfer_params": {"transfer_id": "ours"}}
 
 
 @given(BODIES)
 def test_no_internal_name_gets_through_in_extra_arguments(extra: dict[str, Any]) -> None:
     body = Body(json.dumps({"prompt": "a", "vllm_xargs": extra}).encode())
     for leg in (COMPLETIONS.whole_body(body), COMPLETIONS.decode_body(body, TRANSFER)):
-        assert json.loads(leg)["vllm_xargs"] == clean(extra)
+        assert json.loads(bytes(leg))["vllm_xargs"] == clean(extra)
 
 
 VALUES = st.sampled_from(["1", "12", '"1"', "[1,2]", "1.0", " 1", "null"])
@@ -133,7 +149,7 @@ def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
     except ValueError:
         parsed = None
     if isinstance(parsed, dict):
-        assert json.loads(COMPLETIONS.whole_body(Body(raw))) == parsed
+        assert json.loads(bytes(COMPLETIONS.whole_body(Body(raw)))) == parsed
     else:
         with pytest.raises(ApiError) as refused:
             Body(raw)

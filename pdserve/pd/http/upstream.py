@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from pdserve.pd.pieces import LARGE, Payload, Pieces
+
 IDLE_SECONDS = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
 _MAX_IDLE = 256
@@ -78,12 +80,14 @@ class Connection(asyncio.Protocol):
         self._hung_up = False
         self.idle_since = 0.0
 
-    def send(self, request: bytes, body: bytes, sink: Sink) -> None:
+    def send(self, request: bytes, body: Payload, sink: Sink) -> None:
         """One request. The connection must be open and idle."""
         self._sink = sink
         self._unheard = 0
         transport = self._transport
-        if len(body) < 65536:
+        if isinstance(body, Pieces):
+            transport.writelines((request, *body.parts))
+        elif len(body) < LARGE:
             transport.write(request + body)
         else:
             transport.writelines((request, body))

@@ -1,0 +1,1 @@
+"""What orchestration costs as a deployment grows: `scripts/bench-scale`."""
