@@ -21,6 +21,7 @@ from pdserve.engine_env import check_installed
 from pdserve.errors import PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
+from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
 from pdserve.preflight.finding import of_several_nodes, raise_failed
@@ -59,6 +60,7 @@ def run(
         typer.echo(render_shell(planned.plan), nl=False)
         return
     if (running := _running(root, loaded.recipe.name)) is not None:
+        _check_place(running, [node.name], job=None)
         planned = plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id)
         _check_changes(running, planned)
         _apply(running, planned, replace=replace)
@@ -90,6 +92,7 @@ def _many(
 ) -> None:
     """On other machines: all are looked at before anything starts, into the run directory that they share."""
     if (running := _running(root, loaded.recipe.name)) is not None:
+        _check_place(running, [one.name for one in there.machines], job=there.job)
         seen = look(loaded, there, running)
         _apply(running, seen.planned, replace=replace)
         return
@@ -142,6 +145,22 @@ def _running(root: Path, name: str) -> RunDir | None:
         return run if lives(run, run.read_state()) else None
     except StateError:
         return None
+
+
+def _check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
+    """What runs elsewhere under this name is not changed from here: a second job of a recipe is a second deployment."""
+    plan = run.read_plan()
+    theirs = next((node.reach.job for node in plan.nodes if isinstance(node.reach, Srun)), None)
+    there = [node.name for node in plan.nodes]
+    if (theirs, sorted(there)) == (job, sorted(nodes)):
+        return
+    where = ", ".join(there) + (f" (job {theirs})" if theirs is not None else "")
+    raise StateError(
+        f"{plan.name} is running on {where}, and this is {', '.join(nodes)}" + (f" (job {job})" if job else ""),
+        where=str(run.path),
+        cause="deployments are told apart by their name, which the recipe gives",
+        todo=f"another name for this one: --set name={plan.name}-2; or pdserve down {plan.name} first",
+    )
 
 
 def _check_changes(run: RunDir, planned: Planned) -> None:

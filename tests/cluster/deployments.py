@@ -17,6 +17,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState
 from tests.cluster.cluster import Cluster
@@ -55,6 +57,11 @@ class Lab:
         """1P1D with LMCache on two nodes, with a short heartbeat."""
         ours = {"slurm__nodes": 2, "timeouts__heartbeat_seconds": 2.0, "timeouts__agent_lease_seconds": 4.0}
         return deployment.recipe(self.folder, **ours | changes)
+
+    def port(self, kind: str) -> int:
+        """Of the recipe that was made last."""
+        written = yaml.safe_load((self.folder / "fake.yaml").read_text())
+        return int(written["ports"][kind])
 
     def hosts(self, *, ssh: Mapping[str, Any] | None = None, python: Mapping[str, Path] | None = None) -> Path:
         """A cluster file of the first two nodes. `ssh`: further keys of that section; `python`: node -> interpreter."""

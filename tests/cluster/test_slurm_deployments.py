@@ -76,3 +76,15 @@ def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
     up = job.sbatch(None, "--nodes=1")
     assert up.ended() == "FAILED"
     assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
+
+
+def test_a_second_job_of_the_same_recipe_leaves_the_first_alone(job: Lab) -> None:
+    first = job.sbatch(job.recipe(), "--gres=none").ready()
+    env = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": ",".join(job.cluster.nodes[1:])}
+    second = job.pdserve(job.cluster.nodes[1], "up", job.folder / "fake.yaml", env=env)
+    assert second.returncode == 8, second.stdout + second.stderr
+    assert f"fake is running on {', '.join(job.cluster.nodes[:2])} (job {first.job})" in second.stderr
+    assert "--set name=fake-2" in second.stderr
+    assert first.complete()[0] == 200
+    job.pdserve(LOGIN, "down")
+    assert first.ended() == "COMPLETED"

@@ -1,0 +1,63 @@
+"""`pdserve up --slurm` from a login node: it submits the recipe's job, waits for it and follows it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, PDSERVE, Lab
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+NO_GPUS = {"slurm__options": ["--gres=none"]}
+
+
+def test_detached_it_returns_once_the_deployment_is_ready(job: Lab) -> None:
+    done = job.cluster.run(
+        LOGIN,
+        [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm", "--detach"],
+        env=job.env,
+        cwd=job.folder,
+        timeout=2 * LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, _ = job.cluster.nodes
+    assert "submitted job " in done.stdout
+    assert f": running on {first[:-1]}[{first[-1]}-{second[-1]}]" in done.stdout
+    assert f"serving fake at http://127.0.0.1:{job.port('proxy')}/v1 on {first} only" in done.stdout
+    status = job.pdserve(LOGIN, "status")
+    assert (status.returncode, status.stdout.splitlines()[0]) == (0, "fake: ready")
+    assert job.pdserve(LOGIN, "down").stdout.strip() == "fake: stopped"
+
+
+def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
+    recipe = job.recipe(**NO_GPUS, decode__env={"FAKE_DIE_AT": "load"})
+    argv = [*PDSERVE, "up", str(recipe), "--slurm"]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"error: decode-0@{job.cluster.nodes[1]}: decode" in done.stdout
+    assert ": failed; its output: " in done.stderr
+
+
+def test_what_sbatch_refuses_is_said_before_anything_waits(job: Lab) -> None:
+    recipe = job.recipe(slurm__partition="nope")
+    done = job.cluster.run(LOGIN, [*PDSERVE, "up", str(recipe), "--slurm"], env=job.env, cwd=job.folder)
+    assert done.returncode == 3
+    assert "invalid partition specified: nope" in done.stderr
+
+
+def test_ctrl_c_on_the_login_node_stops_the_deployment_in_order(job: Lab) -> None:
+    argv = [*PDSERVE, "up", str(job.recipe(**NO_GPUS)), "--slurm"]
+    output = job.folder / "followed"
+    with (
+        output.open("w") as file,
+        job.cluster.popen(LOGIN, argv, env=job.env, cwd=job.folder, stdout=file, stderr=file) as following,
+    ):
+        wait_until("serving", lambda: "serving fake at" in output.read_text(), 2 * LIMIT, why=output.read_text)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(LIMIT) == 130, output.read_text()
+    stopped = [line.split()[2] for line in output.read_text().splitlines() if " stopped in " in line]
+    assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
