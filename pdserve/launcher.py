@@ -105,6 +105,7 @@ class Launcher:
             await self._tear_down("stopped" if error is None else "failed", error)
             requests.cancel()
             await asyncio.gather(requests, return_exceptions=True)
+            self._run_dir.say_gone()
         if error is not None:
             raise error
         return self._state.ready_at is not None

@@ -129,6 +129,11 @@ class RunDir:
         with contextlib.suppress(OSError):
             self.write(self.beat, f"{time.time():.3f}\n")
 
+    def say_gone(self) -> None:
+        """The launcher leaves: its last sign of life must not outlive it."""
+        with contextlib.suppress(OSError):
+            self.beat.unlink(missing_ok=True)
+
     def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Adds a line to the history and returns it. `at` is wall-clock seconds."""
         event = {"at": round(time.time(), 3), "event": kind, **fields}
@@ -248,7 +253,7 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
         last = float(run.beat.read_text())
     except (OSError, ValueError):
         return False
-    return state.phase not in ("stopped", "failed") and abs(time.time() - last) < _LIVES_SECONDS
+    return abs(time.time() - last) < _LIVES_SECONDS
 
 
 def serves(run: RunDir) -> bool:

@@ -1,0 +1,57 @@
+"""Whether a launcher lives, asked from a machine that cannot see its PID: by its sign of life in the shared folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.procfs import ProcessId
+from pdserve.rundir import RunDir, lives
+from pdserve.state import DeploymentState
+from tests.launch.deployment import recipe, up
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path, "fake", "run-1")
+
+
+def state(host: str, launcher: ProcessId) -> DeploymentState:
+    return DeploymentState(name="fake", run_id="run-1", host=host, launcher=launcher, started_at=0.0)
+
+
+GONE = ProcessId(pid=2**22, start_ticks=1)
+
+
+def test_on_its_own_machine_it_is_its_process(run: RunDir) -> None:
+    own = procfs.identify(os.getpid())
+    assert own is not None
+    assert lives(run, state(os.uname().nodename, own))
+    run.say_alive()
+    assert not lives(run, state(os.uname().nodename, GONE))
+
+
+def test_elsewhere_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: RunDir) -> None:
+    assert not lives(run, state("elsewhere", GONE))
+    run.say_alive()
+    assert lives(run, state("elsewhere", GONE))
+    run.say_gone()
+    assert not lives(run, state("elsewhere", GONE))
+
+
+@pytest.mark.parametrize("content", [f"{time.time() - 3600:.3f}\n", "", "not a time"])
+def test_an_old_or_broken_sign_of_life_counts_for_nothing(run: RunDir, content: str) -> None:
+    run.write(run.beat, content)
+    assert not lives(run, state("elsewhere", GONE))
+
+
+def test_a_launcher_says_that_it_lives_and_takes_it_back(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        assert deployment.run.beat.exists()
+        found = deployment.run
+    assert not found.beat.exists()
