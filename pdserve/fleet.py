@@ -44,6 +44,9 @@ Trouble = Died | Late | Health | Gone
 SILENT = "does not answer"
 """Reason for holding a process that lives but is stopped or does not answer its probe."""
 _OVER = ("pending", "stopped", "dead")
+_FEW_PROCESSES = 32
+_SAVE_SECONDS = 0.1
+"""How late the recorded state of a large deployment may be; its history is never late."""
 _STOP_MARGIN_SECONDS = 20.0
 """An agent answers within the grace plus this, or it is gone itself."""
 
@@ -70,6 +73,7 @@ class Fleet:
         """Process -> reasons for which it gets no traffic although it lives; it returns when the last one is gone."""
         self.behind = False
         """The record on disk is older than what is known: writing it failed, and is tried again."""
+        self._saving: asyncio.TimerHandle | None = None
         self._stopping: dict[str, ProcessPhase] = {}
         """Processes that were ordered to stop -> what they are once they have."""
         self._secrets = secrets
@@ -281,7 +285,7 @@ class Fleet:
             event = self.run.append_event(kind, **fields)
         except OSError:
             self.behind = True
-        self.save()
+        self._save_soon()
         try:
             self._tell(event)
         except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
@@ -289,8 +293,19 @@ class Fleet:
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 
+    def _save_soon(self) -> None:
+        """At once for few processes. The state of hundreds is not written for each of the thousands of events of a
+        start, which would take the launcher's time for everything else."""
+        if len(self.state.processes) <= _FEW_PROCESSES:
+            self.save()
+        elif self._saving is None:
+            self._saving = asyncio.get_running_loop().call_later(_SAVE_SECONDS, self.save)
+
     def save(self) -> None:
         """Writes the state; what cannot be written now is tried again."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
         try:
             self.run.write(self.run.state, self.state.model_dump_json(indent=1))
         except OSError:

@@ -398,6 +398,7 @@ class Launcher:
         self._state.note = error.what if error else ""
         self._state.phase = phase
         self._fleet.record("down", phase=phase, clean=all(left))
+        self._fleet.save()
         with contextlib.suppress(OSError):
             for name in self._down_requests:
                 control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
