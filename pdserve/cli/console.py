@@ -137,7 +137,7 @@ _TEXTS: dict[str, Any] = {
     "engine_not_back": lambda e: f"{e['name']:<12} did not attach again; restarting it",
     "phase": lambda e: f"deployment is {e['phase']}",
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
-    "failed": lambda e: f"failed: {e['error'].splitlines()[0]}",
+    "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
     "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
 }
