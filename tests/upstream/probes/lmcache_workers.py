@@ -27,6 +27,8 @@ BLOCK, CHUNK, LAYERS, WIDTH = 16, 64, 8, 1024
 HINTS = {"kv_layout": "NHD"}
 BURST = 24
 """Stores of 512 tokens, 16 MiB each."""
+_CONTEXTS: list[zmq.Context[Any]] = []
+"""Kept to the end: one that is collected waits for its sockets."""
 
 
 class Worker:
@@ -35,7 +37,7 @@ class Worker:
     def __init__(self, at: Server, *, rank: int, ranks: int, mode: str, timeout: float = 30.0) -> None:
         self._adapter = LMCacheMPWorkerAdapter(
             f"tcp://127.0.0.1:{at.port}",
-            zmq.Context.instance(),
+            _context(),
             "model",
             BLOCK,
             _strategy(rank, ranks),
@@ -63,7 +65,7 @@ class Lookups:
     def __init__(self, at: Server, ranks: int) -> None:
         self._adapter = LMCacheMPSchedulerAdapter(
             server_urls=[f"tcp://127.0.0.1:{at.port}"],
-            context=zmq.Context.instance(),
+            context=_context(),
             model_name="model",
             vllm_block_size=BLOCK,
             parallel_strategy=_strategy(0, ranks),
@@ -150,6 +152,13 @@ def registration(at: Server, mode: str) -> str:
     return "registered"
 
 
+def _context() -> zmq.Context[Any]:
+    """One for each client: a client's monitor is bound under the number of its socket, which the next socket of the
+    same context can get before the old monitor is unbound ("Address already in use")."""
+    _CONTEXTS.append(zmq.Context())
+    return _CONTEXTS[-1]
+
+
 def _operation(tokens: list[int], end: int) -> LoadStoreOp:
     return LoadStoreOp(token_ids=tokens, block_ids=[list(range(end // BLOCK))], start=0, end=end)
 
@@ -161,6 +170,15 @@ def _strategy(rank: int, ranks: int) -> ParallelStrategy:
 
 
 def main() -> None:
+    try:
+        print(json.dumps(cases()))
+    finally:
+        # LMCache leaves the storage of a lmcache_driven worker on CPU behind.
+        for segment in Path("/dev/shm").glob(f"lmcache_kv_{os.getpid()}_*"):
+            segment.unlink()
+
+
+def cases() -> dict[str, Any]:
     found: dict[str, Any] = {}
     with server(chunk=CHUNK, l1_gb=1.5, workers=1, mode="lmcache_driven") as at:
         found["engine_driven worker, lmcache_driven server"] = registration(at, "engine_driven")
@@ -171,10 +189,7 @@ def main() -> None:
         found["hit"] = hit_of_all_ranks(at)
         found["a thread each, other rank"] = reload_during_a_burst(at, same_rank=False)
         found["a thread each, same rank"] = reload_during_a_burst(at, same_rank=True)
-    # LMCache leaves the storage of a lmcache_driven worker on CPU behind.
-    for segment in Path("/dev/shm").glob(f"lmcache_kv_{os.getpid()}_*"):
-        segment.unlink()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
