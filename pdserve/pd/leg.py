@@ -19,8 +19,8 @@ from pdserve.pd.registry import Worker
 from pdserve.pd.waiting import never
 
 if TYPE_CHECKING:
+    from pdserve.pd.client import Client
     from pdserve.pd.pieces import Payload
-from pdserve.pd.client import Client
 
 HELD_BYTES = 1024 * 1024
 """An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
