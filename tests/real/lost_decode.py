@@ -133,9 +133,9 @@ class Reached:
             await self._tokens(f"{url}/v1/completions", _body([11, 12, 13], 1), self._key)
             async with httpx.AsyncClient(headers=self._key, timeout=30, trust_env=False) as client:
                 now = await engine_snapshot(url, client)
-            assert now.unfinished is not None, now
-            assert now.kv_cache_usage is not None, now
-            if now.unfinished or now.kv_cache_usage:
+            if now.unfinished is None or now.kv_cache_usage is None:
+                found[name] = (1, 1.0)  # held up for more than a moment: nobody knows, so it is not free
+            elif now.unfinished or now.kv_cache_usage:
                 found[name] = (now.unfinished, now.kv_cache_usage)
         return found
 
