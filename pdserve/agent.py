@@ -84,6 +84,7 @@ class Agent:
         self._ledger = ledger
         self._processes: dict[str, Supervised] = {}
         self._stops: set[asyncio.Task[None]] = set()
+        self._asks: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
         self._outlet = Outlet(sys.stdout.fileno())
 
@@ -104,7 +105,7 @@ class Agent:
         if self._pulse is not None and self._lease is not None:
             touch.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))
         await self._leave.wait()
-        await _end(background)
+        await _end([*background, *self._asks])  # an answer that is long in coming must not delay a stop
         await self._stop_everything()
         await _end(touch)  # not before: an agent that is busy with stops is not lost
         await self._http.close()
@@ -137,11 +138,11 @@ class Agent:
                     case Beat():
                         pass
                     case Ask():
-                        self._track(self._ask(order))
+                        self._track(self._ask(order), self._asks)
                     case Start():
                         self._start(order)
                     case Stop():
-                        self._track(self._stop(order.name, order.grace))
+                        self._track(self._stop(order.name, order.grace), self._stops)
                     case Push():
                         if order.name in self._processes:
                             self._processes[order.name].push(order.line)
@@ -181,10 +182,10 @@ class Agent:
         if self._processes.get(name) is process:
             del self._processes[name]
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+    def _track(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         task = asyncio.create_task(work)
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        among.add(task)
+        task.add_done_callback(among.discard)
 
     async def _stop_everything(self) -> None:
         """In stop order. With an end that somebody else has set, each stage gets its part of what is left."""

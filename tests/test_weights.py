@@ -16,7 +16,6 @@ from pdserve.log_progress import describe
 from pdserve.weight_files import CacheFolder
 from tests.fakes.hub import COMMIT, FILES, Hub
 
-pytest.importorskip("huggingface_hub")
 MODEL = "org/model"
 
 

@@ -74,7 +74,7 @@ def run_in_node(
     with NodeProcess(init, argv, env=env, cwd=cwd, stdin=source) as process:
         try:
             out, err = process.communicate(stdin, timeout)
-        except BaseException:
+        finally:
+            # Whatever ends the wait, a timeout or Ctrl-C: the program does not outlive it.
             process.send_signal(signal.SIGKILL)
-            raise
     return subprocess.CompletedProcess(list(argv), process.returncode, out, err)

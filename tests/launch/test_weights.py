@@ -14,8 +14,6 @@ from pdserve.plan.model import ExitProbe
 from tests.fakes.hub import COMMIT, Hub
 from tests.launch.deployment import assert_nothing_left, pdserve, read_json, recipe, up
 
-pytest.importorskip("huggingface_hub")
-
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:

@@ -231,3 +231,16 @@ def test_events_after_the_loss_are_not_believed(tmp_path: Path, ssh: Path) -> No
         assert await remote.link.close(30)
 
     assert not [event for event in run_with(tmp_path, SOON, scenario).events if isinstance(event, Stopped)]
+
+
+def test_an_answer_that_is_long_in_coming_does_not_delay_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+            async with agent(tmp_path) as under_test:  # which closes the link within 30 s
+                pending = asyncio.create_task(under_test.link.ask("GET", url, seconds=600))
+                accepted, _ = await asyncio.get_running_loop().run_in_executor(None, silent.accept)
+            accepted.close()
+            assert (await pending).status is None
+
+    asyncio.run(scenario())
