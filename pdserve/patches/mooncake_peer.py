@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 _PROBE_SECONDS = 2.0
 _numbers = itertools.count()
+_watching: set[asyncio.Task[None]] = set()
+"""A loop holds no task that waits."""
 
 
 async def refuses(address: str) -> bool:
@@ -30,35 +34,37 @@ async def refuses(address: str) -> bool:
     return False
 
 
-def monitored(sock: Any) -> Any:
-    """A socket on which libzmq reports that the connection of `sock` broke or could not be made again."""
-    import zmq
-
-    address = f"inproc://pdserve-monitor-{next(_numbers)}"
-    sock.monitor(address, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_MONITOR_STOPPED)
-    monitor = sock.context.socket(zmq.PAIR)
-    monitor.setsockopt(zmq.LINGER, 0)
-    monitor.connect(address)
-    return monitor
-
-
-async def gone(monitor: Any, address: str, *, reconnecting: Callable[[], None]) -> bool:
-    """Returns True when nobody listens at `address` any more, and False when the monitored socket is closed.
+def watch(sock: Any, address: str, *, lost: Callable[[], None], reconnecting: Callable[[], None]) -> None:
+    """Has `lost` called, perhaps several times, when nobody listens at `address` any more, until `sock` is closed.
 
     `reconnecting` is called when the connection broke although somebody listens: an answer to what was sent on it can
     no longer arrive, because a ROUTER knows a connection that was made anew under another identity.
+
+    `sock` is one of a zmq.asyncio.Context, in the running loop. The task has no other end than that of `sock` or of
+    their context, and must not be cancelled: an event that no socket takes blocks the thread of libzmq that reports it,
+    and with it every other socket of the context.
     """
+    import zmq
+
+    inner = f"inproc://pdserve-monitor-{next(_numbers)}"
+    sock.monitor(inner, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_MONITOR_STOPPED)
+    monitor = sock.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(inner)
+    task = asyncio.get_running_loop().create_task(
+        _watch(monitor, address, lost, reconnecting), context=contextvars.Context()
+    )
+    _watching.add(task)
+    task.add_done_callback(_watching.discard)
+
+
+async def _watch(monitor: Any, address: str, lost: Callable[[], None], reconnecting: Callable[[], None]) -> None:
     import zmq
     from zmq.utils.monitor import parse_monitor_message
 
-    try:
-        while True:
-            event = parse_monitor_message(await monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_MONITOR_STOPPED:
-                return False
+    with monitor, suppress(zmq.ContextTerminated):
+        while (event := parse_monitor_message(await monitor.recv_multipart())["event"]) != zmq.EVENT_MONITOR_STOPPED:
             if await refuses(address):
-                return True
-            if event == zmq.EVENT_DISCONNECTED:
+                lost()
+            elif event == zmq.EVENT_DISCONNECTED:
                 reconnecting()
-    except zmq.ContextTerminated:
-        return False

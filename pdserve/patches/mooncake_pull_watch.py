@@ -14,7 +14,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake_open_pulls import OpenPulls, Peer
-from pdserve.patches.mooncake_peer import gone, monitored, refuses
+from pdserve.patches.mooncake_peer import refuses, watch
 from pdserve.patches.mooncake_withdrawal import Withdrawal
 
 NAME = "mooncake-pulls"
@@ -135,27 +135,27 @@ def monitoring(original: Callable[..., Any]) -> Callable[..., Any]:
         sock = original(*args, **kwargs)
         asking = _asking.get()
         if asking is not None:
-            worker, peer = asking
-            monitor = monitored(sock)
-            # In a callback: a task that is cancelled before it has begun runs no `finally`.
-            _spawn(peer, _watch(worker, peer, monitor)).add_done_callback(lambda _: monitor.close())
+            _watch(*asking, sock)
         return sock
 
     return make_zmq_socket
 
 
-async def _watch(worker: Any, peer: Peer, monitor: Any) -> None:
+def _watch(worker: Any, peer: Peer, sock: Any) -> None:
     telling: asyncio.Task[None] | None = None
+
+    def lost() -> None:
+        peer.lost = True
+        peer.over.set()
 
     def reconnecting() -> None:
         nonlocal telling
         if telling is not None:
             telling.cancel()  # its answer may have been lost with its connection
-        telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
+        if peer.unsettled:
+            telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
 
-    if await gone(monitor, peer.address, reconnecting=reconnecting):
-        peer.lost = True
-        peer.over.set()
+    watch(sock, peer.address, lost=lost, reconnecting=reconnecting)
 
 
 def _spawn(peer: Peer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

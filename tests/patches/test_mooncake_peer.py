@@ -1,0 +1,92 @@
+"""libzmq's reports on the connection to a prefill worker, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from pdserve.patches import mooncake_peer
+
+PULLS = 60
+LIMIT_SECONDS = 20
+
+
+@asynccontextmanager
+async def prefill() -> AsyncIterator[tuple[str, Any]]:
+    """Address and socket of a side channel that nobody answers on."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as sock:
+        sock.setsockopt(zmq.LINGER, 0)
+        yield f"tcp://127.0.0.1:{sock.bind_to_random_port('tcp://127.0.0.1')}", sock
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    with zmq.asyncio.Context() as context:
+        yield context
+
+
+@asynccontextmanager
+async def pull(context: Any, address: str, *, lost: Callable[[], None] = lambda: None) -> AsyncIterator[Any]:
+    with context.socket(zmq.DEALER) as sock:
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.connect(address)
+        mooncake_peer.watch(sock, address, lost=lost, reconnecting=lambda: None)
+        await sock.send(b"what is wanted")
+        yield sock
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def fewer_open_files_than(number: int) -> None:
+    while open_files() >= number:
+        await asyncio.sleep(0.01)
+
+
+def test_pulls_that_end_leave_no_socket_behind(context: zmq.asyncio.Context) -> None:
+    """A libzmq thread that is blocked by one report closes no socket, and makes no connection, any more."""
+
+    async def pulls() -> None:
+        async with prefill() as (address, sock), asyncio.timeout(LIMIT_SECONDS):
+            before = open_files()
+            for number in range(PULLS):
+                async with pull(context, address):
+                    if number % 2:  # its connection is made
+                        await sock.recv_multipart()
+            await fewer_open_files_than(before + PULLS)
+
+    asyncio.run(pulls())
+    assert not mooncake_peer._watching
+
+
+def test_a_prefill_that_goes_is_noticed_after_many_pulls_that_ended(context: zmq.asyncio.Context) -> None:
+    async def killed() -> None:
+        async with prefill() as (address, sock), asyncio.timeout(LIMIT_SECONDS):
+            for _ in range(PULLS):
+                async with pull(context, address):
+                    pass
+            gone = asyncio.Event()
+            async with pull(context, address, lost=gone.set):
+                sock.close(0)
+                await gone.wait()
+
+    asyncio.run(killed())
+
+
+def test_a_prefill_that_is_not_there_is_noticed(context: zmq.asyncio.Context) -> None:
+    async def absent() -> None:
+        async with prefill() as (address, _):
+            pass
+        gone = asyncio.Event()
+        async with asyncio.timeout(LIMIT_SECONDS), pull(context, address, lost=gone.set):
+            await gone.wait()
+
+    asyncio.run(absent())
