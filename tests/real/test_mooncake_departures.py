@@ -30,7 +30,7 @@ from tests.real.conftest import member
 
 pytestmark = pytest.mark.real
 
-ABORT_SECONDS = 12
+ABORT_SECONDS = 20
 CLIENTS = 25
 MOONCAKE = ("mooncake-requests", "mooncake-sends", "mooncake-pulls", "mooncake-bootstrap")
 KEY = "a key for engines that no deployment has"
@@ -206,16 +206,20 @@ async def healthy(plan: Plan) -> None:
 
 
 async def leave(engines: Engines) -> None:
-    """25 clients come, each with a long prompt, and leave when decode waits for all of them."""
+    """25 clients come, each with a long prompt, and leave when decode has asked for the KV of all of them.
+
+    Their prefill legs come last, so that however slow the machine is, prefill has none of it yet when they leave.
+    """
+    prompts = [engines.prompt(LONG) for _ in range(CLIENTS)]
     legs = []
-    for number in range(CLIENTS):
-        prompt = engines.prompt(LONG)
-        for leg in (engines.decode(f"left-{number}", prompt), engines.prefill(f"left-{number}", prompt)):
-            legs.append(asyncio.ensure_future(leg))
+    for number, prompt in enumerate(prompts):
+        legs.append(asyncio.ensure_future(engines.decode(f"left-{number}", prompt)))
         # Apart, so that decode asks for each in a message of its own.
-        await engines.until("decode-0", WAITING, number + 1, 0.3)
-    for one in legs:
-        one.cancel()
+        assert await engines.until("decode-0", WAITING, number + 1, 10) is not None
+    legs += [asyncio.ensure_future(engines.prefill(f"left-{number}", prompt)) for number, prompt in enumerate(prompts)]
+    await engines.until("prefill-0", WAITING, CLIENTS - 1, 1)
+    for leg in legs:
+        leg.cancel()
     await asyncio.wait(legs)
 
 
@@ -246,8 +250,8 @@ def test_with_them_the_next_request_is_served_at_once_and_the_blocks_are_free(ti
     freed, took, status = asyncio.run(departures())
     print(f"blocks after {freed} s, next request after {took:.2f} s")
     assert freed is not None
-    assert freed < 2
-    assert took < ABORT_SECONDS / 3
+    assert freed < ABORT_SECONDS / 4
+    assert took < ABORT_SECONDS / 2
     assert status == 200
 
 
@@ -323,7 +327,7 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
 
     took, freed = asyncio.run(killed())
     print(f"decode answered after {took:.2f} s, blocks free {freed} s later")
-    assert took < 3
+    assert took < ABORT_SECONDS / 2
     assert freed is not None
     status = read_json(pdserve("status", "--json")[1])
     # Each open pull counts; one without blocks, of a client that left before it was scheduled, may be open too.
@@ -342,7 +346,7 @@ def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched
 
     alone, left, took, status = asyncio.run(departures())
     print(f"next request after {left:.2f} + {took:.2f} s with status {status}, {alone:.2f} s with nobody before it")
-    assert alone < ABORT_SECONDS / 4
+    assert alone < ABORT_SECONDS / 2
     assert left < ABORT_SECONDS, "else the first of them is given up by now"
     assert left + took > ABORT_SECONDS
 
