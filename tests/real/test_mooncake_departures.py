@@ -53,7 +53,7 @@ class Engines:
         number = next(self._prompts)
         return [3 + (number * 31 + position * position + position // 7 * number) % 241 for position in range(tokens)]
 
-    async def post(self, name: str, prompt: Sequence[int], *, timeout: float = 60, **more: Any) -> httpx.Response:
+    async def post(self, name: str, prompt: Sequence[int], *, timeout: float = 150, **more: Any) -> httpx.Response:
         body = {"model": "tiny", "prompt": list(prompt), "max_tokens": 6, "temperature": 0, **more}
         return await self._client.post(f"{self._urls[name]}/v1/completions", json=body, timeout=timeout)
 
