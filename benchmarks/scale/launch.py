@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NAME = "scale"
 START_SECONDS = 600.0
 SERVING_SECONDS = 20.0
+HEARTBEAT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,13 @@ class _Trial:
             "engine": {"command": engine, "env": {"VLLM_CPU_KVCACHE_SPACE": 1}},
             "aggregated": {"instances": self._instances * len(self._cluster.nodes)},
             "patches": [],
-            "timeouts": {"engine_seconds": 300, "stop_seconds": 5},
+            # Hundreds of Pythons that start on two cores leave an agent without a turn for seconds; see the README.
+            "timeouts": {
+                "engine_seconds": 300,
+                "stop_seconds": 5,
+                "heartbeat_seconds": HEARTBEAT_SECONDS,
+                "agent_lease_seconds": 2 * HEARTBEAT_SECONDS,
+            },
         }
         file = self._folder / "recipe.yaml"
         file.write_text(yaml.safe_dump(document))
