@@ -177,7 +177,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*Cluster.model_fields, "schema"]), values, max_size=4))
 def test_any_mapping_is_a_cluster_or_an_error(tmp_path: Path, data: dict[str, Any]) -> None:
     text = yaml12.dump({"schema": 1, "hosts": [{"name": "a"}], **data})

@@ -63,7 +63,7 @@ def planned(document: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Recipe, 
         reject()
 
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+many = settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 @many
