@@ -54,7 +54,7 @@ class Clone:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
     def add(self, name: str, text: str = "") -> None:

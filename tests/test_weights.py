@@ -183,7 +183,7 @@ def test_two_nodes_with_one_cache_fetch_each_file_once(tmp_path: Path, hub: Hub)
         assert second.stdout is not None
         assert "another process fetches into the same cache" in second.stdout.readline()
         assert "model-1.safetensors" not in hub.served
-    rest, _ = second.communicate(timeout=60)
+    rest, _ = second.communicate(timeout=300)
     assert f"complete at {COMMIT}" in rest
     assert sorted(hub.served) == sorted(set(hub.served))
 

@@ -2,7 +2,7 @@
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
 /fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted
-/fake/wait?K=V   answers once the state has these values (408 after ten seconds)
+/fake/wait?K=V   answers once the state has these values (408 after a minute)
 /fake/script     POST: changes the script (engine_script.Script)
 """
 
@@ -129,7 +129,7 @@ class Engine:
     async def _wait(self, request: Request, responder: Responder) -> None:
         wanted = {name: int(value) for name, value in request.query.items()}
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await self.gate.until(lambda: wanted.items() <= self.state().items())
         except TimeoutError:
             await responder.send(408, self.state())

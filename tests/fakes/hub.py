@@ -61,7 +61,7 @@ class Hub:
     def wait_for(self, file: str) -> None:
         """Until somebody is sent this file."""
         with self._asked:
-            assert self._asked.wait_for(lambda: file in self.served, timeout=60)
+            assert self._asked.wait_for(lambda: file in self.served, timeout=300)
 
     def _handler(hub) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler has a self of its own
         class Handler(BaseHTTPRequestHandler):

@@ -17,16 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests.launch.deployment import free_ports
+
 FAKE = Path(__file__).with_name("lmcache.py")
 REQUIRED = ("--l1-size-gb", "1", "--eviction-policy", "LRU")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Fake:

@@ -87,7 +87,7 @@ def recipe(folder: Path, name: str = "fake", **changes: Any) -> Path:
         "lmcache": {"command": LMCACHE, "l1_size_gb": 0.01, "transfer_mode": "auto", "chunk_size": 256},
         "ports": ports,
         "proxy": {"drain_seconds": 2},
-        "timeouts": {"lmcache_seconds": 60, "engine_seconds": 60, "stop_seconds": 5, "attach_seconds": 10},
+        "timeouts": {"lmcache_seconds": 120, "engine_seconds": 120, "stop_seconds": 5, "attach_seconds": 60},
     }
     for key, value in changes.items():
         put(document, key.split("__"), value)
@@ -262,7 +262,7 @@ class Deployment:
         import httpx
 
         proxy = self.run.read_plan().proxy
-        response = httpx.post(f"http://{proxy.host}:{proxy.port}{path}", json=body, timeout=30, trust_env=False)
+        response = httpx.post(f"http://{proxy.host}:{proxy.port}{path}", json=body, timeout=120, trust_env=False)
         return response.status_code, response.json()
 
 

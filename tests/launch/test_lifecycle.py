@@ -11,7 +11,17 @@ import pytest
 import yaml
 
 from pdserve.errors import StateError
-from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, put, read_json, recipe, up
+from tests.launch.deployment import (
+    LINE_SECONDS,
+    Command,
+    Deployment,
+    assert_nothing_left,
+    pdserve,
+    put,
+    read_json,
+    recipe,
+    up,
+)
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 
@@ -158,7 +168,7 @@ def test_down_after_everything_was_killed_says_so(tmp_path: Path, pdserve_home: 
 
         from pdserve.process import pid_end
 
-        asyncio.run(asyncio.wait_for(pid_end(guard.pid), 30))
+        asyncio.run(asyncio.wait_for(pid_end(guard.pid), LINE_SECONDS))
         assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"
         assert pdserve("down") == (0, "fake: not running")
 

@@ -21,7 +21,7 @@ from pdserve.procfs import ProcessId
 from pdserve.protocol import Late
 from pdserve.rundir import RunDir, find
 from pdserve.state import DeploymentState, NodeState, ProcessState
-from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
+from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 
@@ -192,7 +192,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
         env={**os.environ, "PYTHONUNBUFFERED": buffering},
         stdout=writes,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=LINE_SECONDS,
     )
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -206,7 +206,7 @@ def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) ->
         cwd=REPOSITORY,
         stdout=writes,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=LINE_SECONDS,
     )
     os.close(writes)
     assert done.returncode == 8
@@ -232,7 +232,7 @@ def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdse
         serving.send_signal(signal.SIGINT)
         said = serving.stderr.read()
         serving.stderr.close()
-    assert (serving.wait(60), said) == (0, "")
+    assert (serving.wait(LINE_SECONDS), said) == (0, "")
 
 
 def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None:

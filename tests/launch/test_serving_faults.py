@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, read_json, recipe, up
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 RESTART = {"policy": "on-failure", "max": 3, "backoff_seconds": 0.1, "backoff_max_seconds": 1}
@@ -214,7 +214,7 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, 
         code = deployment.command.finish()
         assert code == (-9 if "launcher" in victims else 5)
         for one in everything:
-            asyncio.run(asyncio.wait_for(pid_end(one.pid), 30))
+            asyncio.run(asyncio.wait_for(pid_end(one.pid), LINE_SECONDS))
         assert_nothing_left(deployment)
 
 

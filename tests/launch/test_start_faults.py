@@ -85,7 +85,8 @@ def test_lmcache_that_never_answers_is_late(tmp_path: Path, pdserve_home: Path) 
 
 
 def test_another_instance_id_is_not_our_server(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_WRONG_ID": "1"}, timeouts__lmcache_seconds=1)
+    # Long enough for it to answer at all.
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_WRONG_ID": "1"}, timeouts__lmcache_seconds=8)
     with up(file, pdserve_home) as deployment:
         assert "another instance answers" in failed(deployment)
         assert only_lmcache_was_started(deployment)
@@ -93,7 +94,7 @@ def test_another_instance_id_is_not_our_server(tmp_path: Path, pdserve_home: Pat
 
 def test_engines_that_do_not_attach_fail_the_start(tmp_path: Path, pdserve_home: Path) -> None:
     """Healthy engines that would serve without the cache, silently."""
-    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_REGISTERED": "0"}, timeouts__attach_seconds=1)
+    file = recipe(tmp_path, lmcache__env={"FAKE_LMCACHE_REGISTERED": "0"}, timeouts__attach_seconds=3)
     with up(file, pdserve_home) as deployment:
         assert "should be registered at lmcache-0, 0 are registered" in failed(deployment)
 
@@ -153,9 +154,10 @@ def test_a_server_that_exits_0_has_failed(tmp_path: Path, pdserve_home: Path) ->
 
 
 def test_decode_that_hangs_for_ever_is_late_with_diagnostics(tmp_path: Path, pdserve_home: Path) -> None:
-    file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__engine_seconds=3)
+    # Long enough for the other one.
+    file = recipe(tmp_path, decode__env={"FAKE_NEVER_READY": "1"}, timeouts__engine_seconds=12)
     with up(file, pdserve_home) as deployment:
-        assert "decode is alive but not ready after 3 s" in failed(deployment)
+        assert "decode is alive but not ready after 12 s" in failed(deployment)
         assert [late["name"] for late in deployment.events("late")] == ["decode-0"]
 
 
@@ -207,7 +209,7 @@ def test_interrupted(
 
 def test_ctrl_c_with_an_engine_that_ignores_term_and_leaves_children(tmp_path: Path, pdserve_home: Path) -> None:
     env = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
-    with up(recipe(tmp_path, decode__env=env, timeouts__stop_seconds=1), pdserve_home) as deployment:
+    with up(recipe(tmp_path, decode__env=env), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         deployment.command.interrupt()
         deployment.command.finish()

@@ -15,14 +15,23 @@ from pathlib import Path
 import pytest
 
 from pdserve.process import pid_end
-from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, read_json, recipe, up
+from tests.launch.deployment import (
+    LINE_SECONDS,
+    Command,
+    Deployment,
+    assert_nothing_left,
+    pdserve,
+    read_json,
+    recipe,
+    up,
+)
 from tests.launch.test_serving_faults import BODY, RESTART, TWO, routing, serving
 
 
 def ended(deployment: Deployment, *names: str) -> None:
     """Waits until these processes have ended."""
     for one in [deployment.id_of(name) for name in names]:
-        asyncio.run(asyncio.wait_for(pid_end(one.pid), 60))
+        asyncio.run(asyncio.wait_for(pid_end(one.pid), LINE_SECONDS))
 
 
 def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pdserve_home: Path) -> None:
@@ -60,8 +69,8 @@ def test_a_record_that_cannot_be_written_for_a_while_is_caught_up_with(tmp_path:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Waits for a fact that no line tells; fails after a minute."""
-    deadline = time.monotonic() + 60
+    """Waits for a fact that no line tells."""
+    deadline = time.monotonic() + LINE_SECONDS
     while not holds():
         assert time.monotonic() < deadline
         select.select([], [], [], 0.02)
@@ -81,7 +90,7 @@ def test_a_closed_terminal_does_not_end_supervision(tmp_path: Path, pdserve_home
         assert deployment.post("/v1/completions", BODY)[0] == 200
     finally:
         command.interrupt()
-        command.popen.wait(60)
+        command.popen.wait(LINE_SECONDS)
     assert_nothing_left(deployment)
 
 

@@ -38,7 +38,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("pdserve patches active: ") == 1

@@ -50,7 +50,7 @@ def ask(script: str, stdin: str = "", **env: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]

@@ -56,7 +56,7 @@ def submitted(folder: Path, script: str, *arguments: str, pdserve: str = RECORDE
 
 def ended(job: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
-    _, said = job.communicate(timeout=30)
+    _, said = job.communicate(timeout=120)
     return job.returncode, said
 
 

@@ -74,7 +74,7 @@ def in_namespace(code: str, *, network: Sequence[str] = ()) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

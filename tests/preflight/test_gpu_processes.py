@@ -132,7 +132,7 @@ def ours(tmp_path: Path) -> Iterator[tuple[Plan, int]]:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         yield plan, child.pid
-        child.communicate("\n", timeout=10)
+        child.communicate("\n", timeout=60)
 
 
 def on_first_gpu(*pids: int) -> str:

@@ -71,7 +71,7 @@ def child(code: str, *, lowered: tuple[int, int]) -> Any:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
         preexec_fn=lambda: resource.setrlimit(which, (value, value)),
     )
     return json.loads(done.stdout)

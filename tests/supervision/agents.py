@@ -16,6 +16,8 @@ from pdserve.transport.link import AgentLink
 from pdserve.transport.start import open_agent
 
 EventT = TypeVar("EventT")
+LIMIT = 120.0
+"""Seconds until a test gives up waiting: a limit, not a measurement."""
 
 HTTP_SERVER = """
 import http.server, sys
@@ -65,7 +67,7 @@ class AgentUnderTest:
                 if isinstance(event, kind) and name in (None, getattr(event, "name", None)):
                     return event
             self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), 30)
+            await asyncio.wait_for(self._arrived.wait(), LIMIT)
 
 
 @asynccontextmanager
@@ -75,4 +77,4 @@ async def agent(run_dir: Path) -> AsyncIterator[AgentUnderTest]:
     try:
         yield under_test
     finally:
-        assert await under_test.link.close(30), "the guard did not leave"
+        assert await under_test.link.close(LIMIT), "the guard did not leave"

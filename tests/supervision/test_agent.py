@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from pdserve import procfs
 from pdserve.process import send
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Started, Stop, Stopped
-from tests.supervision.agents import HTTP_SERVER, NEVER_READY, agent, planned
+from tests.launch.deployment import free_ports
+from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
 
 STUBBORN_CHILD = """
 import os, signal, sys, time
@@ -37,9 +37,7 @@ time.sleep(600)
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        chosen: int = server.getsockname()[1]
-    return chosen
+    return free_ports(1)[0]
 
 
 async def until_gone(identity: ProcessId) -> None:
@@ -105,7 +103,7 @@ def test_a_program_that_cannot_be_executed_is_a_death(tmp_path: Path) -> None:
 def test_alive_but_never_ready_is_late_with_diagnostics(tmp_path: Path) -> None:
     async def scenario() -> Late:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", NEVER_READY, ready_seconds=1)))
+            under_test.link.send(Start(process=planned("engine", NEVER_READY, ready_seconds=6)))
             started = await under_test.expect(Started, "engine")
             late = await under_test.expect(Late, "engine")
             assert started.id.alive(), "what to do with it is the launcher's decision"
@@ -174,11 +172,11 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
             if "guard" in victims:
                 send(hello.guard, signal.SIGKILL)
             if "launcher" in victims:
-                assert await under_test.link.close(30)
+                assert await under_test.link.close(LIMIT)
             else:
                 await under_test.expect(Gone)
             for one in (hello.agent, started.id, member, hello.guard):
-                await asyncio.wait_for(until_gone(one), 30)
+                await asyncio.wait_for(until_gone(one), LIMIT)
 
     asyncio.run(scenario())
 
@@ -228,7 +226,7 @@ def test_shared_memory_of_a_killed_process_is_removed(tmp_path: Path, how: str) 
             else:
                 send(hello.agent, signal.SIGKILL)
                 await under_test.expect(Gone)
-                await asyncio.wait_for(until_gone(hello.guard), 30)
+                await asyncio.wait_for(until_gone(hello.guard), LIMIT)
             assert not segment.exists()
 
     try:

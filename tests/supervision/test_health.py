@@ -116,7 +116,7 @@ def test_nothing_listens() -> None:
 
 def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
-        server.settimeout(5)
+        server.settimeout(60)
         port = server.getsockname()[1]
 
         async def once() -> Answer:

@@ -23,20 +23,20 @@ from pdserve.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped,
 from pdserve.recipe.model import Timeouts
 from pdserve.transport.link import AgentLink
 from pdserve.transport.start import open_agent
-from tests.supervision.agents import HTTP_SERVER, agent, planned
+from tests.launch.deployment import free_ports
+from tests.supervision.agents import HTTP_SERVER, LIMIT, agent, planned
 
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 )
-SOON = Timeouts(heartbeat_seconds=1, agent_lease_seconds=1.5)
+SOON = Timeouts(heartbeat_seconds=2, agent_lease_seconds=30)
+"""Here agents are stopped, or their launcher is: their own lease has nothing to do with it."""
 FAR = Node(name="far", reach=Ssh(destination="far.invalid"))
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        chosen: int = server.getsockname()[1]
-    return chosen
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ class Remote:
                 if isinstance(event, kind):
                     return event
             self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), 30)
+            await asyncio.wait_for(self._arrived.wait(), LIMIT)
 
 
 def run_with(tmp_path: Path, timeouts: Timeouts, scenario: Callable[[Remote, Hello], object]) -> Remote:
@@ -92,7 +92,7 @@ def test_an_agent_that_falls_silent_is_lost_and_said_once(tmp_path: Path, ssh: P
         assert "not heard for" in gone.how
         # Its pipe was closed with that: once it runs again, it leaves.
         send(hello.agent, signal.SIGCONT)
-        assert await remote.link.close(30)
+        assert await remote.link.close(LIMIT)
         assert not hello.agent.alive()
 
     remote = run_with(tmp_path, SOON, scenario)
@@ -116,14 +116,14 @@ def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: Path) 
 
 def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path, ssh: Path) -> None:
     async def scenario(remote: Remote, hello: Hello) -> None:
-        select.select([], [], [], 2 * SOON.heartbeat_seconds)  # the whole event loop, as a full disk would
-        answer = await remote.link.ask("GET", "http://127.0.0.1:1/", seconds=5)
+        select.select([], [], [], 2 * timeouts.heartbeat_seconds)  # the whole event loop, as a full disk would
+        answer = await remote.link.ask("GET", "http://127.0.0.1:1/", seconds=60)
         assert answer.refused
         assert not [event for event in remote.events if isinstance(event, Gone)]
-        assert await remote.link.close(30)
+        assert await remote.link.close(LIMIT)
 
-    # The agent's own lease is longer here: it is right not to believe in a launcher that says nothing.
-    timeouts = Timeouts(heartbeat_seconds=1, agent_lease_seconds=20)
+    # The agent's own lease is longer: it is right not to believe in a launcher that says nothing.
+    timeouts = Timeouts(heartbeat_seconds=4, agent_lease_seconds=60)
     run_with(tmp_path, timeouts, scenario)
 
 
@@ -140,7 +140,7 @@ def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[byt
         yield popen
     finally:
         popen.stdin.close()
-        popen.wait(30)
+        popen.wait(LIMIT)
         popen.stdout.close()
 
 
@@ -165,7 +165,7 @@ def test_an_agent_that_hears_nothing_for_its_lease_stops_everything(tmp_path: Pa
     with mute_launcher(tmp_path, "--lease", "1", "--pulse", "0.2") as popen:
         engine = order(popen, "import time; time.sleep(600)")
         assert events(popen, "stopped")["name"] == "engine"
-        assert popen.wait(30) == 0
+        assert popen.wait(LIMIT) == 0
         assert not engine.alive()
     assert "nothing heard from the launcher for 1 s" in (tmp_path / "agent.log").read_text()
 
@@ -189,7 +189,7 @@ def test_after_a_term_from_outside_all_stops_fit_its_time(tmp_path: Path) -> Non
         popen.send_signal(signal.SIGTERM)
         stopped = events(popen, "stopped")
         assert stopped["forced"] is True
-        assert popen.wait(30) == 0
+        assert popen.wait(LIMIT) == 0
         assert not engine.alive()
 
 
@@ -199,9 +199,9 @@ def test_requests_are_made_on_the_agents_node(tmp_path: Path, port: int) -> None
             under_test.link.send(Start(process=planned("web", HTTP_SERVER, str(port), port=port)))
             await under_test.expect(Started)
             await under_test.expect(Ready)
-            answer = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=10)
+            answer = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=60)
             assert (answer.status, answer.body) == (200, "ok")
-            posted = await under_test.link.ask("POST", f"http://127.0.0.1:{port}/x", body="{}", seconds=10)
+            posted = await under_test.link.ask("POST", f"http://127.0.0.1:{port}/x", body="{}", seconds=60)
             assert posted.status == 501
         after = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/x", seconds=1)
         assert after.status is None
@@ -214,6 +214,7 @@ def test_what_does_not_answer_says_why(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             async with agent(tmp_path) as under_test:
+                await under_test.expect(Hello)
                 late = await under_test.link.ask("GET", f"http://127.0.0.1:{port}/", seconds=0.2)
         assert (late.status, late.refused) == (None, False)
         assert "0.2 s" in late.error
@@ -228,7 +229,7 @@ def test_events_after_the_loss_are_not_believed(tmp_path: Path, ssh: Path) -> No
         send(hello.agent, signal.SIGSTOP)
         await remote.expect(Gone)
         send(hello.agent, signal.SIGCONT)
-        assert await remote.link.close(30)
+        assert await remote.link.close(LIMIT)
 
     assert not [event for event in run_with(tmp_path, SOON, scenario).events if isinstance(event, Stopped)]
 
@@ -237,7 +238,7 @@ def test_an_answer_that_is_long_in_coming_does_not_delay_the_end(tmp_path: Path)
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-            async with agent(tmp_path) as under_test:  # which closes the link within 30 s
+            async with agent(tmp_path) as under_test:  # which closes the link within LIMIT
                 pending = asyncio.create_task(under_test.link.ask("GET", url, seconds=600))
                 accepted, _ = await asyncio.get_running_loop().run_in_executor(None, silent.accept)
             accepted.close()

@@ -66,7 +66,7 @@ class Watched:
         """The first event of a kind; waits for it."""
         while not (found := self.all(kind)):
             self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), 30)
+            await asyncio.wait_for(self._arrived.wait(), 120)
         return found[0]
 
 
@@ -83,7 +83,8 @@ async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -
 
 def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
     async def scenario() -> tuple[Started, Died]:
-        async with watched(engine(HUNG), tmp_path) as one:
+        # It logs on after the line that tells: time for that.
+        async with watched(engine(HUNG), tmp_path, fatal_grace=2) as one:
             died = await one.expect(Died)
             started = await one.expect(Started)
             assert started.id.alive(), "whether it is killed is the launcher's decision"
@@ -124,7 +125,7 @@ def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) ->
     log.write_text(f"{FATAL}\n")
 
     async def scenario() -> Late:
-        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=2), tmp_path) as one:
+        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as one:
             assert (await one.expect(Progress)).text == "loading weights: 100 %"
             late = await one.expect(Late)
             assert not one.all(Died)
