@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +50,7 @@ class Child:
     def listens(self, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=20)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=90)
 
     def until(self, pattern: str) -> re.Match[str]:
         """Read the log up to a line that matches."""
@@ -143,11 +144,19 @@ class Fake(Child):
 
 
 class Proxy(Child):
-    """The real proxy process."""
+    """The real proxy process.
 
-    def __init__(self, path: Path, config: ProxyConfig, *, key: str, control: bool) -> None:
+    `moments`: constants of its modules (`pdserve.pd.nixl.LAST_MOMENT_SECONDS`) with other values. Each is how long the
+    proxy waits for something that an engine does at once. A test that is about what the engine then does gives it more:
+    how fast the machine is that runs both must not decide.
+    """
+
+    def __init__(
+        self, path: Path, config: ProxyConfig, *, key: str, control: bool, moments: Mapping[str, float] | None = None
+    ) -> None:
         path.write_text(config.model_dump_json())
-        argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path)]
+        program = ["-m", "pdserve.proxy"] if not moments else ["-c", _patient(moments)]
+        argv = [sys.executable, *program, "--config", str(path)]
         super().__init__(
             argv if control else [*argv, "--no-control"],
             {"PDSERVE_ENGINE_KEY": key},
@@ -185,6 +194,15 @@ class Proxy(Child):
         return connection
 
 
+def _patient(moments: Mapping[str, float]) -> str:
+    """The program of a proxy with other constants."""
+    lines = ["import sys, pdserve.proxy"]
+    for name, seconds in moments.items():
+        module, _, constant = name.rpartition(".")
+        lines += [f"import {module}", f"assert {module}.{constant}", f"{module}.{constant} = {seconds!r}"]
+    return "\n".join([*lines, "sys.exit(pdserve.proxy.main())"])
+
+
 class Deployment:
     """xPyD fake engines behind the proxy. Everything it starts ends with it."""
 
@@ -208,10 +226,11 @@ class Deployment:
         nixl: bool = False,
         prefill: dict[str, object] | None = None,
         decode: dict[str, object] | None = None,
+        moments: Mapping[str, float] | None = None,
         **config: Any,
     ) -> Self:
-        """Start engines and proxy. `prefill` and `decode`: options and faults of the engines; `config`: fields of
-        ProxyConfig."""
+        """Start engines and proxy. `prefill` and `decode`: options and faults of the engines; `moments`: as Proxy has
+        them; `config`: fields of ProxyConfig."""
         if aggregated:
             prefills = decodes = 0
         shared = {"connector": "NixlConnector"} if nixl else {}
@@ -223,7 +242,11 @@ class Deployment:
             self.aggregated.append(self.engine(f"aggregated-{i}", "aggregated"))
         protocol: Protocol = "aggregated" if aggregated else "nixl" if nixl else "mooncake"
         self.proxy = Proxy(
-            self.folder / "proxy.json", self.config(**{"protocol": protocol, **config}), key=key, control=control
+            self.folder / "proxy.json",
+            self.config(**{"protocol": protocol, **config}),
+            key=key,
+            control=control,
+            moments=moments,
         )
         self._stack.callback(self.proxy.end)
         self.proxy.ready()
@@ -264,6 +287,13 @@ class Deployment:
     def chat(self, content: str = "hello world", **more: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
         return self.proxy.http.post("/v1/chat/completions", json=body | more)
+
+    def asked(self, *fakes: Fake) -> Fake:
+        """The one of these that gets a request; waits until it has one."""
+        while not (found := [fake for fake in fakes if fake.state()["received"]]):
+            pass
+        (one,) = found
+        return one
 
     def idle(self) -> None:
         """Every engine is without running and waiting requests, and no prefill holds KV that nobody fetched."""

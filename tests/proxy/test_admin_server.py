@@ -32,13 +32,13 @@ def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
     deployment.up(
         admin={"socket": str(socket), "token_file": str(tmp_path / "token")},
         auth={"keys_file": str(tmp_path / "keys")},
-        health={"interval_seconds": 0.1},
+        health={"interval_seconds": 0.1, "timeout_seconds": 30},
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
     transport = httpx.HTTPTransport(uds=str(socket))
     with httpx.Client(
-        transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}
+        transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}, timeout=90
     ) as client:
         yield client
 

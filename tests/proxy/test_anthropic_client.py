@@ -22,13 +22,13 @@ def served(deployment: Deployment) -> Deployment:
 
 @pytest.fixture
 def client(served: Deployment) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=served.proxy.url, api_key="client", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=served.proxy.url, api_key="client", max_retries=0, timeout=90) as client:
         yield client
 
 
 @pytest.fixture
 def openai_client(served: Deployment) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.proxy.url}/v1", api_key="client", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{served.proxy.url}/v1", api_key="client", max_retries=0, timeout=90) as client:
         yield client
 
 

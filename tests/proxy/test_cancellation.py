@@ -12,6 +12,8 @@ import pytest
 from tests.proxy.deployment import MODEL, Deployment
 
 COMPLETIONS = "/v1/completions"
+PATIENT = {"pdserve.pd.mooncake.DELIVER_SECONDS": 60.0}
+"""A proxy that lets prefill finish, and does not give up on it because this machine is slow."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000}
 
 
@@ -19,7 +21,7 @@ BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1
 def test_leaving_during_prefill_lets_prefill_finish_and_then_aborts_decode(
     deployment: Deployment, stream: bool
 ) -> None:
-    deployment.up(prefill={"hold": "prefill"}, decode={"hold": "first"})
+    deployment.up(prefill={"hold": "prefill"}, decode={"hold": "first"}, moments=PATIENT)
     prefill, decode = deployment.fakes
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):
         prefill.wait(waiting=1)

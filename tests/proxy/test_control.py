@@ -70,7 +70,8 @@ def test_a_pushed_death_moves_waiting_requests_to_another_worker(deployment: Dep
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(deployment.complete)
         deployment.decodes[0].wait(waiting=1)
-        busy, other = sorted(deployment.prefills, key=lambda fake: -fake.state()["received"])
+        busy = deployment.asked(*deployment.prefills)
+        (other,) = (fake for fake in deployment.prefills if fake is not busy)
         other.script(hold="")
         deployment.proxy.push(busy.name, "dead")
         assert answer.result().status_code == 200
@@ -92,7 +93,8 @@ def test_a_draining_worker_finishes_what_it_has(deployment: Deployment) -> None:
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(deployment.complete)
         deployment.prefills[0].wait(finished=1)
-        busy, other = sorted(deployment.decodes, key=lambda fake: -fake.state()["received"])
+        busy = deployment.asked(*deployment.decodes)
+        (other,) = (fake for fake in deployment.decodes if fake is not busy)
         deployment.proxy.push(busy.name, "draining")
         for fake in (busy, other):
             fake.script(hold="")

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.test_cancellation import PATIENT
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000, "stream": True}
 
@@ -57,7 +58,7 @@ def test_an_unknown_model_is_a_404(deployment: Deployment) -> None:
 
 
 def test_a_decode_failure_keeps_its_status_and_lets_prefill_finish(deployment: Deployment) -> None:
-    deployment.up(prefill={"hold": "prefill"}, decode={"decode_status": 503})
+    deployment.up(prefill={"hold": "prefill"}, decode={"decode_status": 503}, moments=PATIENT)
     assert deployment.complete().status_code == 503
     assert deployment.prefills[0].state()["aborted"] == 0
     deployment.prefills[0].script(hold="")

@@ -22,18 +22,33 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    limits = {"header_seconds": 0.3, "body_idle_seconds": 0.3, "body_seconds": 2.0, "keep_alive_seconds": 0.3}
-    limits["max_header_bytes"] = 16_384
+    limits = {"max_header_bytes": 16_384}
     with raw_deployment(tmp_path_factory.mktemp("raw"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
         yield raw
 
 
 @pytest.fixture
 def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
-    """One for this module: whatever a test has done to it, it must serve on."""
+    """One for this module: whatever a test has done to it, it must serve on. Its limits of time are the usual ones, so
+    that a slow machine is no client that means harm."""
     module_raw.engine.seen.clear()
     yield module_raw
     module_raw.unharmed()
+
+
+@pytest.fixture(scope="module")
+def module_impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    limits = {"header_seconds": 1.5, "body_idle_seconds": 1.5, "body_seconds": 3.0, "keep_alive_seconds": 1.5}
+    with raw_deployment(tmp_path_factory.mktemp("impatient"), limits=limits) as raw:
+        yield raw
+
+
+@pytest.fixture
+def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
+    """Another one, for tests that wait for its limits of time."""
+    module_impatient.engine.seen.clear()
+    yield module_impatient
+    module_impatient.unharmed()
 
 
 SMUGGLED = {
@@ -133,60 +148,62 @@ def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> N
     [b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5]],
     ids=["request line", "headers", "no body", "half a body"],
 )
-def test_a_request_that_stops_arriving_is_a_408(raw: RawDeployment, said: bytes) -> None:
-    with raw.client() as client:
+def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, said: bytes) -> None:
+    with impatient.client() as client:
         answer = client.send(said).response()
         assert (answer.status, answer.json()["error"]["code"]) == (408, 408)
         assert client.ended() == b""
 
 
 @pytest.mark.parametrize("said", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"])
-def test_a_connection_without_a_request_is_closed(raw: RawDeployment, said: bytes) -> None:
-    with raw.client() as client:
+def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, said: bytes) -> None:
+    with impatient.client() as client:
         client.send(said)
         if said.startswith(b"POST"):
             assert client.response().body == ANSWER
         assert client.ended() == b""
 
 
-def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for_longer(raw: RawDeployment) -> None:
-    with raw.client() as client:
+def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for_longer(
+    impatient: RawDeployment,
+) -> None:
+    with impatient.client() as client:
         client.send(post(PATH, BODY) + HEAD)
         assert client.response().body == ANSWER
         assert client.response().status == 408
         assert client.ended() == b""
 
 
-def test_a_body_that_never_pauses_and_never_ends_is_a_408(raw: RawDeployment) -> None:
-    with raw.client() as client:
+def test_a_body_that_never_pauses_and_never_ends_is_a_408(impatient: RawDeployment) -> None:
+    with impatient.client() as client:
         client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
         # In single bytes it does not reach the limit of bodies first.
         client.flood(b"1\r\na\r\n", 100 * MEGABYTE)
         assert client.response().status == 408
         assert client.ended() == b""
-    assert raw.engine.seen == []
+    assert impatient.engine.seen == []
 
 
-def test_a_large_answer_does_not_make_a_connection_immortal(raw: RawDeployment) -> None:
+def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeployment) -> None:
     """Its sender was held back for a while, and then let go: the limit for idle connections must still hold."""
     body = b'"' + b"x" * (4 * MEGABYTE) + b'"'
-    raw.engine.script = says(whole(body))
-    with raw.client(receive_buffer=4096) as client:
+    impatient.engine.script = says(whole(body))
+    with impatient.client(receive_buffer=4096) as client:
         assert client.send(post(PATH, BODY)).response().body == body
         assert client.ended() == b""
 
 
-def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(raw: RawDeployment) -> None:
+def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(impatient: RawDeployment) -> None:
     def endless(say: Say) -> None:
         say(STREAM_HEAD)
         while True:
             say(chunk(EVENT * 1000))
 
-    raw.engine.script = endless
-    with raw.client(receive_buffer=4096) as client:
+    impatient.engine.script = endless
+    with impatient.client(receive_buffer=4096) as client:
         client.send(post(PATH, BODY))
-        raw.engine.wait(lambda engine: len(engine.seen) == 1)
-        raw.engine.wait_left()
+        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
+        impatient.engine.wait_left()
 
 
 def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memory(raw: RawDeployment) -> None:
@@ -198,25 +215,27 @@ def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memor
 
 
 @pytest.mark.parametrize("offer", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
-def test_a_request_behind_one_that_takes_long_does_not_end_that(raw: RawDeployment, offer: tuple[str, ...]) -> None:
+def test_a_request_behind_one_that_takes_long_does_not_end_that(
+    impatient: RawDeployment, offer: tuple[str, ...]
+) -> None:
     """The limit for requests that stop arriving is not one for answers: this one takes longer than any limit."""
     first = post(PATH, {"prompt": "first"})
-    with raw.client() as idle, raw.client() as client:
+    with impatient.client() as idle, impatient.client() as client:
 
         def slow(say: Say) -> None:
             # What closes an idle connection has had its turn at least once since then.
             idle.ended()
-            with raw.client() as another:
+            with impatient.client() as another:
                 another.ended()
             say(whole(ANSWER))
 
-        raw.engine.script = slow
+        impatient.engine.script = slow
         client.send(first)
-        raw.engine.wait(lambda engine: len(engine.seen) == 1)
+        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
         client.send(post(PATH, {"prompt": "second"}, *offer))
-        raw.engine.wait(lambda engine: engine.said > 0)
+        impatient.engine.wait(lambda engine: engine.said > 0)
         assert client.response().body == ANSWER
-        raw.engine.script = says(whole(b'"second"'))
+        impatient.engine.script = says(whole(b'"second"'))
         assert client.response().status == 200
 
 

@@ -17,7 +17,7 @@ from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_sources import Source, sources_from
 from pdserve.pd.routing.kv_subscriber import KvSubscriber
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 120
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -101,7 +101,7 @@ class Publisher:
 @asynccontextmanager
 async def following(publisher: Publisher) -> AsyncIterator[tuple[KvIndex, KvSubscriber]]:
     index = KvIndex(1000)
-    subscriber = KvSubscriber(index, replay_timeout_seconds=5)
+    subscriber = KvSubscriber(index, replay_timeout_seconds=60)
     subscriber.start("w", [publisher.source])
     try:
         await publisher.heard()
@@ -304,7 +304,7 @@ def test_the_installed_vllm_s_publisher_is_followed(tmp_path: Path) -> None:
 
     async def test() -> None:
         index = KvIndex(1000)
-        subscriber = KvSubscriber(index, replay_timeout_seconds=10)
+        subscriber = KvSubscriber(index, replay_timeout_seconds=60)
         publish(0)
         publish(1)
         answer = {"0": msgspec.to_builtins(vars(publisher.get_publisher_config()))}

@@ -16,7 +16,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say s
 @pytest.fixture
 def client(deployment: Deployment) -> Iterator[openai.OpenAI]:
     deployment.up(control=True)
-    with openai.OpenAI(base_url=f"{deployment.proxy.url}/v1", api_key="client", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{deployment.proxy.url}/v1", api_key="client", max_retries=0, timeout=90) as client:
         yield client
 
 

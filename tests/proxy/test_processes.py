@@ -26,7 +26,7 @@ def members(deployment: Deployment) -> set[int]:
 
 def ask(deployment: Deployment, **headers: str) -> httpx.Response:
     """Over a connection of its own: the kernel gives it to one of the processes."""
-    return httpx.post(f"{deployment.proxy.url}/v1/completions", json=BODY, headers=headers, trust_env=False, timeout=30)
+    return httpx.post(f"{deployment.proxy.url}/v1/completions", json=BODY, headers=headers, trust_env=False, timeout=90)
 
 
 def together(deployment: Deployment, count: int, **headers: str) -> list[httpx.Response]:
@@ -39,16 +39,20 @@ def test_all_processes_serve_and_count_on_one_page(deployment: Deployment) -> No
     assert len(members(deployment)) == PROCESSES
     assert {answer.status_code for answer in together(deployment, 24)} == {200}
     wanted = 'pdserve_proxy_requests_total{path="/v1/completions",status="200"} 24.0'
-    while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False).text:
+    while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
         pass  # each process writes its page twice a second
 
 
 def test_least_loaded_sees_the_load_of_all_processes(deployment: Deployment) -> None:
     deployment.up(1, 2, processes=PROCESSES, decode={"hold": "first"})
     with ThreadPoolExecutor(12) as pool:
-        answers = [pool.submit(ask, deployment) for _ in range(12)]
-        for decode in deployment.decodes:
-            decode.wait(received=6)
+        answers = []
+        for number in range(12):
+            answers.append(pool.submit(ask, deployment))
+            # Two that choose in the same moment may both see a decode that is free.
+            while sum(decode.state()["received"] for decode in deployment.decodes) <= number:
+                pass
+        assert [decode.state()["received"] for decode in deployment.decodes] == [6, 6]
         for decode in deployment.decodes:
             decode.script(hold="")
         assert {answer.result().status_code for answer in answers} == {200}
@@ -82,7 +86,9 @@ def test_worker_states_reach_every_process_also_one_that_is_new(deployment: Depl
 def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, decode={"hold": "token"})
     body = BODY | {"stream": True, "max_tokens": 20}
-    with httpx.stream("POST", f"{deployment.proxy.url}/v1/completions", json=body, trust_env=False) as answer:
+    with httpx.stream(
+        "POST", f"{deployment.proxy.url}/v1/completions", json=body, trust_env=False, timeout=90
+    ) as answer:
         lines = answer.iter_lines()
         next(lines)
         deployment.proxy.process.send_signal(signal.SIGTERM)
@@ -102,6 +108,6 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
 
 
 def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
-    deployment.up(processes=PROCESSES)
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.SHORT_LIFE_SECONDS": 60.0})
     os.kill(min(members(deployment)), signal.SIGKILL)
     assert deployment.proxy.process.wait() != 0

@@ -106,7 +106,7 @@ def test_lines_are_written_together_and_none_waits_for_ever() -> None:
         requests.add(line())
         requests.add(line())
         assert out == []
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 60)
         assert [block.count(b"\n") for block in out] == [2]
         for _ in range(1000):
             requests.add(line())

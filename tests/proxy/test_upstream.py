@@ -61,10 +61,10 @@ def test_a_connection_that_was_held_back_at_the_end_answers_the_next_request() -
 
     async def run() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=60)
         first = FallsBehind(pool)
         await first.ask()
-        again = await fetch(pool, "POST", "/v1/completions", reuse=True, timeout=5)
+        again = await fetch(pool, "POST", "/v1/completions", reuse=True, timeout=60)
         assert (again.status, again.body) == (200, b"{}")
         pool.close()
         server.close()
@@ -80,7 +80,7 @@ def test_a_pool_that_has_failed_to_connect_can_be_closed() -> None:
     async def run() -> None:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
-            pool = Pool(f"http://127.0.0.1:{nobody.getsockname()[1]}", connect_timeout=5)
+            pool = Pool(f"http://127.0.0.1:{nobody.getsockname()[1]}", connect_timeout=60)
             with pytest.raises(ConnectionRefusedError):
                 await pool.connect()
         pool.close()
@@ -123,13 +123,13 @@ def test_what_an_engine_has_said_before_it_sees_its_client_hang_up_still_arrives
 
     async def run() -> None:
         server = await asyncio.start_server(engine, "127.0.0.1", 0)
-        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=60)
         sink = Leaves()
         connection = await pool.connect()
         connection.send(HEAD, b"", sink)
         connection.hang_up()
-        assert await asyncio.wait_for(seen.get(), 5) == HEAD
-        assert await asyncio.wait_for(sink.over, 5) == end
+        assert await asyncio.wait_for(seen.get(), 60) == HEAD
+        assert await asyncio.wait_for(sink.over, 60) == end
         assert sink.data == (b"{}" if answer else b"")
         assert pool.take() is None
         pool.close()
@@ -153,12 +153,12 @@ def test_a_pool_that_is_closed_tells_who_waits_for_an_answer() -> None:
             writer.close()
 
         server = await asyncio.start_server(engine, "127.0.0.1", 0)
-        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=5)
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connect_timeout=60)
         sink = Leaves()
         (await pool.connect()).send(HEAD, b"", sink)
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), 60)
         pool.close()
-        assert await asyncio.wait_for(sink.over, 5) == "lost"
+        assert await asyncio.wait_for(sink.over, 60) == "lost"
         server.close()
         await server.wait_closed()
 
