@@ -44,6 +44,7 @@ from pdserve.protocol import (
     Start,
     Stop,
     Stopped,
+    ToldToEnd,
     decode_order,
     encode,
 )
@@ -92,7 +93,7 @@ class Agent:
         """Obeys until the pipe closes, a signal arrives or the launcher says so; then stops everything."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._told_to_go)
+            loop.add_signal_handler(signum, self._told_to_go, signum)
         orders = asyncio.StreamReader(limit=64 * 1024 * 1024)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin.buffer)
         guard, agent = procfs.identify(os.getppid()), procfs.identify(os.getpid())
@@ -112,9 +113,10 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outlet.sent(), _FAREWELL_SECONDS)
 
-    def _told_to_go(self) -> None:
+    def _told_to_go(self, signum: signal.Signals) -> None:
         if self._term_seconds is not None and self._stop_by is None:
             self._stop_by = asyncio.get_running_loop().time() + self._term_seconds
+            self._emit(ToldToEnd(node=self._node, signal=signum.name))
         self._leave.set()
 
     async def _keep_in_touch(self, pulse: float, lease: float) -> None:

@@ -33,6 +33,7 @@ from pdserve.protocol import (
     Started,
     Stop,
     Stopped,
+    ToldToEnd,
 )
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
@@ -62,8 +63,10 @@ class Fleet:
         *,
         secrets: Mapping[str, str],
         tell: Callable[[dict[str, Any]], None],
+        end: Callable[[], None],
     ) -> None:
-        """`secrets`: name -> value; `tell` gets every event of the history as it is written."""
+        """`secrets`: name -> value; `tell` gets every event of the history as it is written; `end` is called when an
+        agent is told to end, which is the end of the deployment and no failure."""
         self.plan = plan
         self.state = state
         self.run = run
@@ -78,6 +81,7 @@ class Fleet:
         """Processes that were ordered to stop -> what they are once they have."""
         self._secrets = secrets
         self._tell = tell
+        self._end = end
         self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
         self._changed = asyncio.Event()
         self.adopt(plan)
@@ -180,6 +184,9 @@ class Fleet:
             case Hello():
                 self.state.nodes[event.node] = NodeState(agent=event.agent, guard=event.guard, hostname=event.hostname)
                 self.record("agent", node=event.node, pid=event.agent.pid)
+            case ToldToEnd():
+                self.record("told_to_end", node=event.node, signal=event.signal)
+                self._end()
             case Gone():
                 self._lost(event)
             case _ if event.name not in self.state.processes:

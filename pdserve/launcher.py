@@ -63,14 +63,14 @@ class Launcher:
         began: float,
     ) -> None:
         """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
-        self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell)
+        self._stop_asked = asyncio.Event()
+        self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
         self._run_dir = run
         self._state = state
         self._open_agent = open_agent
         self._keep = keep_on_failure
         self._secrets = secrets
         self._began = began
-        self._stop_asked = asyncio.Event()
         self._fatal: asyncio.Queue[PdserveError] = asyncio.Queue()
         self._proofs = StartProofs(self._fleet)
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)

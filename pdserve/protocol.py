@@ -171,6 +171,15 @@ class Pulse(Message):
     event: Literal["pulse"] = "pulse"
 
 
+class ToldToEnd(Message):
+    """Whoever started the agent ends it, and it stops all of its processes: Slurm tells every step at scancel, and at
+    preemption the steps only."""
+
+    event: Literal["told-to-end"] = "told-to-end"
+    node: str
+    signal: str
+
+
 class Answered(Message):
     """What came of an Ask. `status` None: no answer, and `error` says why; `refused`: nothing listens there."""
 
@@ -190,7 +199,7 @@ class Gone(Message):
     how: str
 
 
-Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | Gone
+Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | ToldToEnd | Gone
 """What a link hands on. Pulse and Answered end in the link."""
 Said = Event | Pulse | Answered
 
