@@ -1,0 +1,28 @@
+"""python -m tests.cluster: whether this machine can hold a cluster. Fetches the packages that one needs.
+
+Exit code 3, with what is missing, if it cannot.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cluster.errors import LabError
+from tests.cluster.machine import check_machine
+from tests.cluster.packages import unpacked
+
+CANNOT = 3
+
+
+def main() -> int:
+    try:
+        check_machine(slurm=True)
+        unpacked()
+    except LabError as error:
+        print(error)
+        return CANNOT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
