@@ -34,7 +34,8 @@ def test_a_preempted_deployment_is_gone_before_its_grace_time_is_over(
     with Cluster.up(nodes=2, slurm=SlurmSettings(more=(*PREEMPTION, *parameters))) as cluster:
         lab = Lab(cluster, tmp_path)
         up = lab.sbatch(lab.recipe(), "--partition=modest").ready()
-        urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true"]
+        urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
+        urgent += ["--output=/dev/null", "--wrap=true"]
         with measured(f"preempted, {' '.join(parameters)} -> job gone") as note:
             began = time.monotonic()
             cluster.output(LOGIN, urgent)
