@@ -29,7 +29,7 @@ def probe(
     module: str,
     *args: str,
     lmcache: str | None = None,
-    timeout: float = 280,
+    timeout: float = 800,
 ) -> Any:
     """What `python -m module args` prints as its last line, parsed as JSON.
 

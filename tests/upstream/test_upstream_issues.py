@@ -25,7 +25,7 @@ def said() -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split("---\n")

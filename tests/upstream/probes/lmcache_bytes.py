@@ -35,7 +35,7 @@ class Engine:
             "kv_connector_extra_config": {
                 "lmcache.mp.host": "tcp://127.0.0.1",
                 "lmcache.mp.port": at.port,
-                "lmcache.mp.mq_timeout": 20.0,
+                "lmcache.mp.mq_timeout": 60.0,
                 "lmcache.mp.mp_transfer_mode": "engine_driven",
                 **extra,
             },
@@ -157,6 +157,7 @@ def inside_a_chunk(at: Server, module: str) -> dict[str, Any]:
     first.lab.add("stored", prompt, max_tokens=1)
     first.run()
     first.close()
+    at.until_stored(512 // CHUNK)
     second = Engine(at, module, {}, mark=2)
     second.lab.add("warm", [*prompt[:48], 1, 2, 3], max_tokens=1)
     second.run()

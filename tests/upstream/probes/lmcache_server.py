@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-READY_WITHIN_SECONDS = 90.0
+READY_WITHIN_SECONDS = 300.0
 
 
 class Server:
@@ -26,7 +26,7 @@ class Server:
         self._http = f"http://127.0.0.1:{http_port}"
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self._http + path, timeout=10) as answer:  # loopback
+        with urllib.request.urlopen(self._http + path, timeout=60) as answer:  # loopback
             return json.load(answer)
 
     def l1(self) -> dict[str, Any]:
@@ -34,7 +34,14 @@ class Server:
         found: dict[str, Any] = self.get("/status")["storage_manager"]["l1_manager"]
         return found
 
-    def settled(self, key: str, value: int, within_seconds: float = 10.0) -> int:
+    def until_stored(self, objects: int, within_seconds: float = 60.0) -> None:
+        """Until so many can be found: a store is admitted after it has been reported as done."""
+        deadline = time.monotonic() + within_seconds
+        while (l1 := self.l1())["total_object_count"] - l1["staging_object_count"] < objects:
+            assert time.monotonic() < deadline, l1
+            time.sleep(0.02)
+
+    def settled(self, key: str, value: int, within_seconds: float = 60.0) -> int:
         """The value of `key` in `l1`, once it is `value` or the time is over: releases are not acknowledged."""
         deadline = time.monotonic() + within_seconds
         while (now := int(self.l1()[key])) != value and time.monotonic() < deadline:

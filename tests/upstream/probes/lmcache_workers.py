@@ -34,7 +34,7 @@ _CONTEXTS: list[zmq.Context[Any]] = []
 class Worker:
     """One rank. What it stores are zeros: the cases are about when and whether, not about contents."""
 
-    def __init__(self, at: Server, *, rank: int, ranks: int, mode: str, timeout: float = 30.0) -> None:
+    def __init__(self, at: Server, *, rank: int, ranks: int, mode: str, timeout: float = 60.0) -> None:
         self._adapter = LMCacheMPWorkerAdapter(
             f"tcp://127.0.0.1:{at.port}",
             _context(),
@@ -55,6 +55,11 @@ class Worker:
         self._adapter.submit_retrieve_request(request, _operation(tokens, end), self._adapter.create_recorded_event())
         return self._adapter.retrieve_futures[request][0]
 
+    def heard(self) -> None:
+        """Returns when the server has taken in all that was asked before: it reads in order, and answers this itself,
+        while stores and retrieves wait for its threads."""
+        self._adapter.req_client.get_chunk_size().result(timeout=60)
+
     def close(self) -> None:
         self._adapter.shutdown()
 
@@ -69,7 +74,7 @@ class Lookups:
             model_name="model",
             vllm_block_size=BLOCK,
             parallel_strategy=_strategy(0, ranks),
-            extra_config={"lmcache.mp.mq_timeout": 30.0},
+            extra_config={"lmcache.mp.mq_timeout": 60.0},
         )
 
     def find(self, request: str, tokens: list[int]) -> int:
@@ -80,8 +85,8 @@ class Lookups:
         return int(found)
 
     def settled(self, request: str, tokens: list[int], wanted: int) -> int:
-        """The hit, once it is `wanted` or 5 s are over: a store is admitted after it has been reported as done."""
-        for attempt in range(50):
+        """The hit, once it is `wanted` or 60 s are over: a store is admitted after it has been reported as done."""
+        for attempt in range(600):
             found = self.find(f"{request}, {attempt}", tokens)
             self.forget(f"{request}, {attempt}", tokens, found)
             if found == wanted:
@@ -105,7 +110,7 @@ def hit_of_all_ranks(at: Server) -> dict[str, Any]:
     ranks = [Worker(at, rank=rank, ranks=2, mode="engine_driven") for rank in range(2)]
     lookups = Lookups(at, 2)
     for case, rank, end in (("rank 0 alone", 0, 256), ("half of rank 1", 1, 128), ("all of rank 1", 1, 256)):
-        ranks[rank].store(case, tokens, end).result(timeout=30)
+        ranks[rank].store(case, tokens, end).result(timeout=60)
         found[case] = lookups.settled(case, tokens, end if rank else 0)
     found["locked"] = at.settled("read_locked_count", 0)
     lookups.close()
@@ -123,7 +128,7 @@ def reload_during_a_burst(at: Server, *, same_rank: bool) -> int:
     wanted = list(range(offset, offset + 512))
     ranks = [Worker(at, rank=rank, ranks=2, mode="lmcache_driven") for rank in range(2)]
     for rank in ranks:
-        rank.store(f"wanted{offset}", wanted, 512).result(timeout=30)
+        rank.store(f"wanted{offset}", wanted, 512).result(timeout=60)
     lookups = Lookups(at, 2)
     assert lookups.settled(f"sought{offset}", wanted, 512) == 512
     assert lookups.find(f"reload{offset}", wanted) == 512
@@ -131,7 +136,7 @@ def reload_during_a_burst(at: Server, *, same_rank: bool) -> int:
         ranks[0].store(f"burst{start}", list(range(start, start + 512)), 512)
         for start in range(offset + 1000, offset + 1000 * (BURST + 1), 1000)
     ]
-    burst[0].result(timeout=60)  # by then the others have reached the server
+    ranks[0].heard()
     ranks[0 if same_rank else 1].retrieve(f"reload{offset}", wanted, 512).result(timeout=60)
     unfinished = sum(not store.query() for store in burst)
     for store in burst:
@@ -142,11 +147,11 @@ def reload_during_a_burst(at: Server, *, same_rank: bool) -> int:
     return unfinished
 
 
-def registration(at: Server, mode: str) -> str:
-    """What becomes of a worker whose way of moving KV the server may not serve."""
+def registration(at: Server, mode: str, *, timeout: float = 3.0) -> str:
+    """What becomes of a worker whose way of moving KV the server may not serve, and which waits so many seconds."""
     begin = time.monotonic()
     try:
-        Worker(at, rank=0, ranks=1, mode=mode, timeout=3.0).close()
+        Worker(at, rank=0, ranks=1, mode=mode, timeout=timeout).close()
     except ConnectionError as error:
         return f"after {time.monotonic() - begin:.0f} s: {error}"
     return "registered"
@@ -185,7 +190,7 @@ def cases() -> dict[str, Any]:
         found["worker left to itself, lmcache_driven server"] = registration(at, "auto")
         found["one thread, other rank"] = reload_during_a_burst(at, same_rank=False)
     with server(chunk=CHUNK, l1_gb=1.5, workers=2, mode="auto") as at:
-        found["engine_driven worker, auto server"] = registration(at, "engine_driven")
+        found["engine_driven worker, auto server"] = registration(at, "engine_driven", timeout=60.0)
         found["hit"] = hit_of_all_ranks(at)
         found["a thread each, other rank"] = reload_during_a_burst(at, same_rank=False)
         found["a thread each, same rank"] = reload_during_a_burst(at, same_rank=True)

@@ -30,7 +30,7 @@ def killed() -> dict[str, Any]:
         decode.lab.abort("d2")
         until(lambda: decode.lab.get("d2") is None, decode, seconds=SHORT)
         prefill.kill()
-        seen["ended"] = rounded(until(lambda: decode.lab.status("d") == "GONE", decode, seconds=2.5))
+        seen["ended"] = rounded(until(lambda: decode.lab.status("d") == "GONE", decode, seconds=10))
         seen["freed"] = rounded(until(all_free(decode), decode, seconds=SHORT))
         seen["reason"] = decode.lab.finish_reasons.get("d")
         seen["forgotten"] = prefill.engine_id not in decode.worker._remote_agents
@@ -114,5 +114,5 @@ def _unanswered_stop() -> dict[str, Any]:
         prefill.stop()
         held = until(all_free(decode), decode, seconds=SHORT)
         prefill.kill()
-        freed = until(all_free(decode), decode, seconds=3)
+        freed = until(all_free(decode), decode, seconds=10)
     return {"freed": rounded(held), "freed then": rounded(freed)}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
+from tests.upstream.mooncake_steps import ABORT_SECONDS, LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
 
 from tests.upstream.mooncake_lab import Engine, free_port, prepare_remote_prefills, until  # isort: skip
 
@@ -64,6 +64,7 @@ def departed() -> dict[str, Any]:
     """Clients leave while prefill is still computing, each with a pull of its own. Then another one comes."""
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
     names = [str(number) for number in range(CLIENTS)]
+    began = time.monotonic()
     for name in names:
         tokens = prompt(4)
         prefill.prefill(f"p{name}", f"t{name}", tokens)
@@ -73,26 +74,34 @@ def departed() -> dict[str, Any]:
     until(lambda: len(prefill.worker.reqs_need_send) == CLIENTS, seconds=SHORT)
     prefill.lab.abort(*(f"p{name}" for name in names))
     decode.lab.abort(*(f"d{name}" for name in names))
-    return _next_one(prefill, decode)
+    return _next_one(prefill, decode, began)
 
 
 def waiting() -> dict[str, Any]:
     """As many pulls wait for prefills that have not come."""
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
+    began = time.monotonic()
     for number in range(CLIENTS):
         decode.decode(f"d{number}", f"t{number}", prompt(4), prefill)
         decode.step()
-    return _next_one(prefill, decode)
+    return _next_one(prefill, decode, began)
 
 
-def _next_one(prefill: Engine, decode: Engine) -> dict[str, Any]:
+def _next_one(prefill: Engine, decode: Engine, began: float) -> dict[str, Any]:
+    """`began`: when there was no pull yet."""
     tokens = prompt()
     prefill.prefill("p", "t", tokens)
     decode.decode("d", "t", tokens, prefill)
-    served = until(arrived(decode, "d"), prefill, decode, seconds=LONG)
+    served = until(arrived(decode, "d"), prefill, decode, seconds=2 * ABORT_SECONDS)
+    since_first = time.monotonic() - began
     decode.lab.abort("d")
     freed = until(all_free(prefill, decode), prefill, decode, seconds=SHORT)
-    return {"served": rounded(served), "freed": rounded(freed), "kept": len(prefill.worker.reqs_need_send)}
+    return {
+        "served": rounded(served),
+        "since the first pull": rounded(since_first),
+        "freed": rounded(freed),
+        "kept": len(prefill.worker.reqs_need_send),
+    }
 
 
 def late_pull() -> dict[str, Any]:
@@ -158,7 +167,7 @@ def one_of_two_fails() -> dict[str, Any]:
         prefill.prefill("p", "t", tokens)
     until(begun.is_set, second, decode, seconds=SHORT)
     failed = until(lambda: "d" in decode.lab.finish_reasons, first, decode, seconds=SHORT)
-    held = until(all_free(decode), first, second, decode, seconds=0.3)
+    held = until(all_free(decode), first, second, decode, seconds=SHORT)
     go_on.set()
     freed = until(all_free(decode), first, second, decode, seconds=SHORT)
     return {"failed": rounded(failed), "freed during the write": rounded(held), "freed after it": rounded(freed)}
@@ -183,7 +192,7 @@ def unknown_transfer() -> str | None:
     metadata = mooncake_connector.MooncakeConnectorMetadata()
     metadata.reqs_not_processed = {"never heard of"}
     done = asyncio.run_coroutine_threadsafe(prefill.worker.record_send_reqs(metadata), prefill.worker.sender_loop)
-    error = done.exception(5)
+    error = done.exception(60)
     return None if error is None else type(error).__name__
 
 
@@ -226,16 +235,16 @@ def bootstrap() -> dict[str, Any]:
     def register(engine: str, address: int, rank: int = 0) -> int:
         payload = {"engine_id": engine, "dp_rank": 0, "tp_rank": rank, "pp_rank": 0}
         payload["addr"] = f"tcp://127.0.0.1:{address}"
-        return httpx.post(f"http://127.0.0.1:{port}/register", json=payload, timeout=10).status_code
+        return httpx.post(f"http://127.0.0.1:{port}/register", json=payload, timeout=60).status_code
 
     seen: dict[str, Any] = {"first": register("one", old.getsockname()[1])}
     seen["beside a living one"] = register("two", other)
-    seen["known"] = httpx.get(f"http://127.0.0.1:{port}/query").json()["0"]["engine_id"]
+    seen["known"] = httpx.get(f"http://127.0.0.1:{port}/query", timeout=60).json()["0"]["engine_id"]
     old.close()
     seen["after a dead one"] = register("two", other)
     seen["its other rank"] = register("two", free_port(), rank=1)
     seen["the same again, moved"] = register("two", free_port())
-    entry = httpx.get(f"http://127.0.0.1:{port}/query").json()["0"]
+    entry = httpx.get(f"http://127.0.0.1:{port}/query", timeout=60).json()["0"]
     seen["known then"] = [entry["engine_id"], sorted(entry["worker_addr"])]
     return seen
 

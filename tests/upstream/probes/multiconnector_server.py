@@ -26,7 +26,7 @@ from pdserve.connectors.selection_lookups import LookupKeeper
 from pdserve.patches import effects
 
 BLOCK, CHUNK, TOKENS, NUM_BLOCKS = 16, 64, 256, 128
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class Server:
@@ -177,7 +177,7 @@ def running() -> Iterator[tuple[Server, int]]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     server = Server(http, process)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             assert process.poll() is None, f"the server ended with {process.returncode}"
             assert time.monotonic() < deadline, "the server does not start"
