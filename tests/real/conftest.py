@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve import procfs
 from pdserve.procfs import ProcessId
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve
+from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,19 @@ def brought_up(name: str, home: Path) -> Iterator[Deployment]:
     finally:
         pdserve("down", name)
     assert_nothing_left(deployment)
+
+
+def status_of_all(*names: str) -> tuple[int, Any]:
+    """Exit code and JSON of `pdserve status`, once every engine and cache has answered it: on a busy machine one may
+    take longer than `status` waits."""
+    until = time.monotonic() + 240
+    while True:
+        code, output = pdserve("status", *names, "--json")
+        status = read_json(output)
+        seen = [process[kind] for process in status["processes"].values() for kind in ("engine", "lmcache")]
+        if not (silent := [one for one in seen if one is not None and one["error"] is not None]):
+            return code, status
+        assert time.monotonic() < until, silent
 
 
 def member(tiny: Deployment, name: str, title: str) -> ProcessId:

@@ -4,6 +4,8 @@ FOLDER/notice       holds the name of a set of the next report of a worker's tra
                     finished_sending. A request that never was and the last one whose KV has arrived are added to it,
                     as if a report came too late or twice; then the file is gone.
 FOLDER/hold-loads   while it exists, loads from LMCache are not started; then they are, into the blocks they had.
+FOLDER/hold-steps   while it exists, the worker begins no step. Unlike a stopped process it is nothing that a supervisor
+                    sees: the engine has requests and answers none.
 
 FOLDER is KV_FAULTS_FOLDER.
 """
@@ -11,13 +13,16 @@ FOLDER is KV_FAULTS_FOLDER.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 FOLDER = "KV_FAULTS_FOLDER"
 NAME = "kv_faults"
 GONE = "a-request-that-never-was"
-NOTICE, HOLD_LOADS = "notice", "hold-loads"
+NOTICE, HOLD_LOADS, HOLD_STEPS = "notice", "hold-loads", "hold-steps"
 
 
 def installed(folder: Path) -> dict[str, str]:
@@ -28,6 +33,16 @@ def installed(folder: Path) -> dict[str, str]:
     (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{NAME} = {__name__}:load\n")
     root = Path(__file__).parents[2]
     return {"PYTHONPATH": f"{folder}{os.pathsep}{root}", "VLLM_PLUGINS": NAME, FOLDER: str(folder)}
+
+
+@contextmanager
+def held(order: Path) -> Iterator[None]:
+    """For the time of a `with` block; `order`: the file of what is held."""
+    order.touch()
+    try:
+        yield
+    finally:
+        order.unlink()
 
 
 def load() -> None:
@@ -44,6 +59,7 @@ def load() -> None:
             _report_late(connector, folder / NOTICE)
         if hasattr(connector, "worker_adapter"):
             _hold_loads(connector, folder / HOLD_LOADS)
+        _hold_steps(connector, folder / HOLD_STEPS)
         return connector
 
     KVConnectorFactory.create_connector = create_connector
@@ -84,3 +100,14 @@ def _hold_loads(connector: Any, order: Path) -> None:
 
     connector.worker_adapter.batched_submit_retrieve_requests = batched_submit_retrieve_requests
     connector.get_transfer_results = get_transfer_results
+
+
+def _hold_steps(connector: Any, order: Path) -> None:
+    begin = connector.start_load_kv
+
+    def start_load_kv(*args: Any, **kwargs: Any) -> None:
+        while order.exists():
+            time.sleep(0.01)
+        begin(*args, **kwargs)
+
+    connector.start_load_kv = start_load_kv

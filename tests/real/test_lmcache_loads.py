@@ -21,10 +21,10 @@ from tests.real import kv_faults
 pytestmark = pytest.mark.real
 
 CAP, LEAST, CHUNK, BLOCK = 512, 300, 256, 128
-LIMIT = 4.0
+LIMIT = 10.0
 """Seconds after which a load is given up; those that nothing holds take far less."""
 NAME = "tiny-cpu-lmcache-loads"
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 120.0
 """For what is counted or released a little after an answer."""
 
 
@@ -39,7 +39,7 @@ class Stack:
         """The tokens of a greedy answer."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 0}
         answer = (
-            httpx.post(f"{self.deployment.state().endpoint}/v1/completions", json=body, timeout=60)
+            httpx.post(f"{self.deployment.state().endpoint}/v1/completions", json=body, timeout=120)
             .raise_for_status()
             .json()
         )
@@ -48,18 +48,24 @@ class Stack:
 
     def loaded(self) -> int:
         """Tokens that came from LMCache since the start."""
-        text = httpx.get(f"{self.engine}/metrics").text
+        text = httpx.get(f"{self.engine}/metrics", timeout=60).text
         source = re.search(r'^vllm:prompt_tokens_by_source_total\{[^}]*"external_kv_transfer"[^}]*\} (\S+)', text, re.M)
         return int(float(source.group(1))) if source else 0
 
     def l1(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.lmcache}/status").json()["storage_manager"]["l1_manager"]
+        status = httpx.get(f"{self.lmcache}/status", timeout=60).json()
+        found: dict[str, Any] = status["storage_manager"]["l1_manager"]
         return found
+
+    def stored(self) -> int:
+        """Chunks that can be loaded; one that is still being written cannot."""
+        l1 = self.l1()
+        return int(l1["total_object_count"]) - int(l1["staging_object_count"])
 
     def forget_locally(self) -> None:
         """Empties the engine's own cache; LMCache keeps what it has."""
         reset = f"{self.engine}/reset_prefix_cache?reset_external=false"
-        await_(lambda: httpx.post(reset).json().get("success") is True)
+        await_(lambda: httpx.post(reset, timeout=60).json().get("success") is True)
 
     def effects(self) -> dict[str, dict[str, float]]:
         _, output = pdserve("status", NAME, "--json")
@@ -110,9 +116,9 @@ def prompt(tokens: int, seed: int) -> list[int]:
 
 def test_a_stored_prompt_is_reloaded_up_to_the_cap_and_answered_as_before(stack: Stack) -> None:
     asked = prompt(1800, 1)
-    objects = stack.l1()["total_object_count"]
+    objects = stack.stored()
     reference = stack.ask(asked)
-    await_(lambda: stack.l1()["total_object_count"] >= objects + 1800 // CHUNK)
+    await_(lambda: stack.stored() >= objects + 1800 // CHUNK)
     stack.forget_locally()
     loaded = stack.loaded()
     again = stack.ask(asked)
@@ -124,9 +130,9 @@ def test_a_stored_prompt_is_reloaded_up_to_the_cap_and_answered_as_before(stack:
 
 def test_a_reload_below_the_minimum_is_computed_and_answered_as_before(stack: Stack) -> None:
     asked = prompt(290, 2)
-    objects = stack.l1()["total_object_count"]
+    objects = stack.stored()
     reference = stack.ask(asked)
-    await_(lambda: stack.l1()["total_object_count"] > objects)
+    await_(lambda: stack.stored() > objects)
     stack.forget_locally()
     loaded = stack.loaded()
     again = stack.ask(asked)
@@ -154,9 +160,9 @@ def test_every_patch_of_these_settings_is_active_in_every_process(stack: Stack) 
 
 def test_a_reload_that_hangs_is_given_up_and_its_blocks_wait_for_it(stack: Stack) -> None:
     asked = prompt(1800, 3)
-    objects = stack.l1()["total_object_count"]
+    objects = stack.stored()
     reference = stack.ask(asked)
-    await_(lambda: stack.l1()["total_object_count"] >= objects + 1800 // CHUNK)
+    await_(lambda: stack.stored() >= objects + 1800 // CHUNK)
     stack.forget_locally()
     hold = stack.faults / kv_faults.HOLD_LOADS
     hold.touch()

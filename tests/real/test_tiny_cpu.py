@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from pdserve.plan.model import HttpProbe
 from pdserve.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up, member
+from tests.real.conftest import brought_up, member, status_of_all
 
 pytestmark = pytest.mark.real
 
@@ -35,8 +35,7 @@ def client(tiny: Deployment) -> Iterator[OpenAI]:
 
 
 def test_status_shows_what_the_engines_say(tiny: Deployment) -> None:
-    code, output = pdserve("status", "--json")
-    status = read_json(output)
+    code, status = status_of_all()
     assert (code, status["phase"]) == (0, "ready")
     assert {name: process["phase"] for name, process in status["processes"].items()} == dict.fromkeys(
         ("lmcache-0", "prefill-0", "decode-0", "proxy"), "ready"
@@ -62,7 +61,7 @@ def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> N
 def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment) -> None:
     probe = tiny.run.read_plan().process("prefill-0").probe
     assert isinstance(probe, HttpProbe)
-    text = httpx.get(f"http://{probe.host}:{probe.port}/metrics").text
+    text = httpx.get(f"http://{probe.host}:{probe.port}/metrics", timeout=60).text
     assert 'pdserve_patch_active_processes{patch="multiconnector-prom-metrics"} 3.0' in text
     # The canary's transfer was the first one: without the patch the API server would be gone by now.
     assert 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}' in text
@@ -150,7 +149,7 @@ def test_all_generating_apis_are_answered(tiny: Deployment, client: OpenAI) -> N
         model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hello"}], extra_body=greedy
     ) as stream:
         assert stream.get_final_text() == "".join(block.text for block in answer.content if block.type == "text")
-    page = httpx.get(f"{tiny.state().endpoint}/metrics", trust_env=False).text
+    page = httpx.get(f"{tiny.state().endpoint}/metrics", trust_env=False, timeout=60).text
     assert 'disagg_decisions_total{decision="disaggregated",why="disaggregated"}' in page
     for path in ("/v1/responses", "/v1/messages"):
         assert f'requests_total{{path="{path}",status="200"}}' in page
@@ -158,7 +157,8 @@ def test_all_generating_apis_are_answered(tiny: Deployment, client: OpenAI) -> N
 
 def test_engines_refuse_whoever_has_no_key(tiny: Deployment) -> None:
     for process in tiny.run.read_plan().proxy.workers:
-        answer = httpx.post(f"{process.url}/v1/completions", json={"model": "tiny", "prompt": "x"}, trust_env=False)
+        body = {"model": "tiny", "prompt": "x"}
+        answer = httpx.post(f"{process.url}/v1/completions", json=body, trust_env=False, timeout=60)
         assert answer.status_code == 401
 
 
@@ -182,7 +182,7 @@ def test_a_killed_engine_core_ends_the_deployment_and_nothing_is_left(tiny: Depl
     worker = member(tiny, "decode-0", "VLLM::Worker")
     tiny.fault("decode-0", core, signal.SIGKILL)
     launcher = tiny.id_of("launcher")
-    asyncio.run(asyncio.wait_for(pid_end(launcher.pid), 60))
+    asyncio.run(asyncio.wait_for(pid_end(launcher.pid), 300))
     tiny.report_delays()
     assert not worker.alive()
     assert not [one for one in everything if one.alive()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up, member
+from tests.real.conftest import brought_up, member, status_of_all
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +25,7 @@ def test_every_proof_is_proven(tiny: Deployment) -> None:
 
 
 def test_every_instance_took_part(tiny: Deployment) -> None:
-    status = read_json(pdserve("status", "--json")[1])
+    _, status = status_of_all()
     engines = {name: process["engine"] for name, process in status["processes"].items() if process["engine"]}
     assert set(engines) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
     assert all(sum(engine["prompt_tokens"].values()) > 0 for engine in engines.values()), engines
