@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.cluster.machine import FREEZER
 
-_GONE_SECONDS = 20.0
+_GONE_SECONDS = 120.0
 
 
 def cgroups(prefix: str) -> list[Path]:

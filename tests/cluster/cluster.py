@@ -93,7 +93,7 @@ class Cluster:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, here and with our environment plus `env`, and captures what it says.
@@ -102,7 +102,7 @@ class Cluster:
         """
         return run_in_node(self._init(node), argv, env=env, cwd=cwd, timeout=timeout, stdin=stdin)
 
-    def output(self, node: str, argv: Sequence[str], *, timeout: float = 60.0) -> str:
+    def output(self, node: str, argv: Sequence[str], *, timeout: float = 180.0) -> str:
         """The stripped stdout of a command that must succeed."""
         done = self.run(node, argv, timeout=timeout)
         assert done.returncode == 0, f"{' '.join(argv)} on {node}: exit {done.returncode}\n{done.stdout}{done.stderr}"
@@ -126,12 +126,12 @@ class Cluster:
         """Runs `work` of the test process in the network of a node. Sockets made there stay there."""
         return in_network(self._init(node), work)
 
-    def connect(self, node: str, target: str, port: int, *, timeout: float = 10.0) -> socket.socket:
+    def connect(self, node: str, target: str, port: int, *, timeout: float = 60.0) -> socket.socket:
         """A TCP connection from a node to another (by name), held by the test process; seconds for it and each read."""
         address = self.address(target), port
         return self.inside(node, lambda: socket.create_connection(address, timeout))
 
-    def http(self, node: str, target: str, port: int, *, timeout: float = 10.0) -> HTTPConnection:
+    def http(self, node: str, target: str, port: int, *, timeout: float = 60.0) -> HTTPConnection:
         """One connection from a node to a server on another, for what `get` is too little for (POST, streams)."""
         connection = HTTPConnection(self.address(target), port)
         connection.sock = self.connect(node, target, port, timeout=timeout)
@@ -140,7 +140,7 @@ class Cluster:
         return connection
 
     def get(
-        self, node: str, url: str, *, timeout: float = 10.0, headers: Mapping[str, str] | None = None
+        self, node: str, url: str, *, timeout: float = 60.0, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """GET from a node; the URL has an address, not a node's name."""
         return self.inside(node, lambda: httpx.get(url, timeout=timeout, headers=headers, trust_env=False))
@@ -173,7 +173,7 @@ class Cluster:
     def _boot(self, node: str) -> None:
         self._inits[node] = self._link.host_pid(self._link.order("boot", node))
         if self.spec.ssh and node != LOGIN:
-            wait_until(f"sshd listens on {node}", lambda: self._listens(node), 20, why=self._logs)
+            wait_until(f"sshd listens on {node}", lambda: self._listens(node), 120, why=self._logs)
 
     def _listens(self, node: str) -> bool:
         self._check_daemons()
@@ -187,7 +187,7 @@ class Cluster:
 
     # Slurm
 
-    def wait_idle(self, nodes: Sequence[str] | None = None, *, timeout: float = 60.0) -> None:
+    def wait_idle(self, nodes: Sequence[str] | None = None, *, timeout: float = 180.0) -> None:
         """Returns when Slurm has these nodes (all that are on) without a job and ready for one."""
         if self.spec.slurm is None:
             return
@@ -242,7 +242,7 @@ class Cluster:
             lines += [f"{node}: /dev/shm/{name}" for name in self.segments(node)]
         return lines
 
-    def assert_nothing_left(self, *, timeout: float = 10.0) -> None:
+    def assert_nothing_left(self, *, timeout: float = 60.0) -> None:
         """Fails with what is still there after `timeout` seconds; cables must be plugged in."""
         wait_until("nothing left", lambda: not self.left(), timeout, why=lambda: "\n" + "\n".join(self.left()))
 
@@ -255,7 +255,7 @@ class Cluster:
             self.join(node)
         if self.spec.slurm is not None:
             self.output(LOGIN, ["scancel", "--user=root"])
-        wait_until("nothing left after a reset", self._swept, 60, why=lambda: "\n" + "\n".join(self.left()))
+        wait_until("nothing left after a reset", self._swept, 180, why=lambda: "\n" + "\n".join(self.left()))
         self.wait_idle()
 
     def _swept(self) -> bool:

@@ -17,7 +17,7 @@ from tests.cluster.errors import LabError
 from tests.cluster.spec import Spec
 
 _ROOT = Path(__file__).resolve().parents[2]
-_ANSWER_SECONDS, _DOWN_SECONDS = 30.0, 60.0
+_ANSWER_SECONDS, _DOWN_SECONDS = 120.0, 180.0
 
 
 class SandboxLink:

@@ -13,16 +13,17 @@ LOGIN = "pdctl"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Times in seconds, short where Slurm's own defaults (in brackets) would make tests wait.
+    """Times in seconds, short where Slurm's own defaults (in brackets) would make tests wait, and not so short that a
+    busy machine is taken for a dead one.
 
     `more` are further lines of slurm.conf.
     """
 
-    kill_wait: int = 5  # (30)
-    slurmd_timeout: int = 5  # (300)
-    message_timeout: int = 3  # (10)
+    kill_wait: int = 15  # (30)
+    slurmd_timeout: int = 15  # (300)
+    message_timeout: int = 6  # (10)
     tcp_timeout: int = 2  # (2)
-    unkillable_step_timeout: int = 20  # (60)
+    unkillable_step_timeout: int = 30  # (60)
     cpus: int = 16
     memory_mib: int = 65536
     more: tuple[str, ...] = ()

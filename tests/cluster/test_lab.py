@@ -43,7 +43,7 @@ def test_loopback_is_each_node_s_own(bare: Cluster) -> None:
         return socket.create_server(("127.0.0.1", 8000))
 
     def connect() -> None:
-        socket.create_connection(("127.0.0.1", 8000), timeout=5).close()
+        socket.create_connection(("127.0.0.1", 8000), timeout=60).close()
 
     with bare.inside(first, listen):
         bare.inside(first, connect)
@@ -56,7 +56,7 @@ def test_processes_and_shared_memory_are_each_node_s_own(bare: Cluster) -> None:
     with bare.popen(first, ["bash", "-c", "echo > /dev/shm/of_first; echo made; exec sleep 1000"]) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
-        wait_until("exec", lambda: [argv for _, argv in bare.processes(first)] == [["sleep", "1000"]], 10)
+        wait_until("exec", lambda: [argv for _, argv in bare.processes(first)] == [["sleep", "1000"]], 60)
         assert bare.segments(first) == ["of_first"]
         assert bare.processes(second) == []
         assert bare.segments(second) == []
@@ -75,7 +75,7 @@ def test_two_networks_give_two_interfaces_and_a_small_dev_shm_is_small() -> None
             ("eth1", f"{cluster.address(first, 1)}/24"),
         ]
         with cluster.inside(second, lambda: socket.create_server((cluster.address(second, 1), 8000))):
-            cluster.inside(first, lambda: socket.create_connection((cluster.address(second, 1), 8000), 5).close())
+            cluster.inside(first, lambda: socket.create_connection((cluster.address(second, 1), 8000), 60).close())
         assert cluster.output(first, ["df", "--output=size", "-BM", "/dev/shm"]).split()[-1] == "64M"
 
 

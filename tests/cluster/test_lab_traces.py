@@ -13,6 +13,7 @@ import pytest
 from pdserve import procfs
 from tests.cluster.cgroups import cgroups
 from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import LIMIT
 from tests.cluster.errors import LabError
 from tests.cluster.machine import check_machine
 from tests.cluster.spec import LOGIN
@@ -50,11 +51,16 @@ def test_a_forgotten_process_segment_and_job_are_named(slurm: Cluster) -> None:
         slurm.assert_nothing_left(timeout=0)
     for trace in (f"{node}: /dev/shm/forgotten", "sleep 1001", f"job {job} "):
         assert trace in str(failure.value)
-    (pid,) = (pid for pid, argv in slurm.processes(node) if argv == ["sleep", "1001"])
+
+    def forgotten() -> list[int]:
+        return [pid for pid, argv in slurm.processes(node) if argv == ["sleep", "1001"]]
+
+    wait_until("exec", forgotten, LIMIT)
+    (pid,) = forgotten()
     os.kill(pid, signal.SIGKILL)
     slurm.output(node, ["rm", "/dev/shm/forgotten"])
     slurm.output(LOGIN, ["scancel", job])
-    slurm.assert_nothing_left(timeout=30)
+    slurm.assert_nothing_left(timeout=LIMIT)
 
 
 def test_a_reset_gives_the_next_test_a_cluster_as_new(slurm: Cluster) -> None:
@@ -73,9 +79,9 @@ def test_a_cancelled_job_takes_along_what_left_its_session(slurm: Cluster) -> No
     wrapped = "srun -N2 bash -c 'trap : TERM; setsid sleep 1003 & while :; do wait; done'"
     job = slurm.output(LOGIN, ["sbatch", "--parsable", "-N2", f"--wrap={wrapped}", "--output=/dev/null"])
     running = slurm.nodes[:2]
-    wait_until("both run", lambda: all("1003" in str(slurm.processes(node)) for node in running), 20)
+    wait_until("both run", lambda: all("1003" in str(slurm.processes(node)) for node in running), LIMIT)
     slurm.output(LOGIN, ["scancel", job])
-    slurm.assert_nothing_left(timeout=30)
+    slurm.assert_nothing_left(timeout=LIMIT)
 
 
 def test_a_cluster_that_was_used_and_shut_leaves_the_machine_as_it_was() -> None:
@@ -100,7 +106,7 @@ def test_a_killed_test_process_takes_its_cluster_along() -> None:
         members = [identity for pid in procfs.family({int(keeper)}) if (identity := procfs.identify(pid))]
         assert len(members) > 12
         owner.kill()
-    wait_until("they end", lambda: not any(member.alive() for member in members), 30)
+    wait_until("they end", lambda: not any(member.alive() for member in members), LIMIT)
     assert cgroups(prefix) == []
     assert traces() == before
 
@@ -111,14 +117,14 @@ def test_a_signal_reaches_the_program_and_not_only_the_way_to_it(bare: Cluster) 
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.communicate(timeout=10)[0] == "caught\n"
+        assert process.communicate(timeout=60)[0] == "caught\n"
     assert process.returncode == 3
 
 
 def test_a_command_that_takes_too_long_is_killed_on_its_node(bare: Cluster) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         bare.run(bare.nodes[0], ["sleep", "1000"], timeout=0.3)
-    wait_until("it is gone", lambda: not bare.processes(bare.nodes[0]), 10)
+    wait_until("it is gone", lambda: not bare.processes(bare.nodes[0]), LIMIT)
 
 
 def test_a_machine_without_the_rights_is_told_which_ones() -> None:

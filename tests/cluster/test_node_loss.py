@@ -20,7 +20,7 @@ TWO_OF_EACH = {"prefill__instances": 2, "decode__instances": 2, "on_node_loss": 
 @pytest.fixture(scope="module")
 def slurm_of_the_module() -> Iterator[Cluster]:
     """A Slurm that lets a node be silent for long, as they do: what is seen here is seen by pdserve alone."""
-    with Cluster.up(nodes=2, slurm=SlurmSettings(slurmd_timeout=120)) as cluster:
+    with Cluster.up(nodes=2, slurm=SlurmSettings(slurmd_timeout=300)) as cluster:
         yield cluster
 
 
@@ -42,11 +42,11 @@ def lose(up: Deployment, node: str, how: str) -> str:
 
 
 def test_a_cut_shorter_than_the_heartbeat_delays_a_stream_and_nothing_else(two: Lab) -> None:
-    timeouts: dict[str, Any] = {"timeouts__heartbeat_seconds": 10.0, "timeouts__agent_lease_seconds": 20.0}
+    timeouts: dict[str, Any] = {"timeouts__heartbeat_seconds": 20.0, "timeouts__agent_lease_seconds": 40.0}
     up = two.sbatch(two.recipe(**timeouts)).ready()
     up.script("decode-0", token_seconds=0.02)
     before = up.state()
-    with up.talk(max_tokens=200) as stream:
+    with up.talk(max_tokens=400) as stream:
         read_until(stream, b"data: {")
         two.cluster.cut(up.node_of("decode-0"))
         read_until_silent(stream, 0.5)

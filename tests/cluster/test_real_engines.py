@@ -16,9 +16,9 @@ from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 from tests.launch.deployment import REPOSITORY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-START_SECONDS = 300
+START_SECONDS = 900
 RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"
 
 
