@@ -117,7 +117,7 @@ class TestClean:
         deployment.up(
             cached=False,
             naive_proxy=("decode-0",),
-            faults={"decode": {"token_seconds": 0.02}},
+            faults={"decode": {"token_seconds": 0.05}},
             timeouts=Timeouts(transfer_abort_seconds=2),
         )
         clean = proof(deployment.verify(), "clean")
