@@ -11,7 +11,7 @@ from pdserve.fleet import Trouble
 from pdserve.hints import explain
 from pdserve.lmcache_server import Attachment
 from pdserve.plan.model import Plan
-from pdserve.plan.reach import Local
+from pdserve.plan.reach import Local, Ssh
 from pdserve.protocol import Died, Gone, Health, Late
 from pdserve.rundir import RunDir
 
@@ -69,15 +69,18 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
     if not isinstance(plan.node(gone.node).reach, Local):
         lease = plan.timeouts.agent_lease_seconds
         cause = (
-            "the node, its network, or the srun or ssh that holds the agent went away; what still runs there stops by "
-            f"itself, at the latest after {lease:g} s without a word from here"
+            "the node, its network, or the srun or ssh that holds the agent went away, or the agent was killed; an "
+            f"agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
         )
     there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
+    todo = f"read {run.logs / f'agent@{gone.node}.log'}"
+    if isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
+        todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
     return kind(
         f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
         where=f"agent@{gone.node}",
         cause=cause,
-        todo=f"read {run.logs / f'agent@{gone.node}.log'}",
+        todo=todo,
     )
 
 

@@ -279,9 +279,9 @@ class Fleet:
         lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
         for name in lost:
             self._failed(name, f"the agent of {event.node} is gone: {event.how}")
-        if (node := self.state.nodes.get(event.node)) is not None:
-            node.lost = event.how
         expected = self.state.phase == "draining" and not lost
+        if (node := self.state.nodes.get(event.node)) is not None and not expected:
+            node.lost = event.how
         self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
 
     def record(self, kind: str, **fields: Any) -> None:

@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -127,7 +128,7 @@ class RunDir:
     def say_alive(self) -> None:
         """The launcher's sign of life. One that cannot be written is tried again the next time."""
         with contextlib.suppress(OSError):
-            self.write(self.beat, f"{time.time():.3f}\n")
+            self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
 
     def say_gone(self) -> None:
         """The launcher leaves: its last sign of life must not outlive it."""
@@ -246,14 +247,27 @@ def _no_record(where: Path, error: OSError) -> StateError:
 
 def lives(run: RunDir, state: DeploymentState) -> bool:
     """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
-    sign of life, up to half a minute late."""
+    sign of life, up to half a minute late.
+
+    How old that is, the clock of the shared file system says: those of two machines may differ by more.
+    """
     if is_here(state.host):
         return state.launcher.alive()
     try:
-        last = float(run.beat.read_text())
-    except (OSError, ValueError):
+        with run.beat.open("rb") as beat:
+            last = os.fstat(beat.fileno()).st_mtime
+    except OSError:
         return False
-    return abs(time.time() - last) < _LIVES_SECONDS
+    return _time_at(run.path) - last < _LIVES_SECONDS
+
+
+def _time_at(folder: Path) -> float:
+    """Of the file system; this machine's for one who may not write there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            return os.fstat(new.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def serves(run: RunDir) -> bool:

@@ -10,7 +10,9 @@ from pdserve.errors import PreflightError, StateError
 from pdserve.process import output_of
 
 _TOOL_SECONDS = 30.0
-_FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(\S*)")
+_FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", re.MULTILINE)
+"""A value goes on to the next name: paths may have blanks."""
+_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 _ENDED = (
     "BOOT_FAIL",
     "CANCELLED",
@@ -61,9 +63,12 @@ def submit(script: str) -> str:
     return job
 
 
-def look(job: str) -> Job:
-    """Raises StateError when Slurm does not know the job (any more), or cannot be asked."""
+def look(job: str) -> Job | None:
+    """None: Slurm's controller does not answer now; its jobs go on. Raises StateError when it does not know the job
+    (any more)."""
     said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_TOOL_SECONDS)
+    if said.code != 0 and any(words in said.err for words in _AWAY):
+        return None
     found = dict(_FIELD.findall(said.out))
     if said.code != 0 or "JobState" not in found:
         raise StateError(f"Slurm says nothing of job {job}", cause=said.err.strip() or said.out.strip() or None)

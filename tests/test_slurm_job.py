@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.slurm_job import look, submit
+from pdserve.slurm_job import Job, look, submit
 
 RUNNING = (
     "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
@@ -36,13 +36,24 @@ def says(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) ->
         (tools / f"{name}.{kind}").write_text(text)
 
 
+def looked() -> Job:
+    job = look("1")
+    assert job is not None
+    return job
+
+
 def test_a_running_job(tools: Path) -> None:
     says(tools, "scontrol", RUNNING)
-    job = look("1")
+    job = looked()
     assert (job.state, job.over, job.exit_code) == ("RUNNING", False, 0)
     assert job.output == Path("/work/pdserve-1.out")
     assert str(job) == "job 1: running on pda[0-1]"
     assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
+
+
+def test_an_output_with_blanks_in_its_path(tools: Path) -> None:
+    says(tools, "scontrol", RUNNING.replace("StdOut=/work/", "StdOut=/work/my runs/of today/"))
+    assert looked().output == Path("/work/my runs/of today/pdserve-1.out")
 
 
 @pytest.mark.parametrize(
@@ -58,14 +69,26 @@ def test_a_running_job(tools: Path) -> None:
 def test_a_job_that_is_over_says_how(tools: Path, state: str, code: str, expected: int) -> None:
     text = RUNNING.replace("JobState=RUNNING", f"JobState={state}").replace("ExitCode=0:0", f"ExitCode={code}")
     says(tools, "scontrol", text)
-    job = look("1")
+    job = looked()
     assert (job.over, job.exit_code) == (True, expected)
 
 
 def test_a_waiting_job_says_why(tools: Path) -> None:
     text = RUNNING.replace("JobState=RUNNING Reason=None", "JobState=PENDING Reason=Resources")
     says(tools, "scontrol", text.replace("NodeList=pda[0-1]", "NodeList=(null)"))
-    assert str(look("1")) == "job 1: pending (Resources)"
+    assert str(looked()) == "job 1: pending (Resources)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_is_away_says_nothing_of_the_job(tools: Path, words: str) -> None:
+    says(tools, "scontrol", err=f"{words}\n", code=1)
+    assert look("1") is None
 
 
 def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:

@@ -43,6 +43,9 @@ def run(name: str | None) -> None:
         typer.echo(f"{state.name}: stopped")
         return
     typer.echo(f"{state.name}: not running")
+    for name, node in state.nodes.items():
+        if node.lost and not is_here(node.hostname):
+            typer.echo(f"{name} was lost: the same typed there clears up what an agent that was killed may have left")
 
 
 async def _clear(state: DeploymentState, run: RunDir) -> None:

@@ -22,6 +22,8 @@ _POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 5.0
 """A network file system may show the end of the job's output after Slurm has told of its end."""
 _DOWN_SECONDS = 600.0
+_AWAY_SECONDS = 600.0
+_AWAY = "Slurm's controller does not answer; waiting for it"
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, detach: bool) -> None:
@@ -52,7 +54,7 @@ class _Following:
 
     def until_over(self) -> None:
         while True:
-            job = look(self._job)
+            job = self._look()
             if str(job) != self._said:
                 self._said = str(job)
                 typer.echo(self._said)
@@ -74,12 +76,27 @@ class _Following:
             else:
                 with contextlib.suppress(PdserveError):
                     ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
-            while not (job := look(self._job)).over:
+            while not (job := self._look()).over:
                 self._show(job)
                 time.sleep(_POLL_SECONDS)
             self._show(job)
         except KeyboardInterrupt:
             cancel(self._job)
+
+    def _look(self) -> Job:
+        """Waits for a controller that is away, as when it is restarted: the job goes on without it."""
+        deadline = time.monotonic() + _AWAY_SECONDS
+        while (job := look(self._job)) is None:
+            if time.monotonic() > deadline:
+                raise StateError(
+                    f"Slurm's controller has not answered for {_AWAY_SECONDS:.0f} s; job {self._job} may go on",
+                    todo=f"scontrol ping; then squeue --job {self._job}, pdserve status {self._name}",
+                )
+            if self._said != _AWAY:
+                self._said = _AWAY
+                typer.echo(_AWAY)
+            time.sleep(_POLL_SECONDS)
+        return job
 
     def _end(self, job: Job) -> None:
         deadline = time.monotonic() + _LAST_WORDS_SECONDS

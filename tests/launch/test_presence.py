@@ -43,10 +43,19 @@ def test_elsewhere_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: Ru
     assert not lives(run, state("elsewhere", GONE))
 
 
-@pytest.mark.parametrize("content", [f"{time.time() - 3600:.3f}\n", "", "not a time"])
-def test_an_old_or_broken_sign_of_life_counts_for_nothing(run: RunDir, content: str) -> None:
-    run.write(run.beat, content)
+def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
+    run.say_alive()
+    at = run.beat.stat().st_mtime - 31
+    os.utime(run.beat, (at, at))
     assert not lives(run, state("elsewhere", GONE))
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_wrong_makes_no_launcher_dead(run: RunDir, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    run.say_alive()
+    wrong = time.time() + hours * 3600
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    assert lives(run, state("elsewhere", GONE))
 
 
 def test_a_launcher_says_that_it_lives_and_takes_it_back(tmp_path: Path, pdserve_home: Path) -> None:
