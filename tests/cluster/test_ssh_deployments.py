@@ -102,6 +102,23 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
         assert up.ended() == "5"
 
 
+def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_says_so(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that neither sees the other die
+            for pid in both:
+                os.kill(pid, signum)
+        assert f"`pdserve down fake`, typed on {node}" in up.expect("what to do:")
+        assert up.ended() == "5"
+    elsewhere = hosts.pdserve(LOGIN, "down").stdout
+    assert f"{node} was lost: the same typed there" in elsewhere
+    there = hosts.pdserve(node, "down")
+    assert (there.returncode, there.stdout.splitlines()[-1]) == (0, "fake: stopped"), there.stdout + there.stderr
+    hosts.cluster.assert_nothing_left()
+
+
 def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
     recipe = hosts.recipe(on_node_loss="degrade", prefill__instances=2, decode__instances=2)
     with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
