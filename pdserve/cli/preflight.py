@@ -76,13 +76,13 @@ def here(loaded: LoadedRecipe) -> list[Finding]:
 
 
 def elsewhere(loaded: LoadedRecipe, there: Candidates) -> Sequence[Finding]:
-    """On all nodes of a job or of a cluster file, through a run directory that is gone afterwards."""
+    """On all nodes of a job or of a cluster file, through a run directory that is gone afterwards. It stays when a node
+    cannot be looked at: the error names a log in it."""
     _refuse_running(loaded.recipe.name)
     run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
-    try:
-        return look(loaded, there, run).findings
-    finally:
-        shutil.rmtree(run.path)
+    findings = look(loaded, there, run).findings
+    shutil.rmtree(run.path)
+    return findings
 
 
 def _refuse_running(name: str) -> None:

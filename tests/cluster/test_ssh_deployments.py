@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,15 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
     assert done.returncode == 3, done.stdout + done.stderr
     assert re.search(r"error: scout@\w+: nothing can be started on \w+", done.stderr), done.stderr
     assert words in done.stderr
+
+
+def test_the_log_that_preflight_names_is_there(hosts: Lab) -> None:
+    file = hosts.hosts(ssh={"config": str(hosts.cluster.ssh_config), "options": ["Port=2222"]})
+    done = hosts.pdserve(LOGIN, "preflight", hosts.recipe(), "--cluster", file)
+    assert done.returncode == 3, done.stdout + done.stderr
+    named = re.search(r"read (\S+\.log)", done.stderr)
+    assert named is not None, done.stderr
+    assert "Connection refused" in Path(named[1]).read_text()
 
 
 def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> None:
