@@ -214,7 +214,8 @@ class Plan(Frozen):
     def proxy_place(self) -> str:
         """Where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
         proxy = self.process("proxy")
-        if len(self.nodes) == 1 or self.proxy.host not in ("127.0.0.1", "localhost", "::1"):
+        here = all(isinstance(node.reach, Local) for node in self.nodes)
+        if here or self.proxy.host not in ("127.0.0.1", "localhost", "::1"):
             return ""
         return f" on {proxy.node} only (proxy.host opens it to others)"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.settings import Auth, PoolLimits
+from pdserve.plan.model import Node
+from pdserve.plan.reach import Local, Reach, Srun
 from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe, value_of
 
 EVENTS = {"proxy": {"routing": {"decode": {"kind": "kv_events"}}}}
@@ -40,6 +43,22 @@ def test_a_configuration_of_the_least_is_complete() -> None:
     config = plan(recipe()).proxy
     least = {name: value for name, value in config.model_dump(mode="json").items() if name in _LEAST}
     assert ProxyConfig.model_validate_json(json.dumps(least)) == config
+
+
+@pytest.mark.parametrize(
+    ("reach", "changes", "place"),
+    [
+        (Local(), {}, ""),
+        (Srun(job="1", kill_wait=30), {}, " on gpu1 only (proxy.host opens it to others)"),
+        (Srun(job="1", kill_wait=30), {"proxy": {"host": "0.0.0.0"}}, ""),
+    ],
+    ids=["this machine", "the node of a job", "open to others"],
+)
+def test_a_loopback_is_told_with_its_node_where_that_is_another_machine(
+    reach: Reach, changes: dict[str, Any], place: str
+) -> None:
+    node = Node(name="gpu1", address="10.1.0.1", reach=reach)
+    assert plan(recipe(changes), node).proxy_place == place
 
 
 _LEAST = (
