@@ -26,8 +26,13 @@ def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_e
     table = job.pdserve(LOGIN, "status").stdout
     for name, node in places.items():
         assert re.search(rf"^{name}\s+\S+\s+{node}\s+\d+\s+ready", table, re.MULTILINE), table
-    steps = [line.split() for line in job.cluster.steps() if line.startswith("step")]
-    assert sorted(node for _, number, _, node in steps if not number.endswith(".batch")) == [first, second]
+
+    def steps() -> list[str]:
+        found = [line.split() for line in job.cluster.steps() if line.startswith("step")]
+        return sorted(node for _, number, _, node in found if not number.endswith(".batch"))
+
+    # Slurm may take a while to forget the steps that have looked at the nodes.
+    wait_until("one step a node", lambda: steps() == [first, second], LIMIT, why=lambda: str(job.cluster.steps()))
     down = job.pdserve(LOGIN, "down")
     assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
     assert up.ended() == "COMPLETED"
