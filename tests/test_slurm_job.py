@@ -13,7 +13,7 @@ RUNNING = (
     "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
     "QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
     "RunTime=00:00:04 TimeLimit=365-00:00:00 ReqNodeList=(null) ExcNodeList=(null) NodeList=pda[0-1] BatchHost=pda0 "
-    "NumNodes=2 StdErr=/work/pdserve-1.out StdIn=/dev/null StdOut=/work/pdserve-1.out Power="
+    "NumNodes=2 StdErr=/shared/pdserve-1.out StdIn=/dev/null StdOut=/shared/pdserve-1.out Power="
 )
 
 
@@ -46,14 +46,14 @@ def test_a_running_job(tools: Path) -> None:
     says(tools, "scontrol", RUNNING)
     job = looked()
     assert (job.state, job.over, job.exit_code) == ("RUNNING", False, 0)
-    assert job.output == Path("/work/pdserve-1.out")
+    assert job.output == Path("/shared/pdserve-1.out")
     assert str(job) == "job 1: running on pda[0-1]"
     assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
 
 
 def test_an_output_with_blanks_in_its_path(tools: Path) -> None:
-    says(tools, "scontrol", RUNNING.replace("StdOut=/work/", "StdOut=/work/my runs/of today/"))
-    assert looked().output == Path("/work/my runs/of today/pdserve-1.out")
+    says(tools, "scontrol", RUNNING.replace("StdOut=/shared/", "StdOut=/shared/my runs/of today/"))
+    assert looked().output == Path("/shared/my runs/of today/pdserve-1.out")
 
 
 @pytest.mark.parametrize(

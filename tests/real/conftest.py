@@ -27,9 +27,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def brought_up(name: str, home: Path) -> Iterator[Deployment]:
-    """`pdserve up recipes/NAME.yaml --detach`, and `pdserve down` at the end; then nothing is left."""
-    code, output = pdserve("up", REPOSITORY / "recipes" / f"{name}.yaml", "--detach")
+def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[Deployment]:
+    """`pdserve up RECIPE --detach` (None: recipes/NAME.yaml), and `pdserve down` at the end; then nothing is left."""
+    code, output = pdserve("up", recipe or REPOSITORY / "recipes" / f"{name}.yaml", "--detach")
     deployment = Deployment(None, home, name)
     try:
         assert code == 0, output

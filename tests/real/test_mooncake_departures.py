@@ -24,9 +24,9 @@ import yaml
 
 from pdserve.plan.model import Plan
 from pdserve.supervised import environment
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
-from tests.real.conftest import member
+from tests.real.conftest import brought_up, member
 
 pytestmark = pytest.mark.real
 
@@ -128,14 +128,7 @@ def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
     del document["lmcache"]
     recipe = tmp_path_factory.mktemp("recipe") / "departures.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": "departures"}))
-    code, output = pdserve("up", recipe, "--detach")
-    deployment = Deployment(None, home, "departures")
-    try:
-        assert code == 0, output
-        yield deployment
-    finally:
-        pdserve("down", "departures")
-    assert_nothing_left(deployment)
+    yield from brought_up("departures", home, recipe)
 
 
 @dataclass(frozen=True)

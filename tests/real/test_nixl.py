@@ -16,8 +16,9 @@ import yaml
 from openai import OpenAI
 
 from pdserve.engine_view import engine_snapshot
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
+from tests.real.conftest import brought_up
 
 pytestmark = pytest.mark.real
 
@@ -57,14 +58,7 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         "prefill": {"env": kv_faults.installed(faults)},
     }
     recipe.write_text(yaml.safe_dump(document))
-    code, output = pdserve("up", recipe, "--detach")
-    deployment = Deployment(None, home, NAME)
-    try:
-        assert code == 0, output
-        yield deployment
-    finally:
-        pdserve("down", NAME)
-    assert_nothing_left(deployment)
+    yield from brought_up(NAME, home, recipe)
 
 
 class Engines:

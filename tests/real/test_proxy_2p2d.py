@@ -17,9 +17,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve
 from tests.real import kv_faults
-from tests.real.conftest import member, status_of_all
+from tests.real.conftest import brought_up, member, status_of_all
 from tests.real.lost_decode import LATE, LATE_PROMPT, LATE_TOKENS, STREAM_TOKENS, STREAMS, assert_told, kill, reached
 
 pytestmark = pytest.mark.real
@@ -60,14 +60,7 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     document["proxy"] = {"log": "json", "routing": {"prefill": {"kind": "kv_events"}}}
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
-    code, output = pdserve("up", recipe, "--detach")
-    deployment = Deployment(None, home, NAME)
-    try:
-        assert code == 0, output
-        yield deployment
-    finally:
-        pdserve("down", NAME)
-    assert_nothing_left(deployment)
+    yield from brought_up(NAME, home, recipe)
 
 
 class Clients:
