@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pdserve import __version__, compiled
 from pdserve.errors import PdserveError, RecipeError, StartError
 from pdserve.pd import control, server, shared_numbers
 from pdserve.pd.config import ProxyConfig
@@ -185,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log.info("pdserve %s, %s", __version__, compiled.how())
     with_control = not args.no_control and control.stdin_is_control()
     key = os.environ.get(ENGINE_KEY)
     try:

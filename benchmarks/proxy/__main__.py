@@ -71,10 +71,14 @@ def main(argv: list[str]) -> int:
     if "vllm-router" in systems and router_argv() is None:
         console.print("vllm-router is not installed: no ratios and no goals in this run.", style="red")
         systems.remove("vllm-router")
-    results = Results(
-        describe_machine(kind, size, cores)
-        | {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")}
-    )
+    try:
+        machine = describe_machine(kind, size, cores)
+    except StartError as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    if not machine["pdserve_compiled"]:
+        console.print("The installed pdserve is not compiled: both systems of that name are the same.", style="red")
+    results = Results(machine | {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")})
 
     def say(line: str) -> None:
         console.print(line, style="red" if "FAILED" in line else "dim", soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.proxy.pdserve_settings import FEATURES
 from benchmarks.proxy.results import FOREIGN_LIMIT
 from benchmarks.proxy.scenarios import Size
-from benchmarks.proxy.systems import Cores
+from benchmarks.proxy.systems import Cores, is_compiled
 
 PACKAGES = ("pdserve", "vllm-router", "fastapi", "uvicorn", "httpx", "uvloop", "httptools", "msgspec")
 
@@ -29,6 +29,7 @@ def describe_machine(kind: str, size: Size, cores: Cores) -> dict[str, Any]:
         "cores": asdict(cores),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "pdserve_features": list(FEATURES),
+        "pdserve_compiled": is_compiled(),
     }
 
 

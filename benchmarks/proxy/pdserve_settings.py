@@ -68,12 +68,17 @@ INSTEAD: dict[str, tuple[str, Feature]] = {"kv-events": ("routing", _kv_events)}
 """Another way of a feature, as the system `pdserve-with-NAME`: what it costs more."""
 
 
+INTERPRETED = "interpreted"
+"""The system `pdserve-interpreted`: the same, but the source itself in place of the compiled wheel."""
+
+
 def variants() -> list[str]:
     """The systems by which a feature's cost is found."""
     return [
         "pdserve",
         *(f"pdserve-without-{name}" for name in FEATURES),
         *(f"pdserve-with-{name}" for name in INSTEAD),
+        f"pdserve-{INTERPRETED}",
     ]
 
 
@@ -110,9 +115,9 @@ def environment() -> dict[str, str]:
 
 
 def proxy_json(port: int, mock: dict[str, list[int]], folder: Path, variant: str) -> dict[str, Any]:
-    """`variant`: nothing, without-FEATURE or with-OTHER. KeyError: there is no such thing."""
+    """`variant`: nothing, interpreted, without-FEATURE or with-OTHER. KeyError: there is no such thing."""
     features = dict(FEATURES)
-    way, _, name = variant.partition("-")
+    way, _, name = ("", "", "") if variant == INTERPRETED else variant.partition("-")
     if way == "without":
         del features[name]
     elif way == "with":

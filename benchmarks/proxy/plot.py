@@ -17,7 +17,13 @@ PANELS = (
     ("TTFT p50 added, ms (log)", ("ttft", "ttft-prefill"), "added_ttft_p50_ms", True),
     ("Resident memory, MiB, 512 streams", STREAMS[2:], "rss_streams_mib", False),
 )
-COLOURS = {"direct": "#9aa0a6", "toy": "#d98c5f", "vllm-router": "#5b8bd0", "pdserve": "#3d9970"}
+COLOURS = {
+    "direct": "#9aa0a6",
+    "toy": "#d98c5f",
+    "vllm-router": "#5b8bd0",
+    "pdserve-interpreted": "#a5d6a7",
+    "pdserve": "#3d9970",
+}
 
 
 def plot(results: Results, path: Path, say: Callable[[str], None]) -> None:

@@ -1,4 +1,7 @@
-"""Where pdserve's proxy spends its time in one scenario, by cProfile: trust the shares, not the times."""
+"""Where pdserve's proxy spends its time in one scenario, by cProfile: trust the shares, not the times.
+
+It is the interpreted one: cProfile sees nothing of what is compiled.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def profile(name: str, cores: Cores, folder: Path, size: Size) -> int:
         mock = Mock.start(cores)
         stack.callback(mock.stop)
         wrap = (sys.executable, "-m", "benchmarks.proxy.profiled", str(file))
-        system = start("pdserve", mock, cores, folder, wrap=wrap)
+        system = start("pdserve-interpreted", mock, cores, folder, wrap=wrap)
         stack.callback(system.stop)
         assert system.process is not None
         rss_start = rss_mib(system.process.pid)

@@ -33,7 +33,8 @@ def section(folder: Path) -> str:
     features = ", ".join(meta["pdserve_features"]) or "none switched on"
     parts = [
         f"Size `{meta['size']}`, {meta['rounds']} rounds, {meta['started'][:10]}. {meta['cpu']}, {meta['cpus']} CPUs, "
-        f"kernel {meta['kernel']}, Python {meta['python']}; {versions}. pdserve's features: {features}.",
+        f"kernel {meta['kernel']}, Python {meta['python']}; {versions}. pdserve's features: {features}; "
+        f"{'compiled' if meta.get('pdserve_compiled') else 'interpreted'}.",
         "![The systems side by side](results.png)",
         "### Goals",
         markdown(*goal_rows(judge(results.summary(), results.soak))),

@@ -18,7 +18,7 @@ from typing import IO, Any
 from benchmarks.proxy import pdserve_settings, wire
 from benchmarks.proxy.connections import Address
 
-SYSTEMS = ("direct", "toy", "vllm-router", "pdserve")
+SYSTEMS = ("direct", "toy", "vllm-router", "pdserve-interpreted", "pdserve")
 ROUTER_VERSION = "0.1.17"
 READY_WITHIN = 60.0
 
@@ -148,6 +148,15 @@ class System:
             stop(self.process)
 
 
+def is_compiled() -> bool:
+    """Whether the pdserve that is installed beside this interpreter is. StartError: none is."""
+    argv = [sys.executable, "-P", "-m", "pdserve.cli.main", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StartError(f"no pdserve is installed:\n{done.stderr}")
+    return "compiled" in done.stdout.split()
+
+
 def router_argv() -> list[str] | None:
     """The command of vllm-router beside this interpreter or on PATH; None: not installed."""
     beside = Path(sys.executable).with_name("vllm-router")
@@ -182,11 +191,14 @@ def command(name: str, port: int, mock: dict[str, list[int]], folder: Path) -> l
     except KeyError:
         raise StartError(f"no such system: {name}") from None
     config.write_text(json.dumps(settings))
-    return [sys.executable, "-m", "pdserve.proxy", "--config", str(config), "--no-control"]
+    # With -P what is installed is measured, as users have it; without, the source in the folder that this runs in.
+    python = [sys.executable] if variant == pdserve_settings.INTERPRETED else [sys.executable, "-P"]
+    return [*python, "-m", "pdserve.proxy", "--config", str(config), "--no-control"]
 
 
 def start(name: str, mock: Mock, cores: Cores, folder: Path, wrap: Sequence[str] = ()) -> System:
-    """Starts it and waits until it has answered a request. `wrap`: what replaces `python -m` (a profiler)."""
+    """Starts it and waits until it has answered a request. `wrap`: what replaces `python -m` (a profiler) of one that
+    is interpreted."""
     if name == "direct":
         return System(name, Address("127.0.0.1", mock.ports["decode"][0]), None)
     port = free_port()

@@ -24,6 +24,7 @@ CELLS_PER_PROCESS = 2
 MAX_PRIORITY = 1_000_000
 _NO_WORKER_RETRY_SECONDS = 5
 _UNLIMITED = math.inf
+_COUNTABLE = 1 << 53
 
 
 class Candidate(Protocol):
@@ -50,7 +51,7 @@ class Ticket:
             gate._leave(self.tokens)
 
 
-class _Waiter:
+class Waiter:
     """One request in the queue."""
 
     __slots__ = ("future", "priority", "timer", "tokens")
@@ -89,7 +90,7 @@ class Gate:
         self._own = CELLS_PER_PROCESS * numbers.process
         # What a process of this index that died had counted.
         self._cells[self._own] = self._cells[self._own + 1] = 0
-        self._queues: dict[int, OrderedDict[_Waiter, None]] = {}
+        self._queues: dict[int, OrderedDict[Waiter, None]] = {}
         self._priorities: list[int] = []
         self._interval = 0.0
         self._last_turn = 0.0
@@ -117,9 +118,8 @@ class Gate:
         """Look at the pool again, and let in who fits now. With no worker left, nobody waits on."""
         workers = self._candidates()
         limits, self._workers = self._limits, len(workers)
-        self._max_requests = _UNLIMITED if limits.max_requests is None else limits.max_requests * self._workers
-        most = limits.max_prompt_tokens_in_flight
-        self._max_tokens = _UNLIMITED if most is None else most * self._workers
+        self._max_requests = _limit(limits.max_requests, self._workers)
+        self._max_tokens = _limit(limits.max_prompt_tokens_in_flight, self._workers)
         uncrowded = self._workers
         if limits.max_kv_usage is not None:
             uncrowded = sum(worker.kv_usage < limits.max_kv_usage for worker in workers)
@@ -139,30 +139,25 @@ class Gate:
             return None
         return Ticket(self, tokens)
 
-    async def admit(self, priority: int = 0, tokens: int = 0) -> Ticket:
-        """A ticket, after waiting for it if need be. `priority`: the smaller the sooner. Raises ApiError, 429 when the
-        queue is full or the time is over. Cancelling it is leaving the queue."""
-        ticket = self.try_admit(priority, tokens)
-        if ticket is not None:
-            return ticket
+    def enqueue(self, priority: int = 0, tokens: int = 0) -> Waiter:
+        """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
+        ApiError that ends the wait, and must call `left` if it is cancelled."""
         if self.waiting >= self._limits.queue_size:
             self._make_place(priority)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(priority, tokens, loop.create_future())
-        self._enqueue(waiter)
+        waiter = Waiter(priority, tokens, loop.create_future())
+        self._add(waiter)
         waiter.timer = loop.call_later(self._limits.queue_seconds, self._too_late, waiter)
-        try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            if waiter.future.cancelled():
-                self._dequeue(waiter)
-                self._let_in_next()
-            elif waiter.future.exception() is None:
-                # Let in and cancelled in the same turn of the loop.
-                waiter.future.result().release()
-            raise
-        finally:
-            waiter.timer.cancel()
+        return waiter
+
+    def left(self, waiter: Waiter) -> None:
+        """Its wait was cancelled."""
+        if waiter.future.cancelled():
+            self._dequeue(waiter)
+            self._let_in_next()
+        elif waiter.future.exception() is None:
+            # Let in and cancelled in the same turn of the loop.
+            waiter.future.result().release()
 
     def retry_after(self) -> int:
         """Whole seconds after which a place in the queue is likely: its length at the pace of the last turns."""
@@ -225,7 +220,7 @@ class Gate:
         last = next(reversed(self._queues[self._priorities[-1]]))
         self._turn_away(last, self._busy("and requests of a better priority fill its queue"))
 
-    def _too_late(self, waiter: _Waiter) -> None:
+    def _too_late(self, waiter: Waiter) -> None:
         if not waiter.future.done():
             self.rejected_late += 1
             why = f"and for {self._limits.queue_seconds:g} s no place has become free"
@@ -237,12 +232,12 @@ class Gate:
             error = ApiError(503, f"No {self.pool} worker is ready.", retry_after=_NO_WORKER_RETRY_SECONDS)
             self._turn_away(waiter, error)
 
-    def _turn_away(self, waiter: _Waiter, error: ApiError) -> None:
+    def _turn_away(self, waiter: Waiter, error: ApiError) -> None:
         self._dequeue(waiter)
         if not waiter.future.done():
             waiter.future.set_exception(error)
 
-    def _enqueue(self, waiter: _Waiter) -> None:
+    def _add(self, waiter: Waiter) -> None:
         queue = self._queues.get(waiter.priority)
         if queue is None:
             queue = self._queues[waiter.priority] = OrderedDict()
@@ -250,7 +245,7 @@ class Gate:
         queue[waiter] = None
         self.waiting += 1
 
-    def _dequeue(self, waiter: _Waiter) -> None:
+    def _dequeue(self, waiter: Waiter) -> None:
         queue = self._queues.get(waiter.priority)
         if queue is None or waiter not in queue:
             return
@@ -262,3 +257,8 @@ class Gate:
 
     def _busy(self, why: str) -> ApiError:
         return ApiError(429, f"The {self.pool} pool is busy, {why}.", retry_after=self.retry_after())
+
+
+def _limit(each: int | None, workers: int) -> float:
+    """Of a pool. A number that no float holds is none."""
+    return _UNLIMITED if each is None or each > _COUNTABLE else float(each * workers)

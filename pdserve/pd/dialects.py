@@ -249,8 +249,11 @@ class _Whole(Dialect):
         return self.name
 
 
-class _WholeMessages(_Whole, _Messages):
-    """The same of Anthropic's."""
+class _WholeMessages(_Messages):
+    """The same of Anthropic's. (No second base: mypyc knows none.)"""
+
+    def needs_one_engine(self, body: Body) -> str | None:
+        return self.name
 
 
 _WHOLE_PATHS = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
-from pdserve.pd.admission import MAX_PRIORITY, Gate, Ticket
+from pdserve.pd.admission import Gate, Ticket
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerRole
 from pdserve.pd.registry import Registry
@@ -34,7 +35,7 @@ class Entrance:
                 if ticket is None:
                     watch = Watch(client, ())
                     try:
-                        ticket = await watch.race(gate.admit(priority, tokens), unwanted=Ticket.release)
+                        ticket = await watch.race(admit(gate, priority, tokens), unwanted=Ticket.release)
                     finally:
                         watch.end()
                 tickets.append(ticket)
@@ -55,8 +56,18 @@ class Entrance:
             gate.refresh()
 
 
-def priority_of(asked: int | None, best: int) -> int:
-    """The smaller the sooner. `best`: what the client's key allows, and gives when nothing is asked."""
-    if asked is None:
-        return best
-    return max(best, min(asked, MAX_PRIORITY))
+async def admit(gate: Gate, priority: int = 0, tokens: int = 0) -> Ticket:
+    """A ticket, after waiting for it if need be. `priority`: the smaller the sooner. Raises ApiError, 429 when the
+    queue is full or the time is over. Cancelling it is leaving the queue."""
+    ticket = gate.try_admit(priority, tokens)
+    if ticket is not None:
+        return ticket
+    waiter = gate.enqueue(priority, tokens)
+    try:
+        return await waiter.future
+    except asyncio.CancelledError:
+        gate.left(waiter)
+        raise
+    finally:
+        if waiter.timer is not None:
+            waiter.timer.cancel()

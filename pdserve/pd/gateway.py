@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -20,13 +19,12 @@ from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
 from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
-from pdserve.pd.body import Body
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
-from pdserve.pd.entrance import Entrance, priority_of
+from pdserve.pd.entrance import Entrance
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.health_checks import HealthChecks
 from pdserve.pd.http import bridge
@@ -35,25 +33,22 @@ from pdserve.pd.http.reply import Reply
 from pdserve.pd.keys import KeyFile
 from pdserve.pd.kv_feeds import KvFeeds
 from pdserve.pd.load import LoadBoard
-from pdserve.pd.metrics import Labels, Metrics
+from pdserve.pd.metrics import Metrics
+from pdserve.pd.metrics_page import Labels
 from pdserve.pd.pools import Pools
 from pdserve.pd.prewarm import Prewarm
 from pdserve.pd.quotas import Quotas, Use, cells_needed
 from pdserve.pd.random_id import new_id
+from pdserve.pd.reading import Reading, request_id_of
 from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry
-from pdserve.pd.request import ClientRequest, Stages
+from pdserve.pd.request import ClientRequest
 from pdserve.pd.request_log import RequestLog
-from pdserve.pd.routing.ask import Ask
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
-from pdserve.pd.spans import Trace, open_spans
+from pdserve.pd.spans import open_spans
 
 log = logging.getLogger("pdserve.proxy")
 
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
-_INTEGER = re.compile(rb"-?[0-9]{1,9}")
-_BYTES_PER_TOKEN = 4
-_ENGINE_PRIORITY = b"x-vllm-priority"
 _TICK_SECONDS = 0.5
 _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
@@ -93,7 +88,7 @@ class Gateway:
         self._entrance = Entrance(config, self.registry, numbers)
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
-        self._priority_header = (config.admission.priority_header or "").encode()
+        self._reading = Reading(config, self.engines)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
@@ -140,7 +135,7 @@ class Gateway:
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
-        request_id = _request_id(request) if request is not None else new_id()
+        request_id = request_id_of(request) if request is not None else new_id()
         client = Client(reply, request_id, dialect)
         client.fail(error)
         path = dialect.path if request is not None and request.path in BY_PATH else "other"
@@ -208,6 +203,7 @@ class Gateway:
         # Addresses and workers of a running proxy are not the file's to change.
         self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
         self._dispatcher.configure(self.config)
+        self._reading.configure(self.config)
 
     async def finish(self, seconds: float) -> None:
         self._health.stop()
@@ -241,15 +237,16 @@ class Gateway:
 
     async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
         received = monotonic()
-        client = Client(reply, _request_id(request), dialect, self.metrics.itl.observe)
+        client = Client(reply, request_id_of(request), dialect, self.metrics.itl.observe)
         self._clients.add(client)
         client.deadline = received + self.config.request_timeout_seconds
         asked: ClientRequest | None = None
         use: Use | None = None
-        trace = self._spans.begin(_text(request.header(b"traceparent")))
+        parent = request.header(b"traceparent")
+        trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
         reason: ApiError | ClientGoneError | None = None
         try:
-            asked = self._read(dialect, request, client.request_id, trace, received)
+            asked = self._reading.read(dialect, request, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
             if self.pools.needs_tokens:
@@ -266,52 +263,6 @@ class Gateway:
             self._clients.discard(client)
             key = request.key.name if request.key is not None else ""
             self._accounting.over(asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace)
-
-    def _read(
-        self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float
-    ) -> ClientRequest:
-        body = Body(request.body)
-        prompt = dialect.prompt(body)
-        headers = request.headers
-        if trace is not None:
-            headers = [pair for pair in headers if pair[0] != b"traceparent"]
-            headers.append((b"traceparent", trace.traceparent.encode()))
-        priority = self._priority(request, body)
-        if request.key is not None:
-            # The engine's own queue must not give what the key does not.
-            best = request.key.priority
-            if request.header(_ENGINE_PRIORITY) is not None:
-                headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
-            if "priority" in body.members and _better(body.raw_value("priority"), best):
-                body = Body(bytes(body.spliced(plus={"priority": b"%d" % best})))
-        return ClientRequest(
-            dialect=dialect,
-            body=body,
-            target=request.target,
-            request_id=request_id,
-            headers=self.engines.client_headers(headers, request_id),
-            ask=Ask(prompt, estimate=max(1, len(prompt) // _BYTES_PER_TOKEN), session=self._session(request, body)),
-            stages=Stages(received=received),
-            priority=priority,
-        )
-
-    def _session(self, request: Request, body: Body) -> str | None:
-        affinity = self.config.routing.affinity
-        if affinity is None:
-            return None
-        named = request.header(affinity.header.encode()) if affinity.header else None
-        if named is None and affinity.body_user and body.begins("user") == b'"':
-            named = body.raw_value("user")
-        return None if named is None else named.decode("latin-1")
-
-    def _priority(self, request: Request, body: Body) -> int:
-        best = request.key.priority if request.key is not None else 0
-        asked = request.header(self._priority_header) if self._priority_header else None
-        if asked is None and "priority" in body.members:
-            asked = body.raw_value("priority")
-        if asked is None:
-            return best
-        return priority_of(int(asked) if _INTEGER.fullmatch(asked) else None, best)
 
     def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
         for worker in self.registry.workers.values():
@@ -379,22 +330,5 @@ def write_stderr(lines: bytes) -> None:
         sys.stderr.buffer.flush()
 
 
-def _better(asked: bytes | None, best: int) -> bool:
-    """Whether a client asks for more than its key's best priority; the smaller the sooner."""
-    return asked is not None and (not _INTEGER.fullmatch(asked) or int(asked) < best)
-
-
 def _nobody_else(_: dict[str, Any]) -> None:
     """This process is the only one."""
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
-
-
-def _request_id(request: Request) -> str:
-    """The client's own, if it is printable and not too long; else a new one."""
-    given = request.header(b"x-request-id")
-    if given is not None and REQUEST_ID.fullmatch(given):
-        return given.decode("ascii")
-    return new_id()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from pdserve.pd.dial import dial
 from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.upstream import Connection
@@ -105,7 +106,7 @@ class Leg:
         if self._connection is not None:
             self._connection.send(head, body, self)
         else:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = asyncio.get_running_loop().create_task(dial(self))
 
     @property
     def delivered(self) -> bool:
@@ -154,6 +155,19 @@ class Leg:
             raise self.failure
         assert self.answer is not None
         return self.answer
+
+    # --- for dial
+
+    def connected(self, connection: Connection) -> None:
+        self._connecting = None
+        if self._closed:
+            connection.abort()
+            return
+        self._connection = connection
+        connection.send(self._head, self._body, self)
+
+    def unreachable(self, how: str) -> None:
+        self._fail(ApiError(502, f"{self.worker.name} cannot be reached{how}"), retry=True)
 
     # --- Sink
 
@@ -219,21 +233,6 @@ class Leg:
                 client.on_cut()
 
     # --- inside
-
-    async def _connect(self) -> None:
-        try:
-            connection = await self.worker.pool.connect()
-        except TimeoutError:
-            self._fail(ApiError(502, f"{self.worker.name} cannot be reached in time"), retry=True)
-        except OSError:
-            self._fail(ApiError(502, f"{self.worker.name} cannot be reached"), retry=True)
-        else:
-            self._connecting = None
-            if self._closed:
-                connection.abort()
-                return
-            self._connection = connection
-            connection.send(self._head, self._body, self)
 
     def _begin(self) -> None:
         """Looks whether enough of a stream is there."""

@@ -152,11 +152,11 @@ class Quotas:
                 raise self._refusal(key, "max_requests", f"{key.max_requests} requests at once", 1)
             requests, tokens = row.requests.total(second), row.tokens.total(second)
             most = key.requests_per_minute
-            if most is not None and 0 < requests > most - 1:
-                raise self._too_many(key, "requests_per_minute", most, row.requests, 1, now)
+            too_often = most is not None and 0 < requests > most - 1
             most = key.tokens_per_minute
-            if most is not None and 0 < tokens > most - estimate:
-                raise self._too_many(key, "tokens_per_minute", most, row.tokens, estimate, now)
+            too_much = most is not None and 0 < tokens > most - estimate
+            if too_often or too_much:
+                raise self._too_many(key, row, estimate, now, too_often=too_often, too_much=too_much)
             # Counted also where there is no limit now: a reload can bring one.
             row.requests.add(1, second)
             row.tokens.add(estimate, second)
@@ -168,10 +168,19 @@ class Quotas:
         row = self._rows.get(name)
         return int(sum(row.in_flight)) if row is not None else 0
 
-    def _too_many(self, key: ApiKey, limit: Limit, most: int, rate: _Rate, wanted: int, now: float) -> ApiError:
+    def _too_many(
+        self, key: ApiKey, row: _Row, estimate: int, now: float, *, too_often: bool, too_much: bool
+    ) -> ApiError:
+        """Speaks of the limit that is in the way for longer, or the time that it gives would not be enough."""
         second = int(now)
-        seconds = rate.free_in(max(most - wanted, 0), second) - (now - second)
-        return self._refusal(key, limit, f"{most} {limit.removesuffix('_per_minute')} a minute", math.ceil(seconds))
+        waits: list[tuple[int, Limit, int]] = []
+        if too_often and (most := key.requests_per_minute) is not None:
+            waits.append((row.requests.free_in(most - 1, second), "requests_per_minute", most))
+        if too_much and (most := key.tokens_per_minute) is not None:
+            waits.append((row.tokens.free_in(max(most - estimate, 0), second), "tokens_per_minute", most))
+        seconds, limit, most = max(waits, key=lambda wait: wait[0])
+        what = f"{most} {limit.removesuffix('_per_minute')} a minute"
+        return self._refusal(key, limit, what, math.ceil(seconds - (now - second)))
 
     def _refusal(self, key: ApiKey, limit: Limit, what: str, seconds: int) -> ApiError:
         self.rejected[key.name, limit] = self.rejected.get((key.name, limit), 0) + 1

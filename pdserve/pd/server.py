@@ -12,7 +12,7 @@ from typing import Protocol
 import uvloop
 
 from pdserve.pd.config import ProxyConfig
-from pdserve.pd.http.front import Front
+from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import Limits as FrontLimits
 
 log = logging.getLogger("pdserve.proxy")
@@ -85,7 +85,7 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._served.reload)
         self._served.begin()
         server = await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG, ssl=self._tls())
-        sweeper = loop.create_task(self._front.sweep())
+        sweeper = loop.create_task(self._sweep())
         host, port = self._sock.getsockname()[:2]
         log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
         await self._stop.wait()
@@ -101,6 +101,11 @@ class Server:
         await self._served.finish(max(0.0, self._config.drain_seconds - (loop.time() - began)))
         self._front.abort()
         sweeper.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._front.sweep()
 
     async def _until_quiet(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pdserve.pd import shared_numbers
 from pdserve.pd.admission import CELLS_PER_PROCESS, Gate, Ticket
-from pdserve.pd.entrance import priority_of
+from pdserve.pd.entrance import admit
 from pdserve.pd.errors import ApiError
+from pdserve.pd.reading import priority_of
 from pdserve.pd.settings import PoolLimits
 
 
@@ -40,7 +41,7 @@ async def turns(count: int = 3) -> None:
 
 
 def queued(door: Gate, priority: int = 0, tokens: int = 0) -> asyncio.Task[Ticket]:
-    return asyncio.create_task(door.admit(priority, tokens))
+    return asyncio.create_task(admit(door, priority, tokens))
 
 
 def test_without_limits_everybody_enters_at_once_and_is_counted() -> None:
@@ -53,6 +54,11 @@ def test_without_limits_everybody_enters_at_once_and_is_counted() -> None:
 def test_the_limit_is_for_each_worker() -> None:
     door = gate(Worker(), Worker(), max_requests=2)
     assert [door.try_admit() is not None for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_a_limit_that_no_float_holds_is_none() -> None:
+    door = gate(max_requests=10**400, max_prompt_tokens_in_flight=10**400)
+    assert all(door.try_admit(0, 100) for _ in range(1000))
 
 
 def test_a_ticket_is_given_back_once() -> None:
@@ -79,7 +85,7 @@ def test_prompt_tokens_are_limited_and_one_that_is_larger_enters_alone() -> None
 def test_each_freed_place_wakes_one_in_order() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
-        inside = await door.admit()
+        inside = await admit(door)
         waiting = [queued(door) for _ in range(3)]
         await turns()
         assert door.waiting == 3
@@ -96,11 +102,11 @@ def test_each_freed_place_wakes_one_in_order() -> None:
 def test_the_better_priority_goes_first_and_a_newcomer_overtakes_only_worse_ones() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
-        inside = await door.admit()
+        inside = await admit(door)
         order: list[str] = []
 
         async def enter(name: str, priority: int) -> None:
-            ticket = await door.admit(priority)
+            ticket = await admit(door, priority)
             order.append(name)
             ticket.release()
 
@@ -118,7 +124,7 @@ def test_the_better_priority_goes_first_and_a_newcomer_overtakes_only_worse_ones
 def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None:
     async def test() -> None:
         door = gate(max_prompt_tokens_in_flight=100)
-        inside = await door.admit(0, 60)
+        inside = await admit(door, 0, 60)
         large = queued(door, 0, 80)
         await turns()
         assert door.try_admit(0, 10) is None
@@ -136,11 +142,11 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_priority() -> None
 def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_size=1)
-        await door.admit()
+        await admit(door)
         waiting = queued(door)
         await turns()
         with pytest.raises(ApiError) as refused:
-            await door.admit()
+            await admit(door)
         assert refused.value.status == 429
         assert refused.value.headers()["retry-after"] == "1"
         assert refused.value.body()["error"]["code"] == 429
@@ -154,7 +160,7 @@ def test_a_full_queue_answers_429_with_a_time_and_openais_body() -> None:
 def test_a_better_priority_pushes_the_last_of_the_worst_out_of_a_full_queue() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_size=3)
-        inside = await door.admit()
+        inside = await admit(door)
         fair, first, last = queued(door, 0), queued(door, 7), queued(door, 7)
         await turns()
         urgent = queued(door, -1)
@@ -162,7 +168,7 @@ def test_a_better_priority_pushes_the_last_of_the_worst_out_of_a_full_queue() ->
         with pytest.raises(ApiError, match="better priority"):
             last.result()
         with pytest.raises(ApiError, match="queue is full"):
-            await door.admit(7)
+            await admit(door, 7)
         inside.release()
         await turns()
         assert [task.done() for task in (urgent, fair, first)] == [True, False, False]
@@ -175,9 +181,9 @@ def test_a_better_priority_pushes_the_last_of_the_worst_out_of_a_full_queue() ->
 def test_a_queue_of_size_zero_lets_nobody_wait() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_size=0)
-        await door.admit()
+        await admit(door)
         with pytest.raises(ApiError):
-            await door.admit()
+            await admit(door)
 
     run(test)
 
@@ -185,9 +191,9 @@ def test_a_queue_of_size_zero_lets_nobody_wait() -> None:
 def test_whoever_waits_too_long_gets_429_and_leaves_no_trace() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_seconds=0.001)
-        inside = await door.admit()
+        inside = await admit(door)
         with pytest.raises(ApiError, match="no place has become free") as late:
-            await door.admit()
+            await admit(door)
         assert late.value.status == 429
         assert (door.waiting, door.requests, door.rejected_late) == (0, 1, 1)
         inside.release()
@@ -199,7 +205,7 @@ def test_whoever_waits_too_long_gets_429_and_leaves_no_trace() -> None:
 def test_a_waiter_that_leaves_makes_way_for_the_one_behind_it() -> None:
     async def test() -> None:
         door = gate(max_prompt_tokens_in_flight=100)
-        await door.admit(0, 60)
+        await admit(door, 0, 60)
         large, small = queued(door, 0, 80), queued(door, 0, 10)
         await turns()
         large.cancel()
@@ -213,7 +219,7 @@ def test_a_waiter_that_leaves_makes_way_for_the_one_behind_it() -> None:
 def test_a_place_given_to_one_who_leaves_in_the_same_turn_is_not_lost() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
-        inside = await door.admit()
+        inside = await admit(door)
         leaving, staying = queued(door), queued(door)
         await turns()
         inside.release()
@@ -229,7 +235,7 @@ def test_a_place_given_to_one_who_leaves_in_the_same_turn_is_not_lost() -> None:
 def test_one_who_has_been_cancelled_but_has_not_run_yet_gets_no_place() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
-        inside = await door.admit()
+        inside = await admit(door)
         leaving, staying = queued(door), queued(door)
         await turns()
         leaving.cancel()
@@ -275,7 +281,7 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
         pool = [Worker()]
         limits = PoolLimits(max_requests=1)
         door = Gate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS))
-        await door.admit()
+        await admit(door)
         second, third = queued(door), queued(door)
         await turns()
         pool.append(Worker())
@@ -295,7 +301,7 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
 def test_limits_can_change_while_somebody_waits() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
-        await door.admit()
+        await admit(door)
         waiting = queued(door)
         await turns()
         door.configure(PoolLimits())
@@ -310,7 +316,7 @@ def test_retry_after_is_the_queue_at_its_pace() -> None:
         door = gate(max_requests=1, queue_seconds=50)
         assert door.retry_after() == 1
         door._interval = 4.0
-        inside = await door.admit()
+        inside = await admit(door)
         waiting = [queued(door) for _ in range(4)]
         await turns()
         assert door.retry_after() == 20
@@ -388,7 +394,7 @@ async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
             await turns(1)
 
     async def request(number: int, priority: int, tokens: int) -> None:
-        ticket = await door.admit(priority, tokens)
+        ticket = await admit(door, priority, tokens)
         entered.append((priority, passed, number))
         inside.append(ticket)
 

@@ -65,6 +65,31 @@ def test_leaving_while_waiting_for_a_slot_reaches_no_engine(deployment: Deployme
     assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
 
 
+def test_one_that_leaves_the_queue_costs_those_behind_it_nothing(deployment: Deployment) -> None:
+    """With coroutines compiled by mypyc the next one that waited got the exception of the one that had left."""
+    deployment.up(prefill={"hold": "prefill"}, admission={"prefill": {"max_requests": 1}})
+
+    def queued(count: int) -> None:
+        wanted = f'pdserve_proxy_queue_depth{{pool="prefill"}} {count}.0'
+        while wanted not in deployment.proxy.http.get("/metrics").text:
+            pass
+
+    body = BODY | {"max_tokens": 1}
+    with deployment.proxy.open(COMPLETIONS, body) as first:
+        deployment.prefills[0].wait(waiting=1)
+        for _ in range(3):
+            with deployment.proxy.open(COMPLETIONS, body):
+                queued(1)
+            deployment.proxy.until("cancelled 499")
+            queued(0)
+        with deployment.proxy.open(COMPLETIONS, body) as second, deployment.proxy.open(COMPLETIONS, body) as third:
+            queued(2)
+            deployment.prefills[0].script(hold="")
+            for client in (first, second, third):
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    deployment.idle()
+
+
 def test_clients_that_left_give_their_slots_back(deployment: Deployment) -> None:
     deployment.up(prefill={"hold": "prefill"}, transfer_slots=5)
     connections = [deployment.proxy.open(COMPLETIONS, BODY) for _ in range(20)]

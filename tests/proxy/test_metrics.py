@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.pd.metrics import COUNTERS, GAUGES, STAGES, Histogram, Metrics
+from pdserve.pd.metrics import Histogram, Metrics
+from pdserve.pd.metrics_page import COUNTERS, GAUGES, STAGES
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd import shared_numbers
@@ -177,6 +177,14 @@ STEP = st.tuples(
 )
 
 
+BOTH_LIMITS = [
+    *(("enter", 0.0, 1), ("enter", 0.0, 1), ("enter", 0.0, 1), ("end", 0.0, 1), ("wait", 1.0, 1)),
+    *(("enter", 0.0, 1), ("end", 0.0, 1), ("enter", 0.0, 49), ("end", 0.0, 1), ("enter", 0.0, 51), ("obey", 0.0, 1)),
+]
+"""The last one is a request too many, and has too many tokens for a second longer."""
+
+
+@example(steps=BOTH_LIMITS, start=0.0)
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(STEP, max_size=80), start=st.floats(0, 5000, width=32))
 def test_no_minute_ever_has_more_than_the_limits_and_retry_after_is_kept(

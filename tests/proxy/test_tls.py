@@ -136,6 +136,24 @@ def test_workers_are_reached_with_our_own_certificate(deployment: Deployment, en
     assert len(engine.requests) == 1
 
 
+def test_a_worker_that_an_admin_adds_is_reached_the_same_way(
+    deployment: Deployment, engine: Engine, tmp_path: Path
+) -> None:
+    settings = {
+        "ca": str(tmp_path / "engine.pem"),
+        "certificate": str(tmp_path / "proxy.pem"),
+        "key": str(tmp_path / "proxy.key"),
+    }
+    socket = str(tmp_path / "admin.sock")
+    deployment.up(0, 0, protocol="aggregated", workers=[], upstream_tls=settings, admin={"socket": socket})
+    with httpx.Client(transport=httpx.HTTPTransport(uds=socket), base_url="http://admin", timeout=90) as admin:
+        assert admin.post("/workers", json=worker(engine)).status_code == 201
+        while not admin.get("/workers").json()["workers"][0]["healthy"]:
+            pass
+    answer = deployment.proxy.http.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.content) == (200, ANSWER)
+
+
 @pytest.mark.parametrize("missing", ["our certificate", "trust in theirs"])
 def test_without_a_certificate_or_trust_nothing_is_sent(
     deployment: Deployment, engine: Engine, tmp_path: Path, missing: str

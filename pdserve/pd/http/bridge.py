@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from pdserve.pd.http.front import Request
-from pdserve.pd.http.reply import Reply, drained
+from pdserve.pd.http.reply import Reply
 
 
 async def serve(app: ASGIApp, request: Request, reply: Reply) -> None:
@@ -42,7 +42,7 @@ async def serve(app: ASGIApp, request: Request, reply: Reply) -> None:
             reply.end(body)
         elif body:
             reply.write(body)
-            await drained(reply)
+            await _drained(reply)
             reply.on_gone = leave
 
     await app(_scope(request), receive, send)
@@ -65,3 +65,17 @@ def _scope(request: Request) -> Scope:
         "server": None,
     }
     return scope
+
+
+async def _drained(reply: Reply) -> None:
+    """Returns when the client has caught up or has gone."""
+    if reply.congested and not reply.gone:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def finish(_: bool = False) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        reply.on_pressure, reply.on_gone = finish, finish
+        await done
+        reply.on_pressure = reply.on_gone = None

@@ -10,7 +10,6 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -21,7 +20,7 @@ from pdserve.pd.http.incoming import Limits as Limits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.reply import Reply
 
-_SWEEP_SECONDS = 0.5
+SWEEP_SECONDS = 0.5
 _LINGER_SECONDS = 2.0
 _MAX_PIPELINED = 8
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -43,7 +42,7 @@ class Handler(Protocol):
 
 @dataclass
 class Front:
-    """All client connections of one process. `sweep` must run beside them."""
+    """All client connections of one process. `sweep` must be called beside them."""
 
     handler: Handler
     limits: Limits
@@ -55,14 +54,11 @@ class Front:
         """A protocol factory for loop.create_server."""
         return Connection(self)
 
-    async def sweep(self) -> None:
-        """Closes connections that take too long. Runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            now = loop.time()
-            for connection in [one for one in self.connections if one.deadline < now]:
-                connection.late()
+    def sweep(self) -> None:
+        """Closes connections that take too long. To be called every SWEEP_SECONDS."""
+        now = asyncio.get_running_loop().time()
+        for connection in [one for one in self.connections if one.deadline < now]:
+            connection.late()
 
     def close_idle(self) -> None:
         """From now on connections end with their reply; those that wait for a request end at once."""
@@ -404,16 +400,12 @@ class Connection(asyncio.Protocol):
         self._front.handler.failed(request, reply, error)
 
     def _last_reply_closes(self) -> None:
-        for reply in self._replies():
-            reply.keep_alive = False
-        if self._reply is None and not self._ready:
-            self._last_words()
-
-    def _replies(self) -> Iterator[Reply]:
         if self._ready:
-            yield self._ready[-1][1]
+            self._ready[-1][1].keep_alive = False
         elif self._reply is not None:
-            yield self._reply
+            self._reply.keep_alive = False
+        else:
+            self._last_words()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request body is larger than {self._front.limits.max_body_bytes} bytes.")

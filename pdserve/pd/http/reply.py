@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
@@ -138,17 +137,3 @@ class Reply:
         if self._head_only or not data:
             return b""
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
-
-
-async def drained(reply: Reply) -> None:
-    """Returns when the client has caught up or has gone."""
-    if reply.congested and not reply.gone:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def finish(_: bool = False) -> None:
-            if not done.done():
-                done.set_result(None)
-
-        reply.on_pressure, reply.on_gone = finish, finish
-        await done
-        reply.on_pressure = reply.on_gone = None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from typing import Protocol, cast
+from collections.abc import Coroutine
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from pdserve.pd.http import connecting
 from pdserve.pd.pieces import LARGE, Payload, Pieces
 
 IDLE_SECONDS = 2.0
@@ -245,13 +247,9 @@ class Pool:
             connection.abort()
         return None
 
-    async def connect(self) -> Connection:
+    def connect(self) -> Coroutine[Any, Any, Connection]:
         """A new one. Raises OSError (TimeoutError among them, and TLS errors) when it cannot be had."""
-        async with asyncio.timeout(self._connect_timeout):
-            _, connection = await self._loop.create_connection(
-                self._new, self._host, self._port, ssl=self._tls, server_hostname=self._host if self._tls else None
-            )
-        return connection
+        return connecting.connect(self._new, self._host, self._port, tls=self._tls, timeout=self._connect_timeout)
 
     def keep(self, connection: Connection) -> None:
         """Its response is complete: it may serve again."""

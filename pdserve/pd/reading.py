@@ -1,0 +1,100 @@
+"""What a client asks for, out of its body and headers: the request as the rest of the proxy has it."""
+
+from __future__ import annotations
+
+import re
+
+from pdserve.pd.admission import MAX_PRIORITY
+from pdserve.pd.body import Body
+from pdserve.pd.config import ProxyConfig
+from pdserve.pd.dialects import Dialect
+from pdserve.pd.engines import Engines
+from pdserve.pd.http.incoming import Request
+from pdserve.pd.random_id import new_id
+from pdserve.pd.request import ClientRequest, Stages
+from pdserve.pd.routing.ask import Ask
+from pdserve.pd.spans import Trace
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
+_INTEGER = re.compile(rb"-?[0-9]{1,9}")
+_BYTES_PER_TOKEN = 4
+_ENGINE_PRIORITY = b"x-vllm-priority"
+
+
+class Reading:
+    """Of one proxy process."""
+
+    def __init__(self, config: ProxyConfig, engines: Engines) -> None:
+        self._engines = engines
+        self.configure(config)
+
+    def configure(self, config: ProxyConfig) -> None:
+        """Another configuration from now on."""
+        self._affinity = config.routing.affinity
+        self._priority_header = (config.admission.priority_header or "").encode()
+
+    def read(
+        self, dialect: Dialect, request: Request, request_id: str, trace: Trace | None, received: float
+    ) -> ClientRequest:
+        body = Body(request.body)
+        prompt = dialect.prompt(body)
+        headers = request.headers
+        if trace is not None:
+            headers = [pair for pair in headers if pair[0] != b"traceparent"]
+            headers.append((b"traceparent", trace.traceparent.encode()))
+        priority = self._priority(request, body)
+        if request.key is not None:
+            # The engine's own queue must not give what the key does not.
+            best = request.key.priority
+            if request.header(_ENGINE_PRIORITY) is not None:
+                headers = [pair for pair in headers if pair[0] != _ENGINE_PRIORITY or not _better(pair[1], best)]
+            if "priority" in body.members and _better(body.raw_value("priority"), best):
+                body = Body(bytes(body.spliced(plus={"priority": b"%d" % best})))
+        return ClientRequest(
+            dialect=dialect,
+            body=body,
+            target=request.target,
+            request_id=request_id,
+            headers=self._engines.client_headers(headers, request_id),
+            ask=Ask(prompt, estimate=max(1, len(prompt) // _BYTES_PER_TOKEN), session=self._session(request, body)),
+            stages=Stages(received=received),
+            priority=priority,
+        )
+
+    def _session(self, request: Request, body: Body) -> str | None:
+        affinity = self._affinity
+        if affinity is None:
+            return None
+        named = request.header(affinity.header.encode()) if affinity.header else None
+        if named is None and affinity.body_user and body.begins("user") == b'"':
+            named = body.raw_value("user")
+        return None if named is None else named.decode("latin-1")
+
+    def _priority(self, request: Request, body: Body) -> int:
+        best = request.key.priority if request.key is not None else 0
+        asked = request.header(self._priority_header) if self._priority_header else None
+        if asked is None and "priority" in body.members:
+            asked = body.raw_value("priority")
+        if asked is None:
+            return best
+        return priority_of(int(asked) if _INTEGER.fullmatch(asked) else None, best)
+
+
+def _better(asked: bytes | None, best: int) -> bool:
+    """Whether a client asks for more than its key's best priority; the smaller the sooner."""
+    return asked is not None and (not _INTEGER.fullmatch(asked) or int(asked) < best)
+
+
+def request_id_of(request: Request) -> str:
+    """The client's own, if it is printable and not too long; else a new one."""
+    given = request.header(b"x-request-id")
+    if given is not None and REQUEST_ID.fullmatch(given):
+        return given.decode("ascii")
+    return new_id()
+
+
+def priority_of(asked: int | None, best: int) -> int:
+    """The smaller the sooner. `best`: what the client's key allows, and gives when nothing is asked."""
+    if asked is None:
+        return best
+    return max(best, min(asked, MAX_PRIORITY))

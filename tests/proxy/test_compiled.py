@@ -1,0 +1,41 @@
+"""Which build of the proxy these tests run on: scripts/test runs them on the source and on a compiled wheel."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pdserve import compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+HOOKS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+MODULES: list[str] = HOOKS["custom"]["modules"]
+EXPECTED = "compiled" if os.environ.get("PDSERVE_TEST_COMPILED") else "interpreted"
+
+
+def test_all_that_is_to_be_compiled_is_what_runs() -> None:
+    for path in MODULES:
+        file = importlib.import_module(path.removesuffix(".py").replace("/", ".")).__file__
+        assert file is not None
+        assert file.endswith(".so" if EXPECTED == "compiled" else ".py")
+        assert ROOT / path in (Path(file), Path(file).with_name(Path(path).name))
+    assert compiled.how() == EXPECTED
+
+
+def test_the_version_says_which_one_it_is() -> None:
+    argv = [sys.executable, "-m", "pdserve.cli.main", "--version"]
+    assert f"proxy {EXPECTED}" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_nothing_that_is_compiled_waits(path: str) -> None:
+    """A coroutine or generator of mypyc that is left in an `except` block takes the handled exception along."""
+    waiting = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom)
+    assert [node.lineno for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, waiting)] == []
