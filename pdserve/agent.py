@@ -31,12 +31,15 @@ from pdserve import procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
-from pdserve.process import adopt_orphans, die_with_parent, root_grace, stop_family
+from pdserve.process import Exit, adopt_orphans, die_with_parent, root_grace, stop_family
 from pdserve.protocol import (
+    STOPPED,
     Ask,
     Beat,
+    Because,
     Died,
     Hello,
+    Leaving,
     Pulse,
     Push,
     Said,
@@ -78,6 +81,7 @@ class Agent:
         self._pulse = pulse
         self._term_seconds = term_seconds
         self._stop_by: float | None = None
+        self._guard = os.getppid()
         self._environ = without_slurm(os.environ)
         self._http = NodeHttp()
         self._run_dir = run_dir
@@ -96,7 +100,7 @@ class Agent:
             loop.add_signal_handler(signum, self._told_to_go, signum)
         orders = asyncio.StreamReader(limit=64 * 1024 * 1024)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin.buffer)
-        guard, agent = procfs.identify(os.getppid()), procfs.identify(os.getpid())
+        guard, agent = procfs.identify(self._guard), procfs.identify(os.getpid())
         assert guard is not None
         assert agent is not None
         self._emit(Hello(node=self._node, agent=agent, guard=guard, hostname=socket.gethostname()))
@@ -117,6 +121,15 @@ class Agent:
         if self._term_seconds is not None and self._stop_by is None:
             self._stop_by = asyncio.get_running_loop().time() + self._term_seconds
             self._emit(ToldToEnd(node=self._node, signal=signum.name))
+        elif self._term_seconds is None and not self._leave.is_set():
+            killed = os.getppid() != self._guard  # the kernel's TERM, see die_with_parent
+            self._leave_saying("signal", "its guard was killed" if killed else f"it was told to end by {signum.name}")
+        self._leave.set()
+
+    def _leave_saying(self, because: Because, how: str) -> None:
+        """The reason goes over the pipe, if that still leads anywhere, and to the log in any case."""
+        _log(f"{how}: stopping everything")
+        self._emit(Leaving(because=because, how=how))
         self._leave.set()
 
     async def _keep_in_touch(self, pulse: float, lease: float) -> None:
@@ -128,8 +141,7 @@ class Agent:
             # Time in which this node itself was held says nothing about the launcher.
             self._heard += max(0.0, loop.time() - before - 2 * pulse)
             if not self._leave.is_set() and loop.time() - self._heard > lease:
-                print(f"nothing heard from the launcher for {lease:g} s: stopping everything", file=sys.stderr)
-                self._leave.set()
+                self._leave_saying("lease", f"it heard nothing from the launcher for {lease:g} s, its lease")
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
         try:
@@ -226,14 +238,13 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> in
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Stopping is the agent's work; a guard that leaves early would orphan what it guards.
         signal.signal(signum, lambda number, _frame: os.kill(agent_pid, number))
-    # The pipe is the agent's: a guard that holds it open would hide the agent's death from the launcher.
+    status = _end_of(agent_pid)
+    if os.WIFSIGNALED(status):
+        _say_killed(Exit(os.waitstatus_to_exitcode(status)))
+    # The pipe was the agent's: a guard that held it open would hide the agent's end from the launcher.
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    while True:
-        pid, status = os.wait()
-        if pid == agent_pid:
-            break
     ledger = ShmLedger(ledger_file, strangers=strangers)
 
     def members() -> set[int]:
@@ -245,6 +256,33 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> in
     asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS))
     ledger.remove_orphans()
     return os.waitstatus_to_exitcode(status) and 1
+
+
+def _end_of(agent_pid: int) -> int:
+    """Waits for it; the status with which it ended. What held it meanwhile goes to the log, for who asks why it was
+    not heard."""
+    while True:
+        pid, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED)
+        if pid != agent_pid:
+            continue
+        if os.WIFSTOPPED(status):
+            _log(f"{STOPPED} {signal.Signals(os.WSTOPSIG(status)).name}")
+        elif os.WIFCONTINUED(status):
+            _log("the agent runs again")
+        else:
+            return status
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads, or nobody reads any more
+        print(text, file=sys.stderr, flush=True)
+
+
+def _say_killed(how: Exit) -> None:
+    """To the log, and in the agent's place over its pipe."""
+    _log(f"the agent was {how}: its guard stops what it owned")
+    with contextlib.suppress(OSError):
+        os.write(1, encode(Leaving(because="killed", how=f"it was {how}")))
 
 
 def main() -> int:

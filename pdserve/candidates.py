@@ -18,6 +18,8 @@ from pdserve.plan.reach import Local, Srun, Ssh
 from pdserve.process import output_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.nodes import Network
+from pdserve.slurm_job import gpus_asked_per_node
+from pdserve.ssh_destination import machine_of
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
 _DEFAULT_KILL_WAIT_SECONDS = 30.0
@@ -35,6 +37,8 @@ class Candidate:
     """What the other nodes call it: a name or an address."""
     address: str | None = None
     devices: tuple[int, ...] | None = None
+    key: str = ""
+    """Of the cluster file, where it describes the machine: `hosts.1`."""
     command: tuple[str, ...] = (sys.executable,)
     """What runs Python there: an interpreter, or a container with one."""
 
@@ -45,14 +49,19 @@ class Candidates:
 
     origin: str
     machines: tuple[Candidate, ...]
-    network: Network | None = None
-    """Of the cluster file; it wins over the recipe's."""
+    file: LoadedCluster | None = None
+    """The cluster file that says so."""
     job: str | None = None
     """The Slurm job whose nodes they are."""
     gpus_per_node: int | None = None
-    """What the job has on each node, where Slurm says so."""
+    """What the job's steps have on each node, where Slurm says so."""
     all_names: tuple[str, ...] = ()
     """Of the job, those included that the recipe excludes."""
+
+    @property
+    def network(self) -> Network | None:
+        """Of the cluster file; it wins over the recipe's."""
+        return None if self.file is None else self.file.cluster.network
 
 
 def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
@@ -67,16 +76,17 @@ def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
                 options=tuple(word for option in cluster.ssh.options for word in ("-o", option)),
                 connect_seconds=cluster.ssh.connect_seconds,
             ),
-            target=host.address or _machine_of(host.ssh or host.name),
+            target=host.address or machine_of(host.ssh or host.name),
             address=host.address,
             devices=None if host.devices is None else tuple(host.devices),
+            key=f"hosts.{cluster.hosts.index(host)}",
             command=(host.python or sys.executable,),
         )
         for host in cluster.usable(exclude)
     )
     if not machines:
         raise PreflightError("exclude_nodes leaves out every host of the cluster file", where=str(loaded.path))
-    return Candidates(str(loaded.path), machines, cluster.network)
+    return Candidates(str(loaded.path), machines, file=loaded)
 
 
 def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | None:
@@ -98,9 +108,16 @@ def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | N
         )
     reach = Srun(job=job, kill_wait=kill_wait())
     machines = tuple(Candidate(name=name, reach=reach, target=name) for name in names)
-    gpus = environ.get("SLURM_GPUS_ON_NODE", "")
-    per_node = int(gpus) if gpus.isdecimal() else None
-    return Candidates(f"job {job}", machines, job=job, gpus_per_node=per_node, all_names=everything)
+    return Candidates(f"job {job}", machines, job=job, gpus_per_node=_gpus_per_node(environ, job), all_names=everything)
+
+
+def _gpus_per_node(environ: Mapping[str, str], job: str) -> int | None:
+    """What our steps will have of each node: of what the job has, no more than it has asked for."""
+    has = environ.get("SLURM_GPUS_ON_NODE", "")
+    if not has.isdecimal():
+        return None
+    asked = gpus_asked_per_node(job)
+    return int(has) if asked is None else min(int(has), asked)
 
 
 def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_dir: str, recipe_dir: str) -> Candidates:
@@ -139,11 +156,3 @@ def kill_wait() -> float:
     said = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
     found = _KILL_WAIT.search(said.out)
     return float(found.group(1)) if found else _DEFAULT_KILL_WAIT_SECONDS
-
-
-def _machine_of(destination: str) -> str:
-    """The host in what ssh is told."""
-    bare = destination.removeprefix("ssh://").rpartition("@")[2]
-    if bare.startswith("["):
-        return bare[1:].partition("]")[0]
-    return bare.partition(":")[0]

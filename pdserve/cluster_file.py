@@ -9,22 +9,22 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from pydantic import Field
 
+from pdserve import ssh_destination
 from pdserve.recipe import environment, extends, show
 from pdserve.recipe.base import Count, Strict
 from pdserve.recipe.nodes import Network
-from pdserve.recipe.problems import Path, Problem, did_you_mean, error
+from pdserve.recipe.problems import Origin, Path, Problem, did_you_mean, error, locate
 from pdserve.recipe.rules.nodes import names_problems, network_problems
 from pdserve.recipe.shape import Shape
 from pdserve.recipe.validation import reset_nulls, validate
 
-_DESTINATION = re.compile(r"([A-Za-z0-9_][^\s@]*@)?[A-Za-z0-9_\[][^\s@]*|ssh://[A-Za-z0-9_\[]\S*")
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
     "batchmode": "nobody is there to type a password: use keys or an agent",
@@ -96,6 +96,13 @@ class LoadedCluster:
 
     cluster: Cluster
     path: FilePath
+    origins: Mapping[Path, Origin] = field(repr=False)
+
+    def locate(self, dotted: str) -> str | None:
+        """`cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down; None for
+        a key whose section is not in this file."""
+        path = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+        return str(locate(path, self.origins)) if path[:1] in self.origins else None
 
     @property
     def ssh_config(self) -> FilePath | None:
@@ -118,7 +125,7 @@ def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster
         found += [p for p in _problems(cluster) if not any(p.concerns(b) for b in bad)]
     if found or cluster is None:
         raise error(found, document.origins, str(path))
-    return LoadedCluster(cluster, path)
+    return LoadedCluster(cluster, path, document.origins)
 
 
 def _problems(cluster: Cluster) -> Iterator[Problem]:
@@ -146,8 +153,8 @@ def _names(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _host(host: Host, path: Path) -> Iterator[Problem]:
-    if host.ssh is not None and not _DESTINATION.fullmatch(host.ssh):
-        yield Problem((*path, "ssh"), f"{show.value(host.ssh)} is not a destination of ssh", "write [user@]host")
+    if host.ssh is not None and (wrong := ssh_destination.problem(host.ssh)) is not None:
+        yield Problem((*path, "ssh"), f"{show.value(host.ssh)} {wrong[0]}", wrong[1])
     if host.python is not None and (not host.python or host.python.startswith("-") or not host.python.isprintable()):
         yield Problem((*path, "python"), f"{show.value(host.python)} is not a program")
     devices = host.devices or []

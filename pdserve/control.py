@@ -72,25 +72,32 @@ class Reply(BaseModel):
     message: str
 
 
-def ask(run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool]) -> Reply:
-    """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer."""
+def ask(
+    run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool], taken_within: float | None = None
+) -> Reply:
+    """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer.
+
+    `taken_within`: seconds in which it must have been taken, for who would rather know less than wait.
+    """
     name = f"{time.time():.6f}-{secrets.token_hex(3)}"
     answer = run.inbox / f"{name}.reply"
-    run.write(run.inbox / f"{name}.json", request.model_dump_json())
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    waiting = run.inbox / f"{name}.json"
+    run.write(waiting, request.model_dump_json())
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
         if answer.exists():
             reply = Reply.model_validate_json(answer.read_text())
             answer.unlink()
             return reply
-        if not alive():
+        if not alive() or (taken_within is not None and passed > taken_within and waiting.exists()):
             break
         time.sleep(POLL_SECONDS / 2)
-    (run.inbox / f"{name}.json").unlink(missing_ok=True)
+    waiting.unlink(missing_ok=True)
+    log = run.logs / "launcher.log"
     raise StateError(
         "the launcher did not answer" if alive() else "the launcher ended before it answered",
         where=str(run.path),
-        todo="pdserve status; the launcher's own output is in logs/launcher.log of the run directory",
+        todo=f"pdserve status; what the launcher said is in {log if log.exists() else 'the terminal of pdserve up'}",
     )
 
 

@@ -38,13 +38,14 @@ def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
     return plan.model_copy(update={"lmcache": tuple(map(seen, plan.lmcache))})
 
 
-def client(run: RunDir, state: DeploymentState) -> httpx.AsyncClient:
-    """For the URLs of `seen_from_here`, and for all others as ever."""
-    return view_client({f"all://*{_SUFFIX}": _ThroughLauncher(run, state)})
+def client(run: RunDir, state: DeploymentState, *, taken_within: float | None = None) -> httpx.AsyncClient:
+    """For the URLs of `seen_from_here`, and for all others as ever. `taken_within`: see control.ask."""
+    return view_client({f"all://*{_SUFFIX}": _ThroughLauncher(run, state, taken_within)})
 
 
 class _ThroughLauncher(httpx.AsyncBaseTransport):
-    def __init__(self, run: RunDir, state: DeploymentState) -> None:
+    def __init__(self, run: RunDir, state: DeploymentState, taken_within: float | None) -> None:
+        self._taken_within = taken_within
         self._run = run
         self._state = state
 
@@ -65,10 +66,15 @@ class _ThroughLauncher(httpx.AsyncBaseTransport):
 
         try:
             reply = await asyncio.to_thread(
-                ask, self._run, fetch, seconds=seconds + _MARGIN_SECONDS, alive=launcher_lives
+                ask,
+                self._run,
+                fetch,
+                seconds=seconds + _MARGIN_SECONDS,
+                alive=launcher_lives,
+                taken_within=self._taken_within,
             )
         except StateError as error:
-            raise httpx.ConnectError(error.what, request=request) from error
+            raise httpx.ReadTimeout(error.what, request=request) from error
         answer = Answered.model_validate(json.loads(reply.message))
         if answer.status is None:
             raise httpx.ConnectError(answer.error, request=request)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from pathlib import Path
 from typing import TypeVar
 
 from pdserve.errors import ServeError, StartError
 from pdserve.fleet import Trouble
 from pdserve.hints import explain
 from pdserve.lmcache_server import Attachment
+from pdserve.log_lines import split
 from pdserve.plan.model import Plan
 from pdserve.plan.reach import Local, Ssh
-from pdserve.protocol import Died, Gone, Health, Late
+from pdserve.protocol import STOPPED, Died, Gone, Health, Late
 from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
 
 E = TypeVar("E", StartError, ServeError)
 
@@ -21,6 +25,8 @@ _TAIL_LINES = {"lmcache": 80}
 _EXIT_NOISE = re.compile(r"nanobind: (leaked|this is likely)|^ - leaked (instance|type|function|\d)|resource_tracker")
 """What native extensions print when an engine ends: it fills the last screen and says nothing of the cause."""
 _OTHER_TAIL_LINES = 30
+_AGENT_TAIL_LINES = 10
+_AGENT_TAIL_BYTES = 16 * 1024
 _COMMAND_CHARACTERS = 300
 
 
@@ -65,23 +71,80 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
 
 
 def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
-    cause = "it was killed, or the machine is out of memory; its guard stops what it owned"
-    if not isinstance(plan.node(gone.node).reach, Local):
-        lease = plan.timeouts.agent_lease_seconds
-        cause = (
-            "the node, its network, or the srun or ssh that holds the agent went away, or the agent was killed; an "
-            f"agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
-        )
+    log: Path = run.logs / f"agent@{gone.node}.log"
     there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
-    todo = f"read {run.logs / f'agent@{gone.node}.log'}"
-    if isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
+    todo = f"read {log}"
+    if gone.because == "lease":
+        todo = (
+            "what holds the launcher must not do so, or timeouts.agent_lease_seconds must be longer; pdserve up again"
+        )
+    elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
         todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
+    tail: tuple[str, ...] = _tail(log)
+    cause = _why_lost(gone, plan)
+    if gone.because is None and tail and tail[-1].startswith(STOPPED):
+        cause = f"{tail[-1]} (kill -STOP, a debugger): nobody there acts for it until it is continued or killed"
     return kind(
         f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
         where=f"agent@{gone.node}",
         cause=cause,
         todo=todo,
+        evidence=(f"log: {log}", *tail),
     )
+
+
+def _why_lost(gone: Gone, plan: Plan) -> str:
+    lease = plan.timeouts.agent_lease_seconds
+    match gone.because:
+        case "lease" if gone.held > lease / 2:
+            return (
+                f"the launcher itself stood still for {gone.held:.0f} s: it was stopped (SIGSTOP, a debugger), or its "
+                f"machine or disk was; an agent stops what runs there after {lease:g} s without a word from here"
+            )
+        case "lease":
+            return (
+                "what the launcher sends does not arrive there, although what the agent says does: the network, or "
+                "the srun or ssh in between"
+            )
+        case "signal":
+            return "somebody there ended it, or what it ran in (a session, a container); it stops what it owned"
+        case "killed":
+            return (
+                "somebody there killed it, or the kernel did because the machine is out of memory (dmesg says so); "
+                "its guard stops what it owned"
+            )
+    if isinstance(plan.node(gone.node).reach, Local):
+        return "it was killed, or the machine is out of memory; its guard stops what it owned"
+    return (
+        "the node, its network, or the srun or ssh that holds the agent went away, or the agent was stopped or killed; "
+        f"an agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
+    )
+
+
+def untold(state: DeploymentState, plan: Plan) -> dict[str, str]:
+    """Node -> what a user must know of it after a stop that it was not told of, because it had been lost."""
+    told: dict[str, str] = {}
+    reaches = {node.name: node.reach for node in plan.nodes}
+    for name, known in state.nodes.items():
+        reach = reaches.get(name, Local())
+        if not known.lost or isinstance(reach, Local):
+            continue
+        left = f"`pdserve down {plan.name}`, typed there, clears up" if isinstance(reach, Ssh) else "Slurm ends"
+        told[name] = (
+            f"{name} could not be told ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
+            f"latest {plan.timeouts.agent_lease_seconds:g} s after it last heard from here; {left} what else is left"
+        )
+    return told
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    """The last lines of a log that is written here; none where it is missing."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _AGENT_TAIL_BYTES))
+            return tuple(line for line in split(stream.read()) if line.strip())[-_AGENT_TAIL_LINES:]
+    except OSError:
+        return ()
 
 
 def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 from pdserve import control
 from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.failure import start_error
+from pdserve.failure import start_error, untold
 from pdserve.failure_report import report
 from pdserve.fleet import Fleet
 from pdserve.leftovers import stop_left
@@ -25,6 +25,7 @@ from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
 from pdserve.protocol import Event, Gone, Health, Shutdown
+from pdserve.record import KeptRecord
 from pdserve.recovery import Recovery
 from pdserve.rundir import BEAT_SECONDS, RunDir
 from pdserve.start_proofs import StartProofs
@@ -66,6 +67,7 @@ class Launcher:
         self._stop_asked = asyncio.Event()
         self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
         self._run_dir = run
+        self._record = KeptRecord(self._fleet)
         self._state = state
         self._open_agent = open_agent
         self._keep = keep_on_failure
@@ -254,6 +256,8 @@ class Launcher:
                     task.cancel()  # no effect on those that are done
             if trouble.done():
                 self._recovery.react(trouble.result())
+            while not self._fleet.troubles.empty():
+                self._recovery.react(self._fleet.troubles.get_nowait())
             if fatal.done():
                 failure = fatal.result()
                 if not self._keep:
@@ -265,7 +269,8 @@ class Launcher:
                 raise Stopped
             if request.done():
                 await self._fulfil(*request.result())
-            self._judge()
+            if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on
+                self._judge()
 
     def _judge(self) -> None:
         """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
@@ -284,6 +289,7 @@ class Launcher:
     async def _take_requests(self) -> None:
         said = 0.0
         while True:
+            self._record.look()
             if self._fleet.behind:
                 self._fleet.save()
             if time.monotonic() - said >= BEAT_SECONDS:
@@ -371,6 +377,7 @@ class Launcher:
         await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
         self._run_dir.write(self._run_dir.recipe, request.recipe)
+        self._record.keep()
         self._fleet.adopt(request.plan)
         missing = tuple(p for p in request.plan.processes if p.name not in living or p.name in changed)
         if not missing and all(map(self._is_ready, new)):
@@ -393,19 +400,30 @@ class Launcher:
         await stop_left(self._state, self._run_dir)
         if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
             self._fleet.record("containers_stopped", containers=containers)
-        with contextlib.suppress(OSError):
-            self._run_dir.key_file.unlink(missing_ok=True)
+        self._run_dir.forget_key()
         self._state.note = error.what if error else ""
         self._state.phase = phase
         self._fleet.record("down", phase=phase, clean=all(left))
         self._fleet.save()
-        with contextlib.suppress(OSError):
-            for name in self._down_requests:
-                control.answer(self._run_dir, name, Reply(exit_code=0, message="stopped"))
         # Of a silent node nobody knows, and whoever reads the reason for the end must not read this instead.
         busy = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
+        self._answer_downs(busy)
         if busy and error is None:
-            raise ServeError(
-                f"the agent of {', '.join(busy)} is still stopping its processes",
-                todo="pdserve status shows what is left",
-            )
+            raise _still_stopping(busy)
+
+    def _answer_downs(self, busy: Sequence[str]) -> None:
+        nodes = untold(self._state, self._fleet.plan)
+        for node, said in nodes.items():
+            self._fleet.record("untold", node=node, said=said)
+        reply = Reply(exit_code=0, message="; ".join(["stopped", *nodes.values()]))
+        if busy:
+            reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())
+        with contextlib.suppress(OSError):
+            for name in self._down_requests:
+                control.answer(self._run_dir, name, reply)
+
+
+def _still_stopping(nodes: Sequence[str]) -> ServeError:
+    return ServeError(
+        f"the agent of {', '.join(nodes)} is still stopping its processes", todo="pdserve status shows what is left"
+    )

@@ -180,6 +180,19 @@ class ToldToEnd(Message):
     signal: str
 
 
+STOPPED = "the agent was stopped by"
+"""So begins what its guard notes of it in the log: an agent that is stopped says nothing itself."""
+Because = Literal["lease", "signal", "killed"]
+
+
+class Leaving(Message):
+    """The agent stops everything and leaves although nobody here said so; when it was killed, its guard says it."""
+
+    event: Literal["leaving"] = "leaving"
+    because: Because
+    how: str
+
+
 class Answered(Message):
     """What came of an Ask. `status` None: no answer, and `error` says why; `refused`: nothing listens there."""
 
@@ -197,11 +210,15 @@ class Gone(Message):
     event: Literal["gone"] = "gone"
     node: str
     how: str
+    because: Because | None = None
+    """None: it said nothing before."""
+    held: float = 0.0
+    """Seconds for which the launcher itself had not run when that became known."""
 
 
 Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | ToldToEnd | Gone
-"""What a link hands on. Pulse and Answered end in the link."""
-Said = Event | Pulse | Answered
+"""What a link hands on. Pulse, Leaving and Answered end in the link."""
+Said = Event | Pulse | Leaving | Answered
 
 
 class AskNode(Protocol):

@@ -1,16 +1,21 @@
-"""What is written down before anything starts: recipe, plan, versions, revision, host."""
+"""What is written down before anything starts: recipe, plan, versions, revision, host; and again, if it is deleted."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import sys
+import time
 from pathlib import Path
 
 from pdserve import __version__
+from pdserve.errors import StateError
+from pdserve.fleet import Fleet
 from pdserve.plan.model import Plan, Versions
 from pdserve.process import output_of
 from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState
 
 _GIT_SECONDS = 5.0
 
@@ -28,6 +33,40 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
         **versions.model_dump(),
     }
     run.write(run.versions, json.dumps(facts, indent=2))
+
+
+class KeptRecord:
+    """The same in the launcher's hands: a deployment whose record somebody deletes must still be found, and stopped."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._run = fleet.run
+        self._texts: dict[Path, str] = {}
+        self.keep()
+
+    def keep(self) -> None:
+        """Takes over what is written now."""
+        files = (self._run.recipe, self._run.plan, self._run.versions)
+        self._texts = {file: file.read_text() for file in files if file.exists()}
+
+    def look(self) -> None:
+        """Writes it anew if it is gone, and says so. What cannot be written now is tried at the next look."""
+        with contextlib.suppress(OSError, StateError):
+            if not self._run.plan.exists():
+                self._restore(self._fleet.state)
+
+    def _restore(self, state: DeploymentState) -> None:
+        RunDir.create(self._run.path.parent.parent, self._run.path.parent.name, self._run.run_id)
+        for file, text in self._texts.items():
+            self._run.write(file, text)
+        state.note = (
+            f"its record was deleted at {time.strftime('%H:%M:%S')} and is written anew; the history before is gone, "
+            "and a process has a log again after pdserve restart NAME"
+        )
+        self._run.write(self._run.state, state.model_dump_json(indent=1))
+        if not (self._run.path.parent / "current").is_symlink():
+            self._run.point_current()
+        self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
 
 
 def git_revision(folder: Path) -> str | None:

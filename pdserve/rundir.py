@@ -6,6 +6,7 @@
         state.json                                 the launcher's view, replaced atomically
         failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
+        cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
         events.jsonl                               the history: what started, became ready, died, was restarted
         logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
         diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
@@ -37,8 +38,9 @@ from pdserve.state import DeploymentState
 
 BEAT_SECONDS = 2.0
 """How often a launcher says that it lives."""
-_LIVES_SECONDS = 30.0
+LIVES_SECONDS = 30.0
 """A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
+_LATE_SECONDS = 3 * BEAT_SECONDS
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -130,6 +132,10 @@ class RunDir:
         with contextlib.suppress(OSError):
             self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
 
+    def cleared(self, node: str) -> Path:
+        """Whose presence says that nothing is left on a node that was lost."""
+        return self.path / f"cleared@{node}"
+
     def say_gone(self) -> None:
         """The launcher leaves: its last sign of life must not outlive it."""
         with contextlib.suppress(OSError):
@@ -189,6 +195,16 @@ class RunDir:
         descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(key)
+
+    def forget_key(self) -> None:
+        """This run is over. The key belongs to no other run: each has its own."""
+        with contextlib.suppress(OSError):
+            self.key_file.unlink(missing_ok=True)
+
+    def forget_key_of_the_last(self) -> None:
+        """Of the deployment's last run, if that was another one. For the only launcher: none of that one lives."""
+        if (last := _current(self.path.parent.parent, self.path.parent.name)) is not None and last.path != self.path:
+            last.forget_key()
 
     def read_key(self) -> str:
         """Raises StateError when the deployment is down or belongs to another user."""
@@ -253,12 +269,24 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
     """
     if is_here(state.host):
         return state.launcher.alive()
+    since = _beaten_since(run)
+    return since is not None and since < LIVES_SECONDS
+
+
+def unheard(run: RunDir) -> float | None:
+    """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
+    since, on another machine, or is stopped, or cannot write. None: it is heard, or has said nothing at all."""
+    since = _beaten_since(run)
+    return since if since is not None and since > _LATE_SECONDS else None
+
+
+def _beaten_since(run: RunDir) -> float | None:
     try:
         with run.beat.open("rb") as beat:
             last = os.fstat(beat.fileno()).st_mtime
     except OSError:
-        return False
-    return _time_at(run.path) - last < _LIVES_SECONDS
+        return None
+    return _time_at(run.path) - last
 
 
 def _time_at(folder: Path) -> float:

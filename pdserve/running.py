@@ -49,10 +49,14 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         if not await launcher.run():
             raise KeyboardInterrupt
 
-    with run.only_launcher():
-        run.write(run.state, state.model_dump_json(indent=1))
-        run.point_current()
-        asyncio.run(main())
+    try:
+        with run.only_launcher():
+            run.forget_key_of_the_last()
+            run.write(run.state, state.model_dump_json(indent=1))
+            run.point_current()
+            asyncio.run(main())
+    finally:
+        run.forget_key()  # also of a run that began beside another one, and was never served
 
 
 def start_detached(run: RunDir, *, keep: bool) -> Child:
@@ -95,6 +99,7 @@ def _follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                 if keep:
                     raise failure
         if ended is not None:
+            run.forget_key()  # one that was killed has not done it
             log = run.logs / "launcher.log"
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}")
         time.sleep(_FOLLOW_SECONDS)
@@ -108,13 +113,15 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     run = RunDir(options.run_dir)
-    plan = run.read_plan()
-    secrets = resolve_secrets(plan, os.environ, run.read_key())
     try:
+        plan = run.read_plan()
+        secrets = resolve_secrets(plan, os.environ, run.read_key())
         run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)
     except PdserveError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
+    finally:
+        run.forget_key()
     return 0
 
 

@@ -33,16 +33,20 @@ class WhatIs(Frozen):
 
 
 class Check(Frozen):
-    """Is everything there that the plan needs? Answered by Found. `mark`: what the run directory must hold."""
+    """Is everything there that the plan needs? Answered by Found. `mark`: what the run directory must hold; the others
+    are of a deployment that runs (`check_node`)."""
 
     ask: Literal["check"] = "check"
     plan: Plan
     node: str
     mark: str
+    starting: tuple[str, ...] | None = None
+    replaced: tuple[str, ...] = ()
+    held_by_us: tuple[int, ...] = ()
 
 
 class Listen(Frozen):
-    """Listen on the plan's ports of this node until somebody asks something else. Answered by Found."""
+    """Listen on the plan's ports of this node until somebody asks something else. Answered by Listens."""
 
     ask: Literal["listen"] = "listen"
     node: str
@@ -70,6 +74,14 @@ class Here(Frozen):
     facts: NodeFacts
 
 
+class Listens(Frozen):
+    """Answer to Listen. `taken`: addresses and ports on which somebody else listens."""
+
+    say: Literal["listens"] = "listens"
+    findings: tuple[Finding, ...] = ()
+    taken: tuple[tuple[str, int], ...] = ()
+
+
 class Found(Frozen):
     """Answer to everything else."""
 
@@ -78,7 +90,7 @@ class Found(Frozen):
 
 
 Question = WhatIs | Check | Listen | Connect
-Answer = Ready | Here | Found
+Answer = Ready | Here | Listens | Found
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="say")])
 
@@ -99,12 +111,20 @@ class Scout:
             case Check():
                 self.close()
                 facts = self._facts or gather(platform=question.plan.platform)
-                found = check_node(question.plan, question.node, facts=facts, mark=question.mark)
+                found = check_node(
+                    question.plan,
+                    question.node,
+                    facts=facts,
+                    starting=question.starting,
+                    replaced=question.replaced,
+                    held_by_us=question.held_by_us,
+                    mark=question.mark,
+                )
                 return Found(findings=tuple(found))
             case Listen():
                 self.close()
                 listening = self._listening.enter_context(listen(question.node, question.targets))
-                return Found(findings=listening.findings)
+                return Listens(findings=listening.findings, taken=listening.taken)
             case Connect():
                 return Found(findings=tuple(asyncio.run(connect(question.node, question.targets))))
 

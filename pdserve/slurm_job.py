@@ -10,8 +10,11 @@ from pdserve.errors import PreflightError, StateError
 from pdserve.process import output_of
 
 _TOOL_SECONDS = 30.0
+_SHAPE_SECONDS = 10.0
 _FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", re.MULTILINE)
 """A value goes on to the next name: paths may have blanks."""
+_ASKED = re.compile(r"(?:^|\s)TresPerNode=(\S+)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu((?:[:=][^:=,]+)*)")
 _AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 _ENDED = (
     "BOOT_FAIL",
@@ -81,6 +84,26 @@ def look(job: str) -> Job | None:
         exit_code=128 + int(signal) if signal.isdecimal() and int(signal) else int(code),
         output=Path(found["StdOut"]) if found.get("StdOut") else None,
     )
+
+
+def gpus_asked_per_node(job: str) -> int | None:
+    """How many GPUs of each node the job has asked for; None where Slurm does not say, or was asked in another way.
+
+    Steps get no more than these. The variables of an exclusive job count all GPUs of a node, because nobody else may
+    have them (srun(1), --gres; as tried on Slurm 22.05).
+    """
+    said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_SHAPE_SECONDS)
+    asked = _ASKED.search(said.out) if said.code == 0 else None
+    if asked is None:
+        return None
+    counts = [_count(found.group(1)) for item in asked.group(1).split(",") if (found := _GPUS.fullmatch(item))]
+    return sum(counts) if counts else None
+
+
+def _count(tail: str) -> int:
+    """Of `:a100:2`, `:2`, `=2`, or nothing, which is one."""
+    last = re.split("[:=]", tail)[-1]
+    return int(last) if last.isdecimal() else 1
 
 
 def cancel(job: str) -> None:

@@ -14,11 +14,13 @@ from pdserve.leftovers import living
 from pdserve.patched import records
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
-from pdserve.rundir import RunDir, lives
+from pdserve.rundir import RunDir, lives, unheard
 from pdserve.state import DeploymentState
 
 LOST = "lost"
 """Phase of a deployment whose launcher was killed: its agents stop what it left."""
+_TAKEN_SECONDS = 2.0
+"""Who asks for the status does not wait for a launcher that is not there."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class StatusView:
     launcher_lives: bool = False
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
+    unheard: float | None = None
+    """Seconds since the last sign of life of a launcher whose next one is late: what is recorded may be over."""
 
     @property
     def healthy(self) -> bool:
-        return self.phase == "ready"
+        return self.phase == "ready" and self.unheard is None
 
     def uptime(self, name: str) -> float | None:
         """Seconds since the process was started; None unless it lives."""
@@ -57,6 +61,7 @@ class StatusView:
             "note": self.state.note,
             "endpoint": self.state.endpoint,
             "launcher_pid": self.state.launcher.pid,
+            "launcher_unheard_seconds": None if self.unheard is None else round(self.unheard, 1),
             "nodes": {name: node.model_dump() for name, node in self.state.nodes.items()},
             "processes": {
                 name: {
@@ -100,13 +105,15 @@ def look(run: RunDir) -> StatusView:
             process.note = "its PID is gone; the launcher has not said so"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
-    engines, caches = asyncio.run(_ask(run, state, seen_from_here(plan, state)))
+    late = unheard(run)
+    patience = _TAKEN_SECONDS if late is None else 0.0
+    engines, caches = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
     patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
-    return StatusView(state, plan, phase, str(run.path), [], engines, caches, True, patches)
+    return StatusView(state, plan, phase, str(run.path), [], engines, caches, True, patches, late)
 
 
 async def _ask(
-    run: RunDir, state: DeploymentState, plan: Plan
+    run: RunDir, state: DeploymentState, plan: Plan, *, taken_within: float
 ) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
     def answers(name: str) -> bool:
         return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
@@ -117,7 +124,7 @@ async def _ask(
         if isinstance(process.probe, HttpProbe) and process.role != "proxy" and answers(process.name)
     }
     caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
-    async with client(run, state) as everywhere:
+    async with client(run, state, taken_within=taken_within) as everywhere:
         seen, kept = await asyncio.gather(
             asyncio.gather(*(engine_snapshot(url, everywhere) for url in engines.values())),
             asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in caches.values())),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +15,21 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pdserve.candidates import Candidate, Candidates
+from pdserve.change import Change
 from pdserve.errors import PreflightError
 from pdserve.outlet import Outlet
 from pdserve.plan.model import Node, Plan
-from pdserve.plan.reach import Srun, reach_argv
-from pdserve.preflight.address import Chosen, choose, find_addresses
+from pdserve.plan.reach import Srun, Ssh, reach_argv
+from pdserve.preflight.address import Asked, Chosen, choose_all, find_addresses
 from pdserve.preflight.agreement import Skew, clock_skew, compare
 from pdserve.preflight.cross_node import cross_node
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.run_dir import remove_mark, write_mark
+from pdserve.preflight.together import together
 from pdserve.process import pid_end, spawn_piped
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.nodes import Network
-from pdserve.scout import ANSWERS, Answer, Check, Connect, Found, Here, Listen, Question, Ready, WhatIs
+from pdserve.scout import ANSWERS, Answer, Check, Connect, Found, Here, Listen, Listens, Question, Ready, WhatIs
 from pdserve.slurm_variables import for_srun
 from pdserve.versions import Versions
 
@@ -36,6 +37,11 @@ START_SECONDS = 120.0
 """Until a scout says that it is there: a login or a scheduler comes before it, and perhaps a container."""
 _ANSWER_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
+_LOGIN_SECONDS = 5.0
+_STEP_SECONDS = 15.0
+"""How much longer the others are waited for once one node has failed: for a login after the connection, or a step of
+Slurm. One error shall name all that do not answer, and one that hangs shall not keep it for as long as a container may
+take."""
 _LINE_LIMIT = 16 * 1024 * 1024
 AnswerT = TypeVar("AnswerT", bound=Answer)
 ResultT = TypeVar("ResultT")
@@ -56,12 +62,14 @@ class _Scout:
 
     def __init__(self, candidate: Candidate, run_dir: Path) -> None:
         self.name = candidate.name
-        self._log = run_dir / "logs" / f"scout@{candidate.name}.log"
+        reach = candidate.reach
+        self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
+        self.log = run_dir / "logs" / f"scout@{candidate.name}.log"
         argv = [*candidate.command, "-m", "pdserve.scout"]
         self._popen = spawn_piped(
-            reach_argv(candidate.reach, candidate.name, f"scout-{candidate.name}", argv),
-            env=for_srun(os.environ) if isinstance(candidate.reach, Srun) else os.environ,
-            stderr=self._log,
+            reach_argv(reach, candidate.name, f"scout-{candidate.name}", argv),
+            env=for_srun(os.environ) if isinstance(reach, Srun) else os.environ,
+            stderr=self.log,
         )
         assert self._popen.stdin is not None
         self._outlet = Outlet(self._popen.stdin.fileno())
@@ -102,14 +110,14 @@ class _Scout:
 
     def _error(self, what: str, cause: str | None = None, said: str = "") -> PreflightError:
         with contextlib.suppress(OSError):
-            said = said or self._log.read_text(errors="replace")
+            said = said or self.log.read_text(errors="replace")
         return PreflightError(
             what,
             where=f"scout@{self.name}",
             cause=cause
             or "the way there (ssh, srun, a container), or pdserve and its interpreter, which must be there "
             "under the same path as here",
-            todo=f"read {self._log}; leave the node out with exclude_nodes",
+            todo=f"read {self.log}; leave the node out with exclude_nodes",
             evidence=tuple(said.splitlines()[-8:]),
         )
 
@@ -130,7 +138,7 @@ class _Scout:
 async def _scouts(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Scout]]:
     scouts = [_Scout(one, run_dir) for one in machines]
     try:
-        await _all(scout.begin() for scout in scouts)
+        await _all(scouts, lambda scout: scout.begin())
         yield scouts
     finally:
         await asyncio.gather(*(scout.end() for scout in scouts))
@@ -142,8 +150,10 @@ async def survey(
     *,
     run_dir: Path,
     plan_for: Callable[[Sequence[Node], Versions], Plan],
+    change_for: Callable[[Plan], Change] | None = None,
 ) -> Survey:
-    """Facts of all nodes, the plan for them, and what keeps it from being started.
+    """Facts of all nodes, the plan for them, and what keeps it from being started. `change_for`: of a deployment that
+    runs; what it goes on with is not looked at.
 
     Raises PreflightError when a node cannot be looked at, or has no address that the others could use.
     """
@@ -152,7 +162,7 @@ async def survey(
         known = dict(zip((one.name for one in machines), await _facts(scouts, machines, recipe), strict=True))
         facts = {name: one for name, (one, _) in known.items()}
         network = candidates.network or recipe.network
-        addresses = {one.name: _address(one, facts[one.name], machines, network) for one in machines}
+        addresses = choose_all([_asked(one, machines) for one in machines], facts, network)
         nodes = [_node(one, facts[one.name], addresses[one.name]) for one in machines]
         # Whether the others have the same is one of the findings.
         plan = plan_for(nodes, facts[machines[0].name].versions)
@@ -162,8 +172,9 @@ async def survey(
         ]
         mark = write_mark(run_dir)
         try:
-            checks = [scout.ask(Check(plan=plan, node=scout.name, mark=mark), Found) for scout in scouts]
-            findings += [finding for found in await _all(checks) for finding in found.findings]
+            change = None if change_for is None else change_for(plan)
+            checked = await _all(scouts, lambda one: one.ask(_check(plan, one.name, mark, change), Found))
+            findings += [finding for found in checked for finding in found.findings]
         finally:
             remove_mark(run_dir)
         findings += await _reach(scouts, plan)
@@ -180,14 +191,12 @@ async def _facts(
         facts = (await scout.ask(question, Here)).facts
         return facts, clock_skew(facts, sent=sent, received=time.time())
 
-    return await _all(one(scout) for scout in scouts)
+    return await _all(scouts, one)
 
 
-def _address(one: Candidate, facts: NodeFacts, machines: Sequence[Candidate], network: Network | None) -> Chosen:
-    if len(machines) == 1 and network is None and one.address is None:
-        return Chosen("127.0.0.1", None, None, "the only node")
-    others = [machine.target for machine in machines if machine.name != one.name]
-    return choose(one.name, facts, network=network, configured=one.address, others=others)
+def _asked(one: Candidate, machines: Sequence[Candidate]) -> Asked:
+    others = tuple(machine.target for machine in machines if machine.name != one.name)
+    return Asked(one.name, one.address, one.key, others)
 
 
 def _node(one: Candidate, facts: NodeFacts, address: Chosen) -> Node:
@@ -201,22 +210,68 @@ def _node(one: Candidate, facts: NodeFacts, address: Chosen) -> Node:
     )
 
 
+def _check(plan: Plan, node: str, mark: str, change: Change | None) -> Check:
+    if change is None:
+        return Check(plan=plan, node=node, mark=mark)
+    return Check(
+        plan=plan,
+        node=node,
+        mark=mark,
+        starting=tuple(sorted(change.starting)),
+        replaced=tuple(sorted(change.replaced)),
+        held_by_us=tuple(sorted(change.ports[node])),
+    )
+
+
 async def _reach(scouts: Sequence[_Scout], plan: Plan) -> list[Finding]:
     """All listen before anybody connects, and until everybody has."""
     targets = cross_node(plan)
     if not targets:
         return []
-    listening = await _all(scout.ask(Listen(node=scout.name, targets=targets), Found) for scout in scouts)
-    reached = await _all(scout.ask(Connect(node=scout.name, targets=targets), Found) for scout in scouts)
-    return [finding for found in (*listening, *reached) for finding in found.findings]
+    listening = await _all(scouts, lambda one: one.ask(Listen(node=one.name, targets=targets), Listens))
+    taken = {(one.name, *place) for one, there in zip(scouts, listening, strict=True) for place in there.taken}
+    targets = tuple(
+        target.model_copy(update={"greets": (target.node, target.address, target.port) not in taken})
+        for target in targets
+    )
+    reached = await _all(scouts, lambda one: one.ask(Connect(node=one.name, targets=targets), Found))
+    return [
+        *(one for there in listening for one in there.findings),
+        *(one for found in reached for one in found.findings),
+    ]
 
 
-async def _all(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """All results, or the first error at once."""
-    tasks = [asyncio.create_task(work) for work in works]
+async def _all(scouts: Sequence[_Scout], work: Callable[[_Scout], Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """What each scout says, all at once. Raises one PreflightError with every node that says nothing."""
+    tasks = {scout.name: asyncio.create_task(work(scout)) for scout in scouts}
     try:
-        return await asyncio.gather(*tasks)
+        _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        if pending:
+            await asyncio.wait(pending, timeout=max(scout.patience for scout in scouts))
+        failed = {name: task for name, task in tasks.items() if task.done() and task.exception() is not None}
+        if failed:
+            late = [name for name, task in tasks.items() if not task.done()]
+            raise _silence(failed, late, of=len(scouts), logs=scouts[0].log.parent)
+        return [task.result() for task in tasks.values()]
     finally:
-        for task in tasks:
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+def _silence(failed: Mapping[str, asyncio.Task[Any]], late: Sequence[str], *, of: int, logs: Path) -> BaseException:
+    """The nodes that cannot be looked at, as one error; a bug as it is."""
+    errors = []
+    for task in failed.values():
+        error = task.exception()
+        if not isinstance(error, PreflightError):
+            assert error is not None
+            return error
+        errors.append(error)
+    names = ", ".join(failed)
+    return together(
+        errors,
+        f"{len(failed)} of {of} nodes cannot be looked at: {names}",
+        todo=f"read {logs}/scout@*.log; leave the nodes out with exclude_nodes: [{names}]",
+        also=[f"{name} had not answered either when this was given up" for name in late],
+    )

@@ -18,7 +18,7 @@ FLOORS = [
     # From the top. A module may import from its own room and from floors below it.
     {"pdserve.cli"},
     {"pdserve.running", "pdserve.survey"},
-    {"pdserve.candidates", "pdserve.scout"},
+    {"pdserve.candidates", "pdserve.change", "pdserve.scout"},
     {"pdserve.launcher"},
     {"pdserve.recovery", "pdserve.start_proofs"},
     {
@@ -43,11 +43,11 @@ FLOORS = [
     {"pdserve.recipe"},
     {"pdserve.proxy"},
     {"pdserve.pd"},
-    {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist"},
+    {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist", "pdserve.ssh_destination"},
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights"},
-    {"pdserve.weight_files", "pdserve.log_rotation"},
+    {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled"},
     {"pdserve"},
 ]
 

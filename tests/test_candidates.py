@@ -31,8 +31,11 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     said = tmp_path / "said"
     said.write_text(CONFIG)
+    (tmp_path / "job").write_text("JobId=42 JobState=RUNNING Power= \n")
     program = folder / "scontrol"
-    program.write_text(f'#!/bin/sh\n[ "$*" = "show config" ] && cat {said}\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in\n"show config") cat {said};;\n"show job --oneliner 42") cat {tmp_path}/job;;\nesac\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return said
@@ -55,6 +58,25 @@ def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> Non
     assert [one.name for one in found.machines] == ["gpu08", "gpu09", "gpu10"]
     assert {one.reach for one in found.machines} == {Srun(job="42", kill_wait=90)}
     assert (found.job, found.gpus_per_node, found.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
+)
+def test_gpus_of_an_exclusive_job_that_were_not_asked_for_do_not_count(
+    tmp_path: Path, scontrol: Path, told: str, gpus: int
+) -> None:
+    (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {told} \n")
+    found = of_job(JOB, ())
+    assert found is not None
+    assert found.gpus_per_node == gpus
+
+
+@pytest.mark.parametrize("gpus", [{}, {"SLURM_GPUS_ON_NODE": ""}, {"SLURM_GPUS_ON_NODE": "all"}])
+def test_a_job_without_gpus_says_nothing_of_them(scontrol: Path, gpus: dict[str, str]) -> None:
+    found = of_job({"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu08", **gpus}, ())
+    assert found is not None
+    assert found.gpus_per_node is None
 
 
 def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
@@ -104,7 +126,7 @@ def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("destination", "target"),
-    [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("ssh://[2001:db8::7]:22", "2001:db8::7")],
+    [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("me@2001:db8::7", "2001:db8::7")],
 )
 def test_other_nodes_look_for_the_host_in_what_ssh_is_told(tmp_path: Path, destination: str, target: str) -> None:
     assert cluster(tmp_path, {"hosts": [{"name": "x", "ssh": destination}]}).machines[0].target == target

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pdserve.candidates import of_cluster
 from pdserve.cli.schema import cluster_schema
 from pdserve.cluster_file import Cluster, Host, LoadedCluster, load_cluster
 from pdserve.errors import RecipeError
@@ -25,6 +28,8 @@ REFUSED = [
     ("", "the file is empty", "schema: 1"),
     ("- a\n", "cluster.yaml:1: a cluster file is a mapping of keys, this is a list", ""),
     ("schema: 1\n", "hosts: missing", ""),
+    ("hosts:\n- name: a\n", "schema: missing", "write the line `schema: 1`"),
+    ("schema:\nhosts:\n- name: a\n", "schema: missing", "write the line `schema: 1`"),
     ("schema: 1\nhosts: []\n", "cluster.yaml:2: hosts: expected a list of at least 1, got an empty one", ""),
     ("schema: 2\nhosts:\n- name: a\n", "cluster.yaml:1: schema: expected 1, got 2", ""),
     ("schema: 1\nhosts: [a]\n", 'cluster.yaml:2: hosts.0: expected a mapping, got "a"', ""),
@@ -72,6 +77,56 @@ REFUSED = [
     (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY", "stdin and stdout"),
     (TWO + "ssh: {options: [ConnectTimeout=5]}\n", "pdserve sets ConnectTimeout", "set ssh.connect_seconds"),
     (TWO + "- {name: c, python: '${NO}'}\n", "the environment variable NO is not set", ""),
+]
+
+DESTINATIONS = [
+    ("ops@h1", "h1"),
+    ("h1", "h1"),
+    ("ssh://ops@h1:2222", "h1"),
+    ("ssh://h1", "h1"),
+    ("ssh://h1/", "h1"),
+    ("10.0.0.1", "10.0.0.1"),
+    ("ops@fd00::1", "fd00::1"),
+    ("::1", "::1"),
+    ("fe80::1%eth0", "fe80::1%eth0"),
+    ("first.last@h.x", "h.x"),
+    ("DOMAIN\\me@h_x", "h_x"),
+]
+"""And the machine that is meant."""
+
+NAME, BRACKETS, COLON = "is not a destination of ssh", "has brackets", "has a colon"
+NO_DESTINATIONS = [
+    ("root@[::1]", BRACKETS, "write root@::1"),
+    ("[fd00::1]", BRACKETS, "write fd00::1"),
+    ("ssh://root@[fd00::1]", BRACKETS, "write root@fd00::1"),
+    (
+        "root@[fd00::1]:2222",
+        BRACKETS,
+        "write root@fd00::1, and the port for all hosts in `ssh: {options: [Port=2222]}`, or for one in ssh's own "
+        "config",
+    ),
+    ("me@[host]:22", BRACKETS, "write ssh://me@HOST:22"),
+    ("me@[]", BRACKETS, "write [user@]host"),
+    ("me@h1:2222", COLON, "write ssh://me@h1:2222"),
+    ("h1:", COLON, "write [user@]host, or ssh://[user@]host:port"),
+    ("h1:/tmp", COLON, "write [user@]host, or ssh://[user@]host:port"),
+    ("ssh://h1:x", NAME, "write ssh://[user@]host:port"),
+    ("ssh://h1:70000", NAME, "write ssh://[user@]host:port"),
+    ("ssh://h1:0", NAME, "write ssh://[user@]host:port"),
+    ("ssh://fd00::1", NAME, "write ssh://[user@]host:port"),
+    ("ssh://", NAME, "write [user@]host"),
+    ("ssh://u@-oX", NAME, "write [user@]host"),
+    ("-oProxyCommand=x", NAME, "write [user@]host"),
+    ("-u@h1", NAME, "write [user@]host"),
+    ("@h1", NAME, "write [user@]host"),
+    ("u@", NAME, "write [user@]host"),
+    ("a@b@c", NAME, "write [user@]host"),
+    ("a b", NAME, "write [user@]host"),
+    ("u v@h1", NAME, "write [user@]host"),
+    ("h1\n", NAME, "write [user@]host"),
+    ("h1\x07", NAME, "write [user@]host"),
+    ("h1;reboot", NAME, "write [user@]host"),
+    ("$(reboot)@h1", NAME, "write [user@]host"),
 ]
 
 
@@ -127,9 +182,32 @@ def test_the_recipe_may_exclude_more_and_names_of_other_clusters(tmp_path: Path)
     assert [host.name for host in cluster.usable(["c", "elsewhere"])] == ["b"]
 
 
-@pytest.mark.parametrize("ssh", ["ops@h1", "h1", "ssh://ops@h1:2222", "10.0.0.1", "ops@[fd00::1]", "first.last@h.x"])
-def test_destinations_are_what_ssh_takes(tmp_path: Path, ssh: str) -> None:
-    assert load(tmp_path, TWO + f"- {{name: c, ssh: '{ssh}'}}\n").cluster.hosts[2].ssh == ssh
+@pytest.mark.parametrize(("ssh", "machine"), DESTINATIONS)
+def test_destinations_are_what_ssh_takes(tmp_path: Path, ssh: str, machine: str) -> None:
+    loaded = load(tmp_path, TWO + f"- {{name: c, ssh: '{ssh}'}}\n")
+    assert loaded.cluster.hosts[2].ssh == ssh
+    assert of_cluster(loaded, []).machines[2].target == machine
+
+
+@pytest.mark.parametrize(("ssh", "what", "todo"), NO_DESTINATIONS)
+def test_what_ssh_would_take_for_something_else_is_refused_with_what_to_write(
+    tmp_path: Path, ssh: str, what: str, todo: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, TWO + f"- name: c\n  ssh: {json.dumps(ssh)}\n")
+    assert caught.value.where == f"{tmp_path}/cluster.yaml:6"
+    assert caught.value.what.startswith("hosts.2.ssh: ")
+    assert what in caught.value.what
+    assert caught.value.todo == todo
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
+@pytest.mark.parametrize(("ssh", "machine"), DESTINATIONS)
+def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None:
+    """-G prints what would be done, and does nothing."""
+    argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert f"\nhostname {machine.lower()}\n" in f"\n{done.stdout}", done.stderr
 
 
 def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.slurm_job import Job, look, submit
+from pdserve.slurm_job import Job, gpus_asked_per_node, look, submit
 
 RUNNING = (
     "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
@@ -96,6 +96,33 @@ def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
     with pytest.raises(StateError, match="job 99") as caught:
         look("99")
     assert "Invalid job id" in str(caught.value.cause)
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"),
+    [
+        ("TresPerNode=gres:gpu:2 ", 2),
+        ("TresPerNode=gres:gpu:2", 2),
+        ("TresPerNode=gres:gpu ", 1),
+        ("TresPerNode=gres:gpu:a100:4 ", 4),
+        ("TresPerNode=gres/gpu:8 ", 8),  # as written from 23.02 on
+        ("TresPerNode=gres/gpu:a100=8 ", 8),
+        ("TresPerNode=gres:gpu:a100:4,gres:craynetwork:1,gres:gpu:v100:2 ", 6),
+        ("TresPerNode=gres:gpu_mem:80 ", None),
+        ("TresPerNode=gres:craynetwork:1 ", None),
+        ("TresPerJob=gres:gpu:16 ", None),
+        ("", None),
+    ],
+)
+def test_gpus_that_a_job_has_asked_for_on_each_node(tools: Path, told: str, gpus: int | None) -> None:
+    says(tools, "scontrol", f"{RUNNING} {told}")
+    assert gpus_asked_per_node("1") == gpus
+    assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
+
+
+def test_a_controller_that_is_away_says_nothing_of_gpus(tools: Path) -> None:
+    says(tools, "scontrol", "TresPerNode=gres:gpu:2", err="Unable to contact slurm controller\n", code=1)
+    assert gpus_asked_per_node("1") is None
 
 
 def test_submitting_gives_the_script_on_stdin_and_returns_the_id(tools: Path) -> None:

@@ -140,5 +140,7 @@ _TEXTS: dict[str, Any] = {
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
     "told_to_end": lambda e: f"the agent of {e['node']} was told to end ({e['signal']}) by whoever started it",
+    "untold": lambda e: e["said"],
+    "record_deleted": lambda e: e["said"],
     "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
 }

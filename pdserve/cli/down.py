@@ -13,7 +13,7 @@ from pdserve.errors import StateError
 from pdserve.host import is_here
 from pdserve.leftovers import living, stop_left
 from pdserve.process import pid_end
-from pdserve.rundir import RunDir, find, home, lives
+from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
 from pdserve.state import DeploymentState
 
 _DOWN_SECONDS = 300.0
@@ -24,12 +24,11 @@ def run(name: str | None) -> None:
     """Raises StateError when there is nothing to stop, or something of it cannot be stopped."""
     found = find(home(os.environ), name)
     state = found.read_state()
-    if lives(found, state):
-        ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
-        if is_here(state.host):
-            asyncio.run(pid_end(state.launcher.pid))
-        typer.echo(f"{state.name}: stopped")
+    if lives(found, state) and _stopped(found, state):
         return
+    state = found.read_state()
+    if is_here(state.host):
+        found.forget_key()
     if living(state):
         typer.echo(f"{state.name}: its launcher is gone; clearing up what it left")
         asyncio.run(_clear(state, found))
@@ -41,11 +40,54 @@ def run(name: str | None) -> None:
                 evidence=tuple(left),
             )
         typer.echo(f"{state.name}: stopped")
-        return
-    typer.echo(f"{state.name}: not running")
-    for name, node in state.nodes.items():
-        if node.lost and not is_here(node.hostname):
-            typer.echo(f"{name} was lost: the same typed there clears up what an agent that was killed may have left")
+    else:
+        typer.echo(f"{state.name}: not running")
+    _others(found, state)
+
+
+def _stopped(found: RunDir, state: DeploymentState) -> bool:
+    """Asks the launcher to stop everything; False when it turns out to be gone."""
+    if (late := unheard(found)) is not None:
+        typer.echo(
+            f"{state.name}: its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it "
+            f"answers or was not heard for {LIVES_SECONDS:.0f} s"
+        )
+    try:
+        reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
+    except StateError:
+        if lives(found, found.read_state()):
+            raise
+        return False
+    if is_here(state.host):
+        asyncio.run(pid_end(state.launcher.pid))
+    if reply.exit_code:
+        typer.echo(f"error: {reply.message}", err=True)
+        raise typer.Exit(reply.exit_code)
+    typer.echo(f"{state.name}: {reply.message}")
+    return True
+
+
+def _others(found: RunDir, state: DeploymentState) -> None:
+    """What this machine cannot see of the others, as long as nobody has looked there."""
+    for node, known in state.nodes.items():
+        if is_here(known.hostname):
+            # The record may be gone or somebody else's: the hint then stays, which does no harm.
+            with contextlib.suppress(OSError):
+                found.write(found.cleared(node), "")
+    there = {
+        node: known
+        for node, known in state.nodes.items()
+        if not is_here(known.hostname) and not found.cleared(node).exists()
+    }
+    for node, known in there.items():
+        if known.lost:
+            typer.echo(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
+    if (rest := [node for node, known in there.items() if not known.lost]) and state.phase not in ("stopped", "failed"):
+        lease = found.read_plan().timeouts.agent_lease_seconds
+        typer.echo(
+            f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "
+            f"stop what runs there by themselves, at the latest {lease:g} s after it"
+        )
 
 
 async def _clear(state: DeploymentState, run: RunDir) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pdserve import __version__
+from pdserve import __version__, compiled
 from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
@@ -54,7 +54,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     if version:
-        typer.echo(f"pdserve {__version__}")
+        typer.echo(f"pdserve {__version__}, proxy {compiled.how()}")
         raise typer.Exit
 
 

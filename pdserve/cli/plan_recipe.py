@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdserve.cluster_file import LoadedCluster
 from pdserve.engine_env import read_versions
 from pdserve.errors import PdserveError
 from pdserve.plan.build import build_plan, nodes_for
@@ -75,12 +76,14 @@ def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
 
 
 @contextmanager
-def located(loaded: LoadedRecipe) -> Iterator[None]:
-    """Errors of the pure rooms name a key of the recipe; here it becomes file:line."""
+def located(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Iterator[None]:
+    """Errors of the pure rooms name a key of the recipe, or of the cluster file, whose sections win over the recipe's;
+    here it becomes file:line."""
     try:
         yield
     except PdserveError as error:
         if error.where is not None and _KEY.fullmatch(error.where):
             error.what = f"{error.where}: {error.what}"
-            error.where = loaded.locate(error.where)
+            there = None if cluster is None else cluster.locate(error.where)
+            error.where = there or loaded.locate(error.where)
         raise

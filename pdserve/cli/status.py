@@ -19,7 +19,7 @@ from pdserve.errors import ServeError
 from pdserve.patches.proof import merged_effects
 from pdserve.plan.exposure import RANDOM_PORT
 from pdserve.plan.model import Exposure
-from pdserve.rundir import find, home
+from pdserve.rundir import LIVES_SECONDS, find, home
 from pdserve.status_view import StatusView, look
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
@@ -65,7 +65,13 @@ def _print(view: StatusView, *, as_json: bool) -> None:
 def _head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
-    if state.endpoint and view.phase in ("ready", "degraded"):
+    if view.unheard is not None:
+        lines[0] += f" when its launcher was last heard, {view.unheard:.0f} s ago"
+        lines.append(
+            f"launcher: PID {state.launcher.pid} on {state.host} was killed or stopped, or cannot write its record; "
+            f"from elsewhere, the deployment counts as lost after {LIVES_SECONDS:.0f} s"
+        )
+    elif state.endpoint and view.phase in ("ready", "degraded"):
         place = view.plan.proxy_place
         lines.append(f"endpoint: {state.endpoint}/v1{place}  model: {view.plan.served_name}")
     lines.extend(_patches(view))

@@ -6,6 +6,8 @@ import os
 import secrets as random_secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as changed
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from pdserve import procfs
 from pdserve.candidates import Candidates
 from pdserve.cli.console import Console
+from pdserve.cli.interpreters import as_running
 from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look
@@ -61,7 +64,7 @@ def run(
         return
     if (running := _running(root, loaded.recipe.name)) is not None:
         _check_place(running, [node.name], job=None)
-        planned = plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id)
+        planned = _as_running(running, plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id))
         _check_changes(running, planned)
         _apply(running, planned, replace=replace)
         return
@@ -93,7 +96,9 @@ def _many(
     """On other machines: all are looked at before anything starts, into the run directory that they share."""
     if (running := _running(root, loaded.recipe.name)) is not None:
         _check_place(running, [one.name for one in there.machines], job=there.job)
-        seen = look(loaded, there, running)
+        seen = look(loaded, there, running, over=partial(_as_running, running))
+        with located(loaded, there.file):
+            raise_failed(seen.findings)
         _apply(running, seen.planned, replace=replace)
         return
     run = RunDir.create(root, loaded.recipe.name, new_run_id())
@@ -161,6 +166,13 @@ def _check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
         cause="deployments are told apart by their name, which the recipe gives",
         todo=f"another name for this one: --set name={plan.name}-2; or pdserve down {plan.name} first",
     )
+
+
+def _as_running(run: RunDir, planned: Planned) -> Planned:
+    plan, changes = as_running(run.read_plan(), planned.plan)
+    for change in changes:
+        typer.echo(change)
+    return changed(planned, plan=plan)
 
 
 def _check_changes(run: RunDir, planned: Planned) -> None:

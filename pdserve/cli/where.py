@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.candidates import Candidates, in_containers, of_cluster, of_job
+from pdserve.change import Change, change_of
 from pdserve.cli.plan_recipe import Planned, located, plan_for
 from pdserve.cluster_file import load_cluster
 from pdserve.plan.allocation import check_allocation
@@ -46,8 +47,11 @@ def candidates(
     return found, () if warning is None else (warning,)
 
 
-def look(loaded: LoadedRecipe, found: Candidates, run: RunDir) -> Surveyed:
-    """Looks at all machines through scouts and plans for them. Raises PreflightError and RecipeError."""
+def look(
+    loaded: LoadedRecipe, found: Candidates, run: RunDir, *, over: Callable[[Planned], Planned] | None = None
+) -> Surveyed:
+    """Looks at all machines through scouts and plans for them. `over`: a deployment runs in `run`, and this fits the
+    plan to it; only what would be started then is looked at. Raises PreflightError and RecipeError."""
     with located(loaded):
         there = in_containers(
             found,
@@ -60,10 +64,22 @@ def look(loaded: LoadedRecipe, found: Candidates, run: RunDir) -> Surveyed:
 
     def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
         python = there.machines[0].command[-1]
-        made.append(plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions, python=python))
+        planned = plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions, python=python)
+        made.append(planned if over is None else over(planned))
         return made[-1].plan
 
-    with located(loaded):
-        seen = asyncio.run(survey(there, loaded.recipe, run_dir=run.path, plan_for=plan))
+    def change(plan: Plan) -> Change:
+        return change_of(run, plan)
+
+    with located(loaded, there.file):
+        seen = asyncio.run(
+            survey(
+                there,
+                loaded.recipe,
+                run_dir=run.path,
+                plan_for=plan,
+                change_for=None if over is None else change,
+            )
+        )
     lines = tuple(f"{node}: {address}" for node, address in seen.addresses.items())
     return Surveyed(made[-1], seen.findings, lines)

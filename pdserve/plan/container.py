@@ -113,6 +113,8 @@ def needed_paths(recipe: Recipe, recipe_dir: str) -> tuple[str, ...]:
     proxy = recipe.proxy
     files = [proxy.auth.keys_file]
     files += [proxy.tls.certificate, proxy.tls.key] if proxy.tls is not None else []
+    upstream = proxy.upstream_tls
+    files += [upstream.ca, upstream.certificate, upstream.key] if upstream is not None else []
     files += [proxy.admin.token_file] if proxy.admin is not None else []
     folders = [posixpath.dirname(posixpath.join(recipe_dir, file)) for file in files if file is not None]
     models = [posixpath.join(recipe_dir, recipe.model.path)] if recipe.model.path is not None else []

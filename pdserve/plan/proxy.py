@@ -61,6 +61,7 @@ def proxy_config(
         limits=proxy.limits,
         auth=_located(proxy.auth, recipe_dir, "keys_file"),
         tls=proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
+        upstream_tls=proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
         admin=proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
         log=proxy.log,
         otel=proxy.otel,

@@ -10,6 +10,7 @@ from pdserve.errors import PreflightError, RecipeError
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import ALL_NODES, Finding
 from pdserve.preflight.interfaces import Interface, is_loopback
+from pdserve.preflight.together import together
 
 
 class Network(Protocol):
@@ -34,6 +35,63 @@ class Chosen(NamedTuple):
     def __str__(self) -> str:
         on = "" if self.interface is None else f" ({self.interface}/{self.prefix})"
         return f"{self.address}{on}: {self.why}"
+
+
+class Asked(NamedTuple):
+    """One node whose address is to be chosen."""
+
+    node: str
+    configured: str | None
+    """Its address in the cluster file."""
+    key: str
+    """Where the cluster file describes it: `hosts.1`."""
+    others: tuple[str, ...]
+    """What its facts have routes for: names or addresses of the other nodes."""
+
+
+def choose_all(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], network: Network | None) -> dict[str, Chosen]:
+    """The address of each node, as `choose` does it. Raises one PreflightError with every node that has none.
+
+    An address of the cluster file that is not the node's own comes first: it also misleads those that look for a route
+    to it, and they would be blamed.
+    """
+    if len(asked) == 1 and network is None and asked[0].configured is None:
+        return {asked[0].node: Chosen("127.0.0.1", None, None, "the only node")}
+    _check_own(asked, facts)
+    chosen, errors = {}, []
+    for one in asked:
+        try:
+            chosen[one.node] = choose(
+                one.node, facts[one.node], network=network, configured=one.configured, others=one.others
+            )
+        except PreflightError as error:
+            errors.append(error)
+    if errors:
+        what = f"{len(errors)} of {len(asked)} nodes have no address at which the others could reach them"
+        raise together(errors, what, todo=_NAME_ONE)
+    return chosen
+
+
+def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts]) -> None:
+    errors = []
+    for one in asked:
+        there = facts[one.node].interfaces
+        address = one.configured
+        # Loopback has more addresses than it shows, and without any interface nothing is known.
+        if address is None or is_loopback(address) or not there or address in {each.address for each in there}:
+            continue
+        owners = [node for node, its in facts.items() if address in {each.address for each in its.interfaces}]
+        errors.append(
+            PreflightError(
+                f"{one.node} does not have the address {address}" + (f", {owners[0]} has it" if owners else ""),
+                where=f"{one.key}.address",
+                cause=f"there: {_shown(there)}",
+                todo="write one that it has, or leave `address` out: then `network` decides, or the route to the "
+                "other nodes",
+            )
+        )
+    if errors:
+        raise together(errors, f"{len(errors)} hosts do not have their address", todo=errors[0].todo)
 
 
 def choose(
@@ -72,9 +130,11 @@ def _in_network(node: str, facts: NodeFacts, network: Network, configured: str |
         what,
         where=where,
         cause=f"there: {_shown(facts.interfaces)}",
-        todo="name an interface or a subnet in which every node has exactly one address, or leave the node out "
-        f"(exclude_nodes: [{node}])",
+        todo=f"{_NAME_ONE}, or leave the node out (exclude_nodes: [{node}])",
     )
+
+
+_NAME_ONE = "name an interface or a subnet in which every node has exactly one address"
 
 
 def _subnet(text: str) -> ipaddress.IPv4Network:

@@ -22,6 +22,8 @@ class Target(Frozen):
     port: int
     purpose: str
     """For people: `bootstrap of prefill-0`."""
+    greets: bool = True
+    """Whether who listens there would say which node it is; a stranger on the port would be waited for in vain."""
 
 
 def cross_node(plan: Plan) -> tuple[Target, ...]:

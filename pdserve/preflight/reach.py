@@ -34,6 +34,8 @@ class Listening(NamedTuple):
     bound: tuple[tuple[str, int], ...]
     findings: tuple[Finding, ...]
     """Of the ports that could not be bound."""
+    taken: tuple[tuple[str, int], ...] = ()
+    """Somebody else listens there already."""
 
 
 @contextmanager
@@ -45,18 +47,20 @@ def listen(node: str, targets: Collection[Target]) -> Iterator[Listening]:
     """
     wanted = dict.fromkeys((target.address, target.port) for target in targets if target.node == node)
     sockets: dict[tuple[str, int], socket.socket] = {}
-    findings = []
+    findings, taken = [], []
     for address, port in wanted:
         try:
             sockets[address, port] = socket.create_server((address, port), backlog=_AT_ONCE)
         except OSError as error:
             purposes = {target.purpose for target in targets if (target.address, target.port) == (address, port)}
             findings.append(_not_bound(node, f"{address}:{port} ({', '.join(sorted(purposes))})", error))
+            if error.errno == errno.EADDRINUSE:
+                taken.append((address, port))
     waking, woken = socket.socketpair()
     thread = threading.Thread(target=_greet, args=(node, list(sockets.values()), woken), name="preflight-listen")
     thread.start()
     try:
-        yield Listening(tuple(sockets), tuple(findings))
+        yield Listening(tuple(sockets), tuple(findings), tuple(taken))
     finally:
         waking.close()
         thread.join()
@@ -133,7 +137,7 @@ async def try_all(
     targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Tried]:
     """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
-    otherwise it is enough that somebody does.
+    otherwise, and where the target does not greet, it is enough that somebody does.
 
     A node whose first port gives no answer at all is not waited for on all its others.
     """
@@ -144,7 +148,7 @@ async def try_all(
 
     async def one(target: Target) -> Tried:
         async with gate:
-            return await _try(target, deadline, greeted)
+            return await _try(target, deadline, greeted and target.greets)
 
     async def node(ports: Sequence[Target]) -> list[Tried]:
         first = await one(ports[0])
@@ -167,7 +171,7 @@ async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
     connected = time.monotonic() - began
     said = b""
     if greeted:
-        # Our own deployment, while it is changed, listens too and greets nobody.
+        # Who greets nobody is no error: it may be our own deployment, while it is changed.
         with contextlib.suppress(TimeoutError, OSError, ValueError):
             async with asyncio.timeout(max(0.1, deadline - connected)):
                 said = await reader.readline()

@@ -69,7 +69,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if kinds == {"extra_forbidden"}:
         return _unknown_key(path, document)
     if "missing" in kinds:
-        return Problem(path, "missing", _about(path, document))
+        return Problem(path, "missing", _line_to_write(path, document) or _about(path, document))
     value = _at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
@@ -207,6 +207,12 @@ def _at(path: Path, data: Any) -> Any:
             return None
         data = data[part]
     return data
+
+
+def _line_to_write(path: Path, document: _Document) -> str | None:
+    """Where a key can have one value only, nothing needs to be explained."""
+    allowed = document.shape.choices(path, document.data)
+    return f"write the line `{path[-1]}: {show.value(allowed[0])}`" if len(allowed) == 1 else None
 
 
 def _about(path: Path, document: _Document) -> str | None:

@@ -25,6 +25,9 @@ PATHS = (
     ("proxy", "auth", "keys_file"),
     ("proxy", "tls", "certificate"),
     ("proxy", "tls", "key"),
+    ("proxy", "upstream_tls", "ca"),
+    ("proxy", "upstream_tls", "certificate"),
+    ("proxy", "upstream_tls", "key"),
     ("proxy", "admin", "token_file"),
 )
 """Values that are paths, relative to the file that says them."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from pdserve.pd.routing_settings import Routing
-from pdserve.pd.settings import Admin, Admission, Auth, Breaker, Health, Limits, LogFormat, Otel, Tls
+from pdserve.pd.settings import Admin, Admission, Auth, Breaker, Health, Limits, LogFormat, Otel, Tls, UpstreamTls
 from pdserve.recipe.base import Count, Seconds, Strict
 from pdserve.recipe.restart import Restart
 
@@ -41,6 +41,11 @@ class Proxy(Strict):
     limits: Limits = Field(default=Limits(), description="What one client may do to the proxy.")
     auth: Auth = Field(default=Auth(), description="API keys, and what becomes of a client's Authorization.")
     tls: Tls | None = Field(default=None, description="TLS towards clients; null: plain HTTP.")
+    upstream_tls: UpstreamTls | None = Field(
+        default=None,
+        description="TLS towards workers that are added while serving (`admin`) by an https URL. The deployment's own "
+        "engines speak plain HTTP, on loopback or on the nodes' network.",
+    )
     admin: Admin | None = Field(
         default=None, description="Endpoints that change the running proxy; null: there are none."
     )

@@ -10,9 +10,24 @@ from itertools import count
 from pdserve.errors import AgentProtocolError
 from pdserve.outlet import Outlet
 from pdserve.process import pid_end
-from pdserve.protocol import Answered, Ask, Beat, Event, Gone, Method, Order, Pulse, decode_event, encode
+from pdserve.protocol import (
+    Answered,
+    Ask,
+    Beat,
+    Because,
+    Event,
+    Gone,
+    Leaving,
+    Method,
+    Order,
+    Pulse,
+    Said,
+    decode_event,
+    encode,
+)
 
 _LINE_LIMIT = 16 * 1024 * 1024
+_SHORTEST_SECONDS = 0.01
 BEATS = 5
 """Beats in the length of a heartbeat: four may be late before a node counts as lost."""
 _ASK_MARGIN_SECONDS = 5.0
@@ -48,6 +63,10 @@ class AgentLink:
         """Not before its first word: until then a container may still be on its way."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
         self._ids = count(1)
+        self._heartbeat = heartbeat
+        self._beaten = asyncio.get_running_loop().time()
+        self._held = (0.0, self._beaten)
+        """For how long this process did not run the last time that it was held, and until when."""
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._stopped_reading)
         self._pulse = None if heartbeat is None else asyncio.create_task(self._keep_in_touch(heartbeat))
@@ -85,7 +104,8 @@ class AgentLink:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._popen.stdout)
         how = "its pipe closed"
         try:
-            while line := await stream.readline():
+            # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
+            while not self._gone and (line := await stream.readline()):
                 self._heard = loop.time()
                 self._hear(decode_event(line, self.node))
         except AgentProtocolError as error:
@@ -94,28 +114,35 @@ class AgentLink:
             transport.close()
         self._lost(how)
 
-    def _hear(self, said: Event | Pulse | Answered) -> None:
+    def _hear(self, said: Said) -> None:
         if isinstance(said, Answered):
             if (asked := self._asked.get(said.id)) is not None and not asked.done():
                 asked.set_result(said)
+        elif isinstance(said, Leaving):
+            self._lost(said.how, because=said.because)
         elif not isinstance(said, Pulse):
             self._receive(said)
 
     async def _keep_in_touch(self, heartbeat: float) -> None:
         loop, interval = asyncio.get_running_loop(), heartbeat / BEATS
         while not self._gone:
-            before = loop.time()
+            self._beaten = loop.time()
             self.send(Beat())
-            await asyncio.sleep(interval)
+            # Not later than the heartbeat after the last word, which came before whatever cut it off.
+            due = interval if self._heard is None else self._heard + heartbeat - self._beaten
+            await asyncio.sleep(max(_SHORTEST_SECONDS, min(interval, due)))
             # Time in which we ourselves were held (a full disk, a debugger) says nothing about the other side.
+            held = max(0.0, loop.time() - self._beaten - 2 * interval)
+            if held:
+                self._held = (held, loop.time())
             if self._heard is None:
                 continue
-            self._heard += max(0.0, loop.time() - before - 2 * interval)
+            self._heard += held
             if (silent := loop.time() - self._heard) > heartbeat:
                 self.silent = True
                 self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
 
-    def _lost(self, how: str) -> None:
+    def _lost(self, how: str, *, because: Because | None = None) -> None:
         """Says so once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
         its lease is over."""
         if self._gone:
@@ -126,7 +153,15 @@ class AgentLink:
         for id_, asked in self._asked.items():
             if not asked.done():
                 asked.set_result(Answered(id=id_, status=None, error=f"the agent of {self.node} is gone: {how}"))
-        self._receive(Gone(node=self.node, how=how))
+        self._receive(Gone(node=self.node, how=how, because=because, held=self._held_lately()))
+
+    def _held_lately(self) -> float:
+        """Seconds for which this process has just not run; 0 where nobody beats."""
+        if self._heartbeat is None:
+            return 0.0
+        now, (held, until) = asyncio.get_running_loop().time(), self._held
+        # What came meanwhile may be read before the next beat is due.
+        return max(now - self._beaten - self._heartbeat / BEATS, held if now - until < self._heartbeat else 0.0, 0.0)
 
     def _stopped_reading(self, reader: asyncio.Task[None]) -> None:
         """A reader that fails must not leave a launcher that sees nothing any more and believes that all is well."""

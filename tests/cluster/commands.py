@@ -28,7 +28,17 @@ class NodeProcess(subprocess.Popen[str]):
     ) -> None:
         enter = ["nsenter", "--target", str(init), "--net", "--uts", "--mount", "--pid", "--"]
         # The folder is entered by its name, inside: one that came along from outside has no path there.
-        inside = ["env", f"--chdir={cwd or Path.cwd()}", "setpriv", "--pdeathsig", "KILL", "--", *argv]
+        # As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would all that is started here.
+        inside = [
+            "env",
+            "--default-signal=INT,QUIT",
+            f"--chdir={cwd or Path.cwd()}",
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "--",
+            *argv,
+        ]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         super().__init__(
             [*enter, *inside],

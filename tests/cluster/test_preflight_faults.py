@@ -136,6 +136,51 @@ def test_another_vllm_on_one_node(hosts: Lab) -> None:
     assert not list(hosts.home.glob("tiny-cpu/*/logs/agent@*"))
 
 
+def with_lines(hosts: Lab, *lines: str) -> Path:
+    """A cluster file of these lines, after the two that say how ssh gets there."""
+    file = hosts.folder / "lines.yaml"
+    file.write_text("\n".join(["schema: 1", f"ssh: {{config: {hosts.cluster.ssh_config}}}", *lines, ""]))
+    return file
+
+
+def test_a_network_that_no_host_has(hosts: Lab) -> None:
+    first, other, _ = hosts.cluster.nodes
+    file = with_lines(hosts, f"hosts: [{{name: {first}}}, {{name: {other}}}]", "network:", "  interface: ib0")
+    said = refused(hosts, hosts.recipe(), file, "network of the cluster file")
+    assert f"error: {file}:5: network.interface: 2 of 2 nodes have no address" in said
+    assert f"{other} has no interface ib0" in said
+    assert f"eth0 {hosts.cluster.address(other)}" in said
+
+
+@pytest.mark.parametrize("wrong", ["of nobody", "of the first"])
+def test_an_address_that_is_not_the_hosts_own(hosts: Lab, wrong: str) -> None:
+    """The first host has no address in the file: it looks for a route to the wrong one, and must not be blamed."""
+    first, other, _ = hosts.cluster.nodes
+    address = "10.99.0.7" if wrong == "of nobody" else hosts.cluster.address(first)
+    file = with_lines(
+        hosts, "hosts:", f"- name: {first}", f"- name: {other}", f"  ssh: {other}", f"  address: {address}"
+    )
+    said = refused(hosts, hosts.recipe(), file, f"address {wrong}")
+    assert f"error: {file}:7: hosts.1.address: {other} does not have the address {address}" in said
+    assert f"there: lo 127.0.0.1/8, eth0 {hosts.cluster.address(other)}" in said
+    assert (f", {first} has it" in said) == (wrong == "of the first")
+
+
+def test_all_hosts_that_do_not_answer_are_named_in_one_error(hosts: Lab) -> None:
+    first, second, third = hosts.cluster.nodes
+    file = with_lines(hosts, f"hosts: [{{name: {first}}}, {{name: {second}}}, {{name: {third}}}]")
+    for node in (second, third):
+        hosts.cluster.cut(node)
+    try:
+        said = refused(hosts, hosts.recipe(), file, "two hosts unreachable")
+    finally:
+        for node in (second, third):
+            hosts.cluster.heal(node)
+    assert f"error: 2 of 3 nodes cannot be looked at: {second}, {third}" in said
+    for node in (second, third):
+        assert f"| scout@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in said
+
+
 def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     for node in (first, second):

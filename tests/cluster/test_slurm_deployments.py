@@ -7,12 +7,15 @@ import signal
 
 import pytest
 
-from tests.cluster.deployments import LIMIT, Deployment, Lab
+from tests.cluster.deployments import LIMIT, PDSERVE, Deployment, Lab
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
-from tests.launch.deployment import REPOSITORY
+from tests.launch.deployment import DELAYS, REPOSITORY
 
 pytestmark = pytest.mark.cluster
+
+SLOW_MACHINE_SECONDS = 5.0
+"""For what takes less than a second on a machine that has nothing else to do."""
 
 
 def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_ends_the_job(job: Lab) -> None:
@@ -55,6 +58,23 @@ def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node
     job.cluster.output(LOGIN, ["scancel", number])
 
 
+def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> None:
+    argv = ["salloc", "-N2", "--exclusive", *PDSERVE, "up", str(job.recipe())]
+    output = job.folder / "salloc.out"
+    with (
+        output.open("w") as file,
+        job.cluster.popen(LOGIN, argv, env=job.env, stdout=file, stderr=file) as process,
+    ):
+        up = Deployment(job, output, process=process).ready()
+        assert up.complete()[0] == 200
+        assert up.node_of("prefill-0") != up.node_of("decode-0")
+        down = job.pdserve(LOGIN, "down")
+        assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
+        assert up.ended() == "0", up.said()
+    assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+    assert "salloc: Relinquishing job allocation" in up.said()
+
+
 def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) -> None:
     recipe = job.recipe()
     up = job.sbatch(recipe, "--nodes=1")
@@ -64,17 +84,28 @@ def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) 
     assert not job.home.exists()
 
 
-def test_too_few_gpus_are_told_with_the_line_to_type(job: Lab) -> None:
+@pytest.mark.parametrize("option", ["--overcommit", "--exclusive"])
+def test_too_few_gpus_are_told_with_the_line_to_type_in_the_first_second(job: Lab, option: str) -> None:
+    """In an exclusive job Slurm counts all GPUs of a node as the job's, and gives its steps those that it asked for."""
     recipe, output = "recipes/kimi-mi355x-2node.yaml", job.folder / "job.out"
-    # Not the script: in an exclusive job Slurm counts all GPUs of a node as the job's, asked for or not.
-    wrap = f"--wrap=pdserve up {recipe}"
-    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", f"--output={output}", wrap]
+    wrap = f"--wrap=date +%s.%N; pdserve up {recipe}; code=$?; date +%s.%N; exit $code"
+    argv = ["sbatch", "--parsable", "-N2", "--gres=gpu:2", option, f"--output={output}", wrap]
     done = job.cluster.run(LOGIN, argv, env=job.env, cwd=REPOSITORY)
     up = Deployment(job, output, job=done.stdout.strip())
     assert up.ended() == "FAILED"
     assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
     assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.said()), up.said()
     assert not job.home.exists()
+    began, *_, ended = up.said().split()
+    seconds = float(ended) - float(began)
+    DELAYS.append((f"a job of the wrong shape ({option})", seconds))
+    assert seconds < SLOW_MACHINE_SECONDS
+
+
+def test_the_script_tells_too_few_gpus_too(job: Lab) -> None:
+    up = job.sbatch(None, "--gres=gpu:2")
+    assert up.ended() == "FAILED"
+    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
 
 
 def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:

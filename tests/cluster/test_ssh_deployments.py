@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve import procfs
 from tests.cluster.deployments import LIMIT, Lab, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
@@ -82,17 +83,50 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
         done = hosts.pdserve(LOGIN, "up", hosts.recipe(), "--cluster", file)
         note(time.time(), done.stderr.splitlines()[0])
     assert done.returncode == 3, done.stdout + done.stderr
-    assert re.search(r"error: scout@\w+: nothing can be started on \w+", done.stderr), done.stderr
-    assert words in done.stderr
+    first, other, _ = hosts.cluster.nodes
+    assert f"error: 2 of 2 nodes cannot be looked at: {first}, {other}" in done.stderr
+    for node in (first, other):
+        assert f"| scout@{node}: nothing can be started on {node}" in done.stderr
+    assert done.stderr.count(words) == 2, done.stderr
 
 
-def test_the_log_that_preflight_names_is_there(hosts: Lab) -> None:
+def test_the_logs_that_preflight_names_are_there(hosts: Lab) -> None:
     file = hosts.hosts(ssh={"config": str(hosts.cluster.ssh_config), "options": ["Port=2222"]})
     done = hosts.pdserve(LOGIN, "preflight", hosts.recipe(), "--cluster", file)
     assert done.returncode == 3, done.stdout + done.stderr
-    named = re.search(r"read (\S+\.log)", done.stderr)
+    named = re.search(r"read (\S+)/scout@\*\.log", done.stderr)
     assert named is not None, done.stderr
-    assert "Connection refused" in Path(named[1]).read_text()
+    for node in hosts.cluster.nodes[:2]:
+        assert "Connection refused" in (Path(named[1]) / f"scout@{node}.log").read_text()
+
+
+def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_first(hosts: Lab) -> None:
+    """A port of the one that died is taken meanwhile; what runs is not blamed for the ports and the memory it has."""
+    recipe, cluster = hosts.recipe(prefill__instances=2), hosts.hosts()
+    with hosts.up(LOGIN, recipe, "--cluster", cluster) as up:
+        up.ready()
+        node = up.node_of("prefill-1")
+        port = up.run.read_plan().process("prefill-1").ports["http"]
+        os.kill(up.pid_of("prefill-1"), signal.SIGKILL)
+        up.wait_for("phase", phase="degraded")
+        wait_until("nothing of it is left", lambda: up.state().processes["prefill-1"].phase == "dead", LIMIT)
+        with hosts.cluster.popen(node, ["python3", "-um", "http.server", str(port)], cwd=hosts.folder) as squatter:
+            assert squatter.stdout is not None
+            squatter.stdout.readline()
+            with measured("port taken, of a running deployment") as note:
+                done = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
+                note(time.time(), done.stderr.splitlines()[0])
+            squatter.kill()
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert f"error: ports on {node}: 1 port(s) of the plan are in use" in done.stderr
+        assert f"prefill-1 needs port {port} (http), held by" in done.stderr
+        assert up.state().phase == "degraded"
+        assert up.complete()[0] == 200
+        again = hosts.pdserve(LOGIN, "up", recipe, "--cluster", cluster)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "started prefill-1; ready" in again.stdout
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended() == "0"
 
 
 def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> None:
@@ -110,6 +144,67 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
             note(time.time(), line)
         assert "its pipe closed" in line
         assert up.ended() == "5"
+
+
+def test_a_killed_agent_is_named_as_the_cause(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        with measured("SIGKILL of a remote agent") as note:
+            os.kill(agent_of(hosts, node), signal.SIGKILL)
+            line = up.expect(f"node {node} is lost")
+            note(time.time(), line)
+        assert "it was killed by SIGKILL" in line
+        assert "its guard stops what it owned" in up.expect("likely cause:")
+        assert up.ended() == "5"
+        assert "deployment is degraded" not in up.said()
+    hosts.cluster.assert_nothing_left()
+
+
+def test_an_agent_that_is_stopped_is_a_lost_node_within_the_heartbeat(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        stopped = agent_of(hosts, node)
+        with measured("SIGSTOP of a remote agent") as note:
+            os.kill(stopped, signal.SIGSTOP)
+            line = up.expect(f"node {node} is lost while serving, and with it decode-0: not heard for")
+            note(time.time(), line)
+        assert "the agent hangs" in line
+        assert "the agent was stopped by SIGSTOP" in up.expect("likely cause:")
+        assert up.ended() == "5"
+        assert "deployment is degraded" not in up.said()
+        os.kill(stopped, signal.SIGCONT)  # its pipe is closed: it stops what it has
+    hosts.cluster.assert_nothing_left()
+
+
+def test_a_launcher_that_is_held_longer_than_the_lease_says_that_it_was(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        nodes = hosts.cluster.nodes[:2]
+        up.process.send_signal(signal.SIGSTOP)
+        for node in nodes:
+            wait_until(f"nothing of ours on {node}", lambda node=node: not agents(hosts, node), LIMIT)  # type: ignore[misc]
+        os.kill(up.process.pid, signal.SIGCONT)  # nsenter stops with its child, and wakes it
+        assert "it heard nothing from the launcher for 8 s, its lease" in up.expect("is lost while serving")
+        assert "the launcher itself stood still for" in up.expect("likely cause:")
+        assert up.ended() == "5"
+        assert "deployment is degraded" not in up.said()
+
+
+def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> None:
+    loads = hosts.recipe(decode__env={"FAKE_READY_AFTER": "300"})
+    with hosts.up(LOGIN, loads, "--cluster", hosts.hosts()) as up:
+        up.expect("decode-0     starting on")
+        node = up.node_of("decode-0")
+        with measured(f"cut of {node} while its engine starts, ssh") as note:
+            hosts.cluster.cut(node)
+            line = up.expect(f"node {node} is lost while starting, and with it decode-0: not heard for")
+            note(time.time(), line)
+        wait_until(f"nothing of ours on {node}", lambda: not agents(hosts, node), LIMIT)
+        hosts.cluster.heal(node)
+        assert up.ended() == "4"
+    hosts.cluster.assert_nothing_left(timeout=LIMIT)
 
 
 def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_says_so(hosts: Lab) -> None:
@@ -146,6 +241,14 @@ def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
         assert up.ended() == "5"
     # sshd hears of the end of its client when the client's machine tries again.
     hosts.cluster.assert_nothing_left(timeout=LIMIT)
+
+
+def agent_of(hosts: Lab, node: str) -> int:
+    """The PID of the agent on a host, as the test process sees it: the child of the other one of its name."""
+    both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+    found = [pid for pid in both if any(pid in procfs.descendants(one) for one in both)]
+    assert len(found) == 1, both
+    return found[0]
 
 
 def agents(hosts: Lab, node: str) -> list[str]:

@@ -68,6 +68,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("proxy.limits", "`proxy.limits:`", settings.Limits),
     ("proxy.auth", "`proxy.auth:`", settings.Auth),
     ("proxy.tls", "`proxy.tls:`", settings.Tls),
+    ("proxy.upstream_tls", "`proxy.upstream_tls:`", settings.UpstreamTls),
     ("proxy.admin", "`proxy.admin:`", settings.Admin),
     ("proxy.otel", "`proxy.otel:`", settings.Otel),
     ("ports", "`ports:`", model.Ports),
@@ -126,7 +127,8 @@ def _section(title: str, where: str, shown: type[BaseModel], properties: Mapping
     yield f"## {title}\n"
     about = " ".join((shown.__doc__ or "").split())
     if shown is not model.Recipe:
-        yield f"{where}: {about[0].lower() + about[1:]}\n" if where else f"{about}\n"
+        begins = about if about[1:2].isupper() else about[0].lower() + about[1:]
+        yield f"{where}: {begins}\n" if where else f"{about}\n"
     yield "| key | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     for name, field in properties.items():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import select
+import signal
 import time
 from pathlib import Path
 
@@ -10,9 +13,9 @@ import pytest
 
 from pdserve import procfs
 from pdserve.procfs import ProcessId
-from pdserve.rundir import RunDir, lives
+from pdserve.rundir import RunDir, lives, unheard
 from pdserve.state import DeploymentState
-from tests.launch.deployment import recipe, up
+from tests.launch.deployment import LINE_SECONDS, pdserve, recipe, up
 
 
 @pytest.fixture
@@ -48,6 +51,37 @@ def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
     at = run.beat.stat().st_mtime - 31
     os.utime(run.beat, (at, at))
     assert not lives(run, state("elsewhere", GONE))
+
+
+def test_a_late_sign_of_life_is_told_from_none(run: RunDir) -> None:
+    assert unheard(run) is None
+    run.say_alive()
+    assert unheard(run) is None
+    at = run.beat.stat().st_mtime - 12
+    os.utime(run.beat, (at, at))
+    assert 12 <= (unheard(run) or 0) < 30
+    assert lives(run, state("elsewhere", GONE))
+
+
+def test_a_launcher_that_stands_still_is_not_said_to_be_ready(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        deployment.send_signal("launcher", signal.SIGSTOP)
+        try:
+            late(deployment.run)
+            code, output = pdserve("status")
+        finally:
+            deployment.send_signal("launcher", signal.SIGCONT)
+    assert code == 5
+    assert re.match(r"fake: ready when its launcher was last heard, \d+ s ago\nlauncher: PID \d+ on ", output), output
+
+
+def late(run: RunDir) -> None:
+    """Waits until a sign of life is missing."""
+    deadline = time.monotonic() + LINE_SECONDS
+    while unheard(run) is None:
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.1)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -46,6 +46,25 @@ def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pds
         assert not [one for one in everything if one.alive()]
 
 
+@pytest.mark.parametrize("what", ["run", "everything"])
+def test_a_deployment_whose_record_was_deleted_is_still_found_and_stopped(
+    tmp_path: Path, pdserve_home: Path, what: str
+) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        run = serving(deployment).run
+        shutil.rmtree(run.path if what == "run" else pdserve_home)
+        deployment.command.expect("fake: its record was deleted at")
+        code, output = pdserve("status")
+        assert code == 0, output
+        assert "fake: ready (its record was deleted at" in output
+        assert run.path.stat().st_mode & 0o077 == 0
+        assert pdserve("restart", "proxy") == (0, "proxy is ready")
+        assert pdserve("logs", "proxy")[0] == 0
+        assert pdserve("up")[1].endswith("already up")
+        assert pdserve("down") == (0, "fake: stopped")
+        assert deployment.command.finish() == 0
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 

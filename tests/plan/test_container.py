@@ -186,10 +186,11 @@ def test_local_models_and_the_folders_of_the_proxys_files_are_needed() -> None:
             "proxy": {
                 "auth": {"keys_file": "keys/keys.yaml"},
                 "tls": {"certificate": "/etc/tls/a.pem", "key": "/etc/tls/a.key"},
+                "upstream_tls": {"ca": "/etc/ca/b.pem"},
                 "admin": {"socket": "admin.sock"},
             },
         },
     )
-    assert needed_paths(made, "/nfs/recipes") == ("/nfs/models/m", "/nfs/recipes/keys", "/etc/tls")
+    assert needed_paths(made, "/nfs/recipes") == ("/nfs/models/m", "/nfs/recipes/keys", "/etc/tls", "/etc/ca")
     made = recipe(on_gpus(4, 4), {"model": {"id": "org/m", "path": None}})
     assert needed_paths(made, "/nfs/recipes") == ()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.pd.config import ProxyConfig
-from pdserve.pd.settings import Auth, PoolLimits
+from pdserve.pd.settings import Auth, PoolLimits, UpstreamTls
 from pdserve.plan.model import Node
 from pdserve.plan.reach import Local, Reach, Srun
 from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe, value_of
@@ -74,6 +74,7 @@ def test_files_are_named_from_the_recipes_folder_and_the_socket_from_the_run_dir
                 "proxy": {
                     "auth": {"keys_file": "../keys.jsonl"},
                     "tls": {"certificate": "/etc/c.pem", "key": "k.pem"},
+                    "upstream_tls": {"ca": "ca.pem", "certificate": "/etc/our.pem", "key": "our.key"},
                     "admin": {"socket": "admin.sock", "token_file": "token"},
                 }
             }
@@ -82,6 +83,9 @@ def test_files_are_named_from_the_recipes_folder_and_the_socket_from_the_run_dir
     assert built.auth == Auth(keys_file="/srv/keys.jsonl")
     assert built.tls is not None
     assert (built.tls.certificate, built.tls.key) == ("/etc/c.pem", "/srv/recipes/k.pem")
+    assert built.upstream_tls == UpstreamTls(
+        ca="/srv/recipes/ca.pem", certificate="/etc/our.pem", key="/srv/recipes/our.key"
+    )
     assert built.admin is not None
     assert (built.admin.socket, built.admin.token_file) == ("/run/pdserve/test/admin.sock", "/srv/recipes/token")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.preflight.address import Chosen, Network, choose, find_addresses
+from pdserve.preflight.address import Asked, Chosen, Network, choose, choose_all, find_addresses
 from pdserve.preflight.facts import NodeFacts
 from pdserve.recipe.nodes import Network as RecipeNetwork
 from tests.preflight.kit import LOOPBACK, facts, interface
@@ -112,6 +113,69 @@ def test_a_route_that_does_not_decide(others: tuple[str, ...], says: str) -> Non
         chosen(others=others)
     assert says in raised.value.what
     assert "network" in str(raised.value.todo)
+
+
+def asked(node: str, configured: str | None = None, others: tuple[str, ...] = ()) -> Asked:
+    return Asked(node, configured, f"hosts.{ord(node) - ord('a')}", others)
+
+
+NODES = {
+    "a": facts(interfaces=(LOOPBACK, interface("eth0", "10.1.0.1", 24)), routes={"10.9.9.9": "192.0.2.1"}),
+    "b": facts(interfaces=(LOOPBACK, interface("eth0", "10.1.0.2", 24)), routes={"a": "10.1.0.2"}),
+    "c": facts(interfaces=(LOOPBACK, interface("eth0", "10.1.0.3", 24)), routes={"a": "10.1.0.3"}),
+}
+
+
+def refused(nodes: Sequence[Asked], network: Network | None = None) -> PreflightError:
+    with pytest.raises(PreflightError) as raised:
+        choose_all(nodes, NODES, network)
+    return raised.value
+
+
+def test_each_node_gets_its_own() -> None:
+    found = choose_all([asked("b", others=("a",)), asked("c", "10.1.0.3")], NODES, None)
+    assert {node: one.address for node, one in found.items()} == {"b": "10.1.0.2", "c": "10.1.0.3"}
+
+
+def test_the_only_node_needs_none() -> None:
+    assert choose_all([asked("a")], NODES, None)["a"].address == "127.0.0.1"
+    assert choose_all([asked("a", "127.0.0.1")], NODES, None)["a"].address == "127.0.0.1"
+    assert choose_all([asked("a", "127.0.0.9")], NODES, None)["a"].address == "127.0.0.9"
+    assert choose_all([asked("a")], NODES, Wanted(interface="eth0"))["a"].address == "10.1.0.1"
+
+
+@pytest.mark.parametrize("network", [None, Wanted(interface="eth0"), Wanted(cidr="10.1.0.0/24")])
+def test_the_host_whose_address_is_not_its_own_is_blamed_and_not_who_looks_for_it(network: Network | None) -> None:
+    error = refused([asked("a", others=("10.9.9.9",)), asked("b", "10.9.9.9", ("a",))], network)
+    assert (error.what, error.where) == ("b does not have the address 10.9.9.9", "hosts.1.address")
+    assert error.cause == "there: lo 127.0.0.1/8, eth0 10.1.0.2/24"
+    assert "leave `address` out" in str(error.todo)
+
+
+def test_the_address_of_another_host_is_told_with_its_owner() -> None:
+    error = refused([asked("a", "10.1.0.1"), asked("b", "10.1.0.3"), asked("c")])
+    assert error.what == "b does not have the address 10.1.0.3, c has it"
+
+
+def test_all_hosts_whose_addresses_are_wrong_are_told_at_once() -> None:
+    error = refused([asked("a", "10.1.0.2"), asked("b", "10.1.0.1"), asked("c", "10.1.0.3")])
+    assert error.what == "2 hosts do not have their address"
+    assert error.evidence == (
+        "hosts.0.address: a does not have the address 10.1.0.2, b has it",
+        "  there: lo 127.0.0.1/8, eth0 10.1.0.1/24",
+        "hosts.1.address: b does not have the address 10.1.0.1, a has it",
+        "  there: lo 127.0.0.1/8, eth0 10.1.0.2/24",
+    )
+
+
+def test_a_network_in_which_nobody_is_is_told_once_with_all_nodes() -> None:
+    error = refused([asked(node) for node in NODES], Wanted(cidr="10.8.0.0/16"))
+    assert (error.what, error.where) == (
+        "3 of 3 nodes have no address at which the others could reach them",
+        "network.cidr",
+    )
+    assert error.evidence[:2] == ("a has no address in 10.8.0.0/16", "  there: lo 127.0.0.1/8, eth0 10.1.0.1/24")
+    assert "name an interface or a subnet" in str(error.todo)
 
 
 def at(address: str, prefix: int | None = 24) -> Chosen:

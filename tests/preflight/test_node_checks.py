@@ -62,6 +62,14 @@ def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     assert (ours.status, spared.status) == ("ok", "ok")
 
 
+def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
+    assert only(look(wanted), "memory").status == "failed"
+    found = check_node(wanted, "here", facts=facts(), replaced=["lmcache-0"])
+    assert {"memory", "shm"}.isdisjoint(one.check for one in found)
+    assert failed(check_node(wanted, "here", facts=facts(), replaced=["decode-0"])), "somebody else's is"
+
+
 def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     nodes = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2"), Node(name="c")

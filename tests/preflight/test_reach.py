@@ -6,13 +6,14 @@ import asyncio
 import resource
 import socket
 import threading
+import time
 from collections.abc import Collection
 
 import pytest
 
 from pdserve.preflight.cross_node import Target
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.reach import Listening, connect, listen
+from pdserve.preflight.reach import DEADLINE_SECONDS, Listening, connect, listen
 from tests.launch.deployment import free_ports
 from tests.preflight.kit import in_namespace
 
@@ -21,8 +22,8 @@ def target(port: int, *, node: str = "b", address: str = "127.0.0.2", purpose: s
     return Target(source="a", node=node, address=address, port=port, purpose=purpose)
 
 
-def found(targets: Collection[Target], *, greeted: bool = True) -> list[Finding]:
-    return asyncio.run(connect("a", targets, greeted=greeted))
+def found(targets: Collection[Target], *, greeted: bool = True, deadline: float = DEADLINE_SECONDS) -> list[Finding]:
+    return asyncio.run(connect("a", targets, greeted=greeted, deadline=deadline))
 
 
 def test_both_ends() -> None:
@@ -69,6 +70,24 @@ def test_after_the_start_it_is_enough_that_somebody_answers() -> None:
     with socket.create_server(("127.0.0.2", 0)) as engine:
         [one] = found([target(engine.getsockname()[1])], greeted=False)
     assert one.status == "ok"
+
+
+def test_a_port_that_somebody_else_has_is_reached_without_waiting_for_a_greeting() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as stranger:
+        silent = target(stranger.getsockname()[1])
+        with listen("b", [silent]) as there:
+            assert there.taken == ((silent.address, silent.port),)
+            began = time.monotonic()
+            [one] = found([silent.model_copy(update={"greets": False})], deadline=60.0)
+    assert one.status == "ok"
+    assert time.monotonic() - began < 30, "it would have been waited for as long as the deadline"
+
+
+def test_a_port_that_nobody_may_have_is_not_taken_by_somebody() -> None:
+    [port] = free_ports(1)
+    with listen("b", [target(port, address="203.0.113.200")]) as there:
+        assert there.taken == ()
+    assert [one.status for one in there.findings] == ["failed"]
 
 
 def test_ports_are_free_for_the_engines_at_once() -> None:

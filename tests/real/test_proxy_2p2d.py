@@ -17,7 +17,9 @@ import httpx
 import pytest
 import yaml
 
+from pdserve import __version__
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve
+from tests.proxy.test_compiled import EXPECTED
 from tests.real import kv_faults
 from tests.real.conftest import brought_up, member, status_of_all
 from tests.real.lost_decode import LATE, LATE_PROMPT, LATE_TOKENS, STREAM_TOKENS, STREAMS, assert_told, kill, reached
@@ -61,6 +63,11 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
     yield from brought_up(NAME, home, recipe)
+
+
+def test_the_proxy_is_the_build_that_is_under_test(tiny: Deployment) -> None:
+    [log] = tiny.run.path.glob("logs/proxy@*.log")
+    assert f"pdserve {__version__}, {EXPECTED}" in log.read_text().splitlines()[0]
 
 
 class Clients:

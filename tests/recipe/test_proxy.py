@@ -132,6 +132,24 @@ REFUSED = [
         "move one of them",
     ),
     (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "PEM file: the certificate and its chain."),
+    (
+        CPU,
+        ("proxy.upstream_tls={ca: c.pem}",),
+        "proxy.upstream_tls: only workers that are added while serving can have a URL of https, and nobody can add one",
+        "set proxy.admin, or remove it",
+    ),
+    (
+        CPU,
+        ("proxy.admin={socket: s}", "proxy.upstream_tls={certificate: c.pem}"),
+        "proxy.upstream_tls: our own certificate needs its key too",
+        "set key, or remove the other one",
+    ),
+    (
+        CPU,
+        ("proxy.admin={socket: s}", "proxy.upstream_tls={key: k.pem}"),
+        "proxy.upstream_tls: our own certificate needs its certificate too",
+        "set certificate, or remove the other one",
+    ),
     (CPU, ("proxy.tls={certificate: c.pem}",), "proxy.tls.key: missing", "PEM file: the private key"),
     # Single values
     (CPU, ("proxy.admission.decode.max_kv_usage=90",), "max_kv_usage: expected at most 1, got 90", ""),

@@ -38,6 +38,7 @@ REFUSED = [
     ("proxy.prewarm=true", "proxy.prewarm: vllm-router has no such setting", OURS),
     ("proxy.auth={keys_file: k}", "proxy.auth: vllm-router has no such setting", OURS),
     ("proxy.tls={certificate: c, key: k}", "proxy.tls: vllm-router has no such setting", OURS),
+    ("proxy.upstream_tls={ca: c}", "proxy.upstream_tls: vllm-router has no such setting", OURS),
     ("proxy.admin={socket: s}", "proxy.admin: vllm-router has no such setting", OURS),
     ("proxy.admission={decode: {max_requests: 4}}", "proxy.admission: vllm-router has no such setting", OURS),
     ("proxy.breaker={failures: 2}", "proxy.breaker: vllm-router has no such setting", OURS),

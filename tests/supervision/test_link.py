@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import select
 import signal
 import socket
@@ -15,15 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.errors import ServeError
+from pdserve.failure import serve_error
 from pdserve.plan.model import Node
 from pdserve.plan.reach import Ssh
 from pdserve.process import pid_end, send
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped, encode
 from pdserve.recipe.model import Timeouts
+from pdserve.rundir import RunDir
 from pdserve.transport.link import AgentLink
 from pdserve.transport.start import open_agent
 from tests.launch.deployment import free_ports
+from tests.plan.kit import plan
+from tests.plan.kit import recipe as planned_recipe
 from tests.supervision.agents import HTTP_SERVER, LIMIT, agent, planned
 
 IGNORES_TERM = (
@@ -167,7 +173,86 @@ def test_an_agent_that_hears_nothing_for_its_lease_stops_everything(tmp_path: Pa
         assert events(popen, "stopped")["name"] == "engine"
         assert popen.wait(LIMIT) == 0
         assert not engine.alive()
-    assert "nothing heard from the launcher for 1 s" in (tmp_path / "agent.log").read_text()
+    assert "it heard nothing from the launcher for 1 s, its lease" in (tmp_path / "agent.log").read_text()
+
+
+# An agent that leaves unasked says why, over its pipe and in its log -------------------------------------------------
+
+
+def lost_by(tmp_path: Path, timeouts: Timeouts, fault: Callable[[Remote, Hello], object]) -> Gone:
+    """What the launcher hears of an agent that is gone after `fault`."""
+    found: list[Gone] = []
+
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        fault(remote, hello)
+        gone = await remote.expect(Gone)
+        assert isinstance(gone, Gone)
+        found.append(gone)
+        assert await remote.link.close(LIMIT)
+        await pid_end(hello.agent.pid)
+
+    run_with(tmp_path, timeouts, scenario)
+    return found[0]
+
+
+def error_of(gone: Gone, tmp_path: Path, timeouts: Timeouts) -> ServeError:
+    """What the user is told of it."""
+    made = plan(planned_recipe())
+    there = made.model_copy(update={"nodes": (FAR,), "timeouts": timeouts})
+    return serve_error(gone, there, RunDir(tmp_path))
+
+
+def test_a_launcher_that_was_held_longer_than_the_lease_is_named_as_the_cause(tmp_path: Path, ssh: Path) -> None:
+    timeouts = Timeouts(heartbeat_seconds=1, agent_lease_seconds=2)
+
+    def held(remote: Remote, hello: Hello) -> None:
+        select.select([], [], [], 6)  # the whole event loop, as a SIGSTOP would
+
+    gone = lost_by(tmp_path, timeouts, held)
+    assert (gone.because, gone.how) == ("lease", "it heard nothing from the launcher for 2 s, its lease")
+    error = error_of(gone, tmp_path, timeouts)
+    assert re.match(r"the launcher itself stood still for [56] s: it was stopped", error.cause or ""), error.cause
+    assert "timeouts.agent_lease_seconds" in (error.todo or "")
+    assert "it heard nothing from the launcher for 2 s, its lease: stopping everything" in error.evidence
+
+
+def test_an_agent_that_was_killed_is_told_by_its_guard(tmp_path: Path, ssh: Path) -> None:
+    gone = lost_by(tmp_path, SOON, lambda remote, hello: send(hello.agent, signal.SIGKILL))
+    assert (gone.because, gone.how) == ("killed", "it was killed by SIGKILL")
+    error = error_of(gone, tmp_path, SOON)
+    assert "somebody there killed it" in (error.cause or "")
+    assert "the agent was killed by SIGKILL: its guard stops what it owned" in error.evidence
+
+
+def test_an_agent_that_is_stopped_is_told_by_its_guard_in_the_log(tmp_path: Path, ssh: Path) -> None:
+    found: list[ServeError] = []
+
+    async def scenario(remote: Remote, hello: Hello) -> None:
+        send(hello.agent, signal.SIGSTOP)
+        gone = await remote.expect(Gone)
+        assert isinstance(gone, Gone)
+        found.append(error_of(gone, tmp_path, SOON))
+        send(hello.agent, signal.SIGCONT)
+        assert await remote.link.close(LIMIT)
+
+    run_with(tmp_path, SOON, scenario)
+    assert (found[0].cause or "").startswith("the agent was stopped by SIGSTOP (kill -STOP, a debugger)")
+    assert "the agent runs again" in (tmp_path / "logs/agent@far.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("victim", "signum", "how"),
+    [
+        ("agent", signal.SIGTERM, "it was told to end by SIGTERM"),
+        ("guard", signal.SIGKILL, "its guard was killed"),
+    ],
+)
+def test_an_agent_that_somebody_ends_says_so(
+    tmp_path: Path, ssh: Path, victim: str, signum: signal.Signals, how: str
+) -> None:
+    gone = lost_by(tmp_path, SOON, lambda remote, hello: send(getattr(hello, victim), signum))
+    assert (gone.because, gone.how) == ("signal", how)
+    assert "somebody there ended it" in (error_of(gone, tmp_path, SOON).cause or "")
 
 
 def test_without_a_lease_silence_is_no_reason(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ _RULES = (
     proxy.events,
     proxy.times,
     proxy.admin,
+    proxy.upstream_tls,
     ports.clashes,
     nodes.network,
     nodes.excluded,

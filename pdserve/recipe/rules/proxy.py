@@ -130,6 +130,23 @@ def admin(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+def upstream_tls(recipe: Recipe) -> Iterator[Problem]:
+    """TLS that nobody could use, or half of a certificate."""
+    settings = recipe.proxy.upstream_tls
+    if settings is None:
+        return
+    path = ("proxy", "upstream_tls")
+    if recipe.proxy.kind == "pdserve" and recipe.proxy.admin is None:
+        yield Problem(
+            path,
+            "only workers that are added while serving can have a URL of https, and nobody can add one",
+            "set proxy.admin, or remove it",
+        )
+    if (settings.certificate is None) != (settings.key is None):
+        lacking = "key" if settings.key is None else "certificate"
+        yield Problem(path, f"our own certificate needs its {lacking} too", f"set {lacking}, or remove the other one")
+
+
 def doors(recipe: Recipe) -> Iterator[Problem]:
     """Warnings: what others can read, use or change."""
     proxy = recipe.proxy

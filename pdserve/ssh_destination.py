@@ -1,0 +1,66 @@
+"""What ssh takes as the one argument that says where to go, and which machine that is. Pure.
+
+As tried with OpenSSH 9.2: brackets around an IPv6 address are part of the name that it looks up, in ssh:// they are
+refused, and `host:port` is a name as well.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_NO_NAME = "'`\"$\\\\;&<>|(){}"
+"""Characters that ssh refuses in the name of a host; in a user's name it lets $ and \\ pass."""
+_HOST = re.compile(rf"[^\s@\-{_NO_NAME}][^\s@{_NO_NAME}]*")
+_USER = re.compile(r"[^\s@\-'`\";&<>|(){}][^\s@'`\";&<>|(){}]*")
+_URI = "ssh://"
+_BRACKETED = re.compile(r"\[([^\]]*)\](?::(\d*))?")
+_WITH_PORT = re.compile(r"([^:\[\]]+):(\d+)")
+_PLAIN = "write [user@]host"
+
+
+def problem(destination: str) -> tuple[str, str] | None:
+    """What is wrong with it, and what to write; None where ssh would take it."""
+    is_uri = destination.startswith(_URI)
+    user, at, host = destination.removeprefix(_URI).rpartition("@")
+    port = ""
+    if is_uri:
+        host = host.removesuffix("/")
+        if (found := _WITH_PORT.fullmatch(host)) is not None:
+            host, port = found.groups()
+    if not destination.isprintable() or (at and not _USER.fullmatch(user)):
+        return "is not a destination of ssh", _PLAIN
+    if (bracketed := _BRACKETED.fullmatch(host)) is not None:
+        return "has brackets, which ssh takes for a part of the name", _without(f"{user}{at}", *bracketed.groups())
+    if not _HOST.fullmatch(host):
+        return "is not a destination of ssh", _PLAIN
+    if is_uri and (":" in host or (port and not 0 < int(port) < 1 << 16)):
+        return "is not a destination of ssh", f"write {_URI}[user@]host:port"
+    if not is_uri and ":" in host and not _is_ipv6(host):
+        told = _WITH_PORT.fullmatch(host)
+        todo = f"write {_URI}{user}{at}{host}" if told else f"{_PLAIN}, or {_URI}[user@]host:port"
+        return "has a colon, which ssh takes for a part of the name", todo
+    return None
+
+
+def machine_of(destination: str) -> str:
+    """The host in a destination that ssh takes."""
+    host = destination.removeprefix(_URI).rpartition("@")[2]
+    return host.removesuffix("/").partition(":")[0] if destination.startswith(_URI) else host
+
+
+def _without(user: str, address: str, port: str | None) -> str:
+    """A port has no place beside an IPv6 address."""
+    if not _is_ipv6(address):
+        return f"write {_URI}{user}HOST:{port}" if port else _PLAIN
+    elsewhere = f", and the port for all hosts in `ssh: {{options: [Port={port}]}}`, or for one in ssh's own config"
+    return f"write {user}{address}" + (elsewhere if port else "")
+
+
+def _is_ipv6(text: str) -> bool:
+    """With or without a zone (%eth0)."""
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

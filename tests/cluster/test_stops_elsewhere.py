@@ -1,0 +1,97 @@
+"""What `status` and `down` say of nodes and launchers that they cannot speak to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cluster.deployments import LIMIT, PDSERVE, Deployment, Lab, measured
+from tests.cluster.spec import LOGIN
+from tests.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def of_pdserve(hosts: Lab, node: str) -> list[int]:
+    """Agent and guard, and what they started. sshd's sessions end when the network is back."""
+    return [pid for pid, argv in hosts.cluster.processes(node) if "sshd" not in argv[0]]
+
+
+def stop_order_of(up: Deployment, process: str) -> None:
+    wait_until(
+        f"{process} told to stop", lambda: any(e["name"] == process for e in up.events("stop")), LIMIT, why=up.said
+    )
+
+
+def test_a_node_that_is_cut_off_while_it_stops_is_named_with_what_happens_there(hosts: Lab) -> None:
+    recipe = hosts.recipe(decode__env={"FAKE_IGNORE_TERM": "1"}, timeouts__stop_seconds=20)
+    with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        with hosts.cluster.popen(
+            LOGIN, [*PDSERVE, "down"], env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as down:
+            stop_order_of(up, "decode-0")
+            with measured(f"cut of {node} during down") as note:
+                hosts.cluster.cut(node)
+                said, _ = down.communicate(timeout=LIMIT)
+                note(time.time(), said)
+        assert down.returncode == 0, said
+        assert said.startswith(f"fake: stopped; {node} could not be told (not heard for"), said
+        assert "stops what runs there by itself, at the latest 8 s after it last heard from here" in said
+        assert "`pdserve down fake`, typed there, clears up what else is left" in said
+        up.expect(f"{node} could not be told (not heard for")
+        assert up.ended() == "0"
+        wait_until(f"nothing of ours on {node}", lambda: not of_pdserve(hosts, node), LIMIT)
+        hosts.cluster.heal(node)
+    hosts.cluster.assert_nothing_left(timeout=LIMIT)
+
+
+def test_a_killed_launcher_is_told_from_another_node_as_not_heard_and_down_is_no_failure(hosts: Lab) -> None:
+    elsewhere = hosts.cluster.nodes[2]  # nothing of it runs there
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        assert hosts.pdserve(elsewhere, "status").returncode == 0
+        up.process.send_signal(signal.SIGKILL)
+        killed = time.time()
+        with measured("status from another node, right after SIGKILL of the launcher") as note:
+            first = hosts.pdserve(elsewhere, "status").stdout
+            note(time.time(), first.splitlines()[0])
+
+        def not_heard() -> bool:
+            return "when its launcher was last heard" in hosts.pdserve(elsewhere, "status").stdout
+
+        wait_until("not heard", not_heard, LIMIT)
+        with measured("the same, once a sign of life is missing") as note:
+            done = hosts.pdserve(elsewhere, "status")
+            note(time.time(), f"{time.time() - killed:.1f} s after the kill: {done.stdout.splitlines()[0]}")
+        assert done.returncode == 5
+        assert done.stdout.startswith("fake: ready when its launcher was last heard, "), done.stdout
+        with measured("down from another node, after SIGKILL of the launcher") as note:
+            down = hosts.pdserve(elsewhere, "down")
+            note(time.time(), down.stdout.splitlines()[-1])
+        assert down.returncode == 0, down.stdout + down.stderr
+        assert "was not heard for" in down.stdout.splitlines()[0]
+        assert "was gone before it could stop anything: the agents of" in down.stdout
+        assert hosts.pdserve(elsewhere, "status").stdout.startswith("fake: lost")
+    hosts.cluster.assert_nothing_left()
+
+
+def test_once_a_lost_node_was_cleared_nobody_is_sent_there_again(hosts: Lab) -> None:
+    with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
+        up.ready()
+        node = up.node_of("decode-0")
+        both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that neither sees the other die
+            for pid in both:
+                os.kill(pid, signum)
+        assert up.ended() == "5"
+    hint = f"{node} was lost: the same typed there"
+    assert hint in hosts.pdserve(LOGIN, "down").stdout
+    assert hosts.pdserve(node, "down").returncode == 0
+    assert hint not in hosts.pdserve(LOGIN, "down").stdout
+    hosts.cluster.assert_nothing_left()

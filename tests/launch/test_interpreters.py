@@ -1,0 +1,78 @@
+"""`up` on a running deployment by another Python: the same environment under another name is no change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pdserve.cli.interpreters import as_running
+from pdserve.plan.model import Plan
+from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
+from tests.launch.test_serving_faults import serving
+from tests.plan.kit import plan
+from tests.plan.kit import recipe as planned_recipe
+
+
+def environment(folder: Path) -> Path:
+    """A virtual environment of its own, with the packages of this one."""
+    program = folder / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(Path(sys.executable).resolve())
+    (program.parent / "python3").symlink_to("python")
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
+    return program
+
+
+def run_by(python: Path) -> Plan:
+    made = plan(planned_recipe())
+    argv = {process.name: (str(python), *process.argv[1:]) for process in made.processes}
+    return made.model_copy(
+        update={"processes": tuple(p.model_copy(update={"argv": argv[p.name]}) for p in made.processes)}
+    )
+
+
+def test_another_name_of_the_same_python_is_no_change(tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv")
+    (tmp_path / "link").symlink_to("venv")
+    running = run_by(python)
+    for name in (python.parent / "python3", tmp_path / "link/bin/python"):
+        assert as_running(running, run_by(name)) == (running, ())
+
+
+def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: Path) -> None:
+    one, other = environment(tmp_path / "one"), environment(tmp_path / "other")
+    new = run_by(other)
+    adapted, said = as_running(run_by(one), new)
+    assert adapted == new
+    names = ", ".join(new.names())
+    assert said == (f"{names}: it runs in the environment of {one}, and here it would in that of {other}: a change",)
+
+
+def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_is_told(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    file = recipe(tmp_path)
+    with up(file, pdserve_home) as deployment:
+        before = serving(deployment).id_of("proxy")
+        (tmp_path / "link").symlink_to(Path(sys.executable).parents[1])
+        assert up_by(tmp_path / "link/bin" / Path(sys.executable).name, file).endswith("already up\n")
+        assert deployment.id_of("proxy") == before
+        said = up_by(environment(tmp_path / "other"), file)
+        assert f"proxy: it runs in the environment of {sys.executable}, and here it would in that of" in said
+        assert "started proxy; ready" in said
+
+
+def up_by(python: Path, file: Path) -> str:
+    """What `pdserve up` says when it is run by that Python."""
+    done = subprocess.run(
+        [python, "-m", "pdserve.cli.main", "up", file],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=2 * LINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

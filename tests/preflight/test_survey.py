@@ -1,0 +1,125 @@
+"""The look at all hosts of a cluster file, by an `ssh` that comes back to this machine: who is blamed, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from pdserve.preflight.interfaces import interfaces, is_loopback
+from tests.launch.deployment import pdserve, recipe
+
+OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
+ELSEWHERE = "203.0.113.7"
+"""RFC 5737: nobody has it."""
+CAUSES = {
+    "refuses": "ssh: connect to host refuses port 22: Connection refused",
+    "unknown": "ssh: Could not resolve hostname unknown: Name or service not known",
+}
+
+SSH = r"""#!/bin/sh
+for last; do destination=$before before=$last; done
+case "$destination" in
+refuses) echo "ssh: connect to host refuses port 22: Connection refused" >&2; exit 255;;
+unknown) echo "ssh: Could not resolve hostname unknown: Name or service not known" >&2; exit 255;;
+hangs) exec cat;;
+esac
+exec sh -c "exec $last"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pdserve_home: Path) -> Path:
+    """A folder for recipes and cluster files."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def refused(here: Path, *lines: str, file: Path | None = None) -> str:
+    """What `pdserve preflight` says of a cluster file of these lines."""
+    cluster = here / "cluster.yaml"
+    cluster.write_text("\n".join(["schema: 1", *lines, ""]))
+    code, output = pdserve("preflight", file or recipe(here), "--cluster", cluster)
+    said = f"{output}\n"
+    assert code == 3, said
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_network_that_nobody_has_is_a_line_of_the_cluster_file(here: Path) -> None:
+    said = refused(here, "hosts:", "- name: a", "- name: b", "network:", "  interface: nowhere0")
+    assert f"error: {here}/cluster.yaml:6: network.interface: 2 of 2 nodes have no address" in said
+    assert "  | a has no interface nowhere0\n" in said
+    assert "  | b has no interface nowhere0\n" in said
+
+
+def test_so_is_one_beside_another_of_the_recipe(here: Path) -> None:
+    file = recipe(here, network__cidr="10.0.0.0/8")
+    said = refused(here, "network: {cidr: 203.0.113.0/24}", "hosts: [{name: a}]", file=file)
+    assert f"error: {here}/cluster.yaml:2: network.cidr: a has no address in 203.0.113.0/24" in said
+
+
+def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
+    file = recipe(here, network__cidr="203.0.113.0/24")
+    line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "cidr: 203" in text)
+    said = refused(here, "hosts: [{name: a}]", file=file)
+    assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in said
+
+
+@pytest.mark.skipif(not OWN, reason="no address besides loopback here")
+def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(here: Path) -> None:
+    said = refused(here, "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
+    assert f"error: {here}/cluster.yaml:5: hosts.1.address: b does not have the address {ELSEWHERE}\n" in said
+    assert re.search(rf"  likely cause: there: .*{re.escape(OWN[0])}", said)
+    assert "a does not" not in said
+    assert "leave `address` out" in said
+
+
+def test_excluded_hosts_do_not_move_the_line(here: Path) -> None:
+    said = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
+    assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in said
+
+
+def test_all_hosts_that_do_not_answer_are_named_each_with_its_cause(here: Path) -> None:
+    said = refused(here, "hosts: [{name: refuses}, {name: a}, {name: unknown}]")
+    assert "error: 2 of 3 nodes cannot be looked at: refuses, unknown\n" in said
+    for host, cause in CAUSES.items():
+        assert f"  | scout@{host}: nothing can be started on {host}\n  |   {cause}\n" in said
+    assert "exclude_nodes: [refuses, unknown]" in said
+    logs = re.search(r"read (\S+)/scout@\*\.log", said)
+    assert logs is not None
+    assert sorted(log.name for log in Path(logs[1]).glob("scout@*.log") if log.stat().st_size) == [
+        "scout@refuses.log",
+        "scout@unknown.log",
+    ]
+
+
+def test_a_host_that_hangs_does_not_hide_one_that_refuses(here: Path) -> None:
+    began = time.monotonic()
+    said = refused(here, "ssh: {connect_seconds: 1}", "hosts: [{name: hangs}, {name: refuses}]")
+    assert "error: scout@refuses: nothing can be started on refuses\n" in said
+    assert f"  | {CAUSES['refuses']}\n  | hangs had not answered either when this was given up\n" in said
+    assert time.monotonic() - began < 60, "far from the two minutes that a start may take"
+
+
+def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
+    said = refused(here, "hosts: [{name: a}, {name: refuses}]")
+    assert "error: scout@refuses: nothing can be started on refuses\n" in said
+    assert "exclude_nodes" in said
+
+
+def test_a_cluster_file_that_is_right_is_none_of_this(here: Path) -> None:
+    cluster = here / "cluster.yaml"
+    cluster.write_text("schema: 1\nhosts: [{name: a, address: 127.0.0.1}]\n")
+    code, said = pdserve("preflight", recipe(here), "--cluster", cluster, "--json")
+    assert code == 0, said
+    assert {one["node"] for one in json.loads(said)} == {"a"}

@@ -1,0 +1,90 @@
+"""What `up` starts of a deployment that runs, by its record."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pdserve.change import change_of
+from pdserve.errors import StateError
+from pdserve.plan.model import Node, Plan
+from pdserve.procfs import ProcessId
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState, ProcessPhase, ProcessState
+from tests.plan import kit
+
+NODES = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2")
+
+
+def planned(**decode: object) -> Plan:
+    return kit.plan(kit.recipe(kit.with_lmcache(), {"decode": decode}), *NODES)
+
+
+def ports(plan: Plan, *names: str) -> set[int]:
+    return {port for name in names for port in plan.process(name).ports.values()}
+
+
+def running(folder: Path, plan: Plan, **phases: ProcessPhase) -> RunDir:
+    """All are ready but those of `phases` (prefill_0="dead")."""
+    run = RunDir(folder)
+    processes = {
+        one.name: ProcessState(role=one.role, node=one.node, phase=phases.get(one.name.replace("-", "_"), "ready"))
+        for one in plan.processes
+    }
+    launcher = ProcessId(pid=1, start_ticks=1)
+    state = DeploymentState(
+        name=plan.name, run_id="x", host="a", launcher=launcher, started_at=time.time(), processes=processes
+    )
+    run.write(run.plan, plan.model_dump_json())
+    run.write(run.state, state.model_dump_json())
+    return run
+
+
+def test_nothing_is_started_of_what_runs_as_it_should(tmp_path: Path) -> None:
+    plan = planned()
+    found = change_of(running(tmp_path, plan), plan)
+    assert (found.starting, found.replaced) == (frozenset(), frozenset())
+    for node in ("a", "b"):
+        there = [one.name for one in plan.processes if one.node == node]
+        assert found.ports[node] == ports(plan, *there)
+
+
+@pytest.mark.parametrize("phase", ["dead", "stopped", "pending", "draining"])
+def test_what_does_not_run_is_started_and_its_ports_are_nobodys(tmp_path: Path, phase: ProcessPhase) -> None:
+    plan = planned()
+    found = change_of(running(tmp_path, plan, decode_0=phase), plan)
+    assert (found.starting, found.replaced) == (frozenset({"decode-0"}), frozenset())
+    assert not found.ports[plan.process("decode-0").node] & ports(plan, "decode-0")
+
+
+@pytest.mark.parametrize("phase", ["starting", "degraded", "done"])
+def test_what_lives_goes_on(tmp_path: Path, phase: ProcessPhase) -> None:
+    plan = planned()
+    assert not change_of(running(tmp_path, plan, decode_0=phase), plan).starting
+
+
+def test_what_runs_otherwise_is_replaced_on_its_own_ports(tmp_path: Path) -> None:
+    plan, other = planned(), planned(args={"max-num-seqs": 3})
+    found = change_of(running(tmp_path, plan), other)
+    assert found.starting == found.replaced == frozenset({"decode-0"})
+    assert ports(plan, "decode-0") <= found.ports[plan.process("decode-0").node]
+
+
+def test_what_is_new_is_started(tmp_path: Path) -> None:
+    found = change_of(running(tmp_path, planned()), planned(instances=2))
+    assert "decode-1" in found.starting
+    assert "decode-1" not in found.replaced
+
+
+def test_a_port_of_ours_on_one_node_is_a_strangers_on_another(tmp_path: Path) -> None:
+    plan = planned()
+    found = change_of(running(tmp_path, plan), plan)
+    assert plan.process("prefill-0").node != plan.process("decode-0").node
+    assert not found.ports[plan.process("prefill-0").node] & ports(plan, "decode-0")
+
+
+def test_a_run_without_a_record_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StateError):
+        change_of(RunDir(tmp_path), planned())
