@@ -85,17 +85,17 @@ class Prober:
     def __init__(self, family: Callable[[], set[int]]) -> None:
         self._family = family
         self._client: httpx.AsyncClient | None = None
-        self._owned_inodes: set[str] = set()
+        self._proven: object = None
+        """Our end of a connection whose other end is ours."""
 
     async def check(self, probe: HttpProbe | LmcacheProbe) -> Answer:
         """One try of either kind; never raises for an answer that is merely wrong or missing."""
-        if not (inodes := procfs.listeners(probe.port)):
-            return Answer(False, f"nothing listens on port {probe.port}")
-        if not inodes & self._owned_inodes:
-            if not procfs.owners(inodes, self._family()):
-                owner = procfs.listener_owner(probe.port)
-                return Answer(False, f"port {probe.port} belongs to a process that is not ours: {owner}")
-            self._owned_inodes = inodes
+        if self._proven is None:
+            # The kernel's table of sockets takes milliseconds to read: not ten times a second while nothing is there.
+            if (silence := await _silence(probe.host, probe.port)) is not None:
+                return Answer(False, silence)
+            if (stranger := self._stranger(probe.port)) is not None:
+                return Answer(False, stranger)
         if isinstance(probe, HttpProbe):
             return await self._http(probe.host, probe.port, probe.path, probe.body_contains)
         alive = await self._http(probe.host, probe.port, "/healthcheck", None)
@@ -104,6 +104,14 @@ class Prober:
         # Quoted: an id must not match as the prefix of another one.
         return await self._http(probe.host, probe.port, "/config", f'"{probe.instance_id}"')
 
+    def _stranger(self, port: int) -> str | None:
+        """What is wrong with who listens there; None: it is ours."""
+        if not (inodes := procfs.listeners(port)):
+            return f"nothing listens on port {port}"
+        if not procfs.owners(inodes, self._family()):
+            return f"port {port} belongs to a process that is not ours: {procfs.listener_owner(port)}"
+        return None
+
     async def _http(self, host: str, port: int, path: str, contains: str | None) -> Answer:
         import httpx
 
@@ -111,9 +119,18 @@ class Prober:
             # trust_env off: a proxy variable of the site must not stand between us and loopback.
             self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False)
         try:
-            response = await self._client.get(f"http://{host}:{port}{path}")
-        except httpx.HTTPError as error:
+            async with self._client.stream("GET", f"http://{host}:{port}{path}") as response:
+                # Asked before the body's end, after which the connection may be closed.
+                connection = response.extensions["network_stream"].get_extra_info("client_addr")
+                await response.aread()
+        except (httpx.HTTPError, OSError) as error:
+            self._proven = None
             return Answer(False, f"GET {path}: {type(error).__name__}")
+        # As long as a connection lives, the process at its other end is the one that was found to be ours.
+        if connection != self._proven:
+            if (stranger := self._stranger(port)) is not None:
+                return Answer(False, stranger)
+            self._proven = connection
         if response.status_code != 200:
             return Answer(False, f"GET {path}: {response.status_code} {response.text[:200]}")
         if contains is not None and contains not in response.text:
@@ -124,3 +141,16 @@ class Prober:
         """Closes the connections."""
         if self._client is not None:
             await self._client.aclose()
+
+
+async def _silence(host: str, port: int) -> str | None:
+    """Why nobody can be asked there; None: a connection is accepted."""
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return f"port {port} accepts no connection"
+    except OSError:
+        return f"nothing listens on port {port}"
+    writer.close()
+    return None

@@ -21,7 +21,7 @@ from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.mooncake import Mooncake
 from pdserve.pd.nixl import Nixl
 from pdserve.pd.one_engine import OneEngine
-from pdserve.pd.pools import Pools, no_worker
+from pdserve.pd.pools import Pools
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
 
@@ -75,7 +75,7 @@ class Dispatcher:
             await self._at_one(role, f"no-{empty[0]}", request, client)
             return
         if empty:
-            raise no_worker(empty[0])
+            raise self._registry.nobody(empty[0])
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
@@ -112,7 +112,7 @@ class Dispatcher:
         request.decision = why
         if not self._registry.ready(role):
             # Nobody waits in a queue for a pool that has no worker.
-            raise no_worker(role)
+            raise self._registry.nobody(role)
 
         def attempt(avoid: set[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)

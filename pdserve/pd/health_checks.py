@@ -51,15 +51,21 @@ class HealthChecks:
         limit = self._settings.timeout_seconds
         try:
             health = await fetch(worker.pool, "GET", "/health", timeout=limit)
-            if health.status == 200:
-                figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
-                # An engine with several ranks is as full as its fullest one.
-                used = [float(value) for value in _KV_USAGE.findall(figures.body)]
-                usage = max(used, default=0.0)
-                if usage != worker.kv_usage:
-                    worker.kv_usage = usage
-                    self._changed()
         except FetchError as error:
             log.info("%s: %s", worker.name, error)
             return False
-        return health.status == 200
+        if health.status != 200:
+            return False
+        try:
+            figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
+        except FetchError as error:
+            # A page that takes seconds is the sign of a busy machine, not of an engine that cannot serve.
+            log.info("%s: no new figure of its KV use: %s", worker.name, error)
+            return True
+        # An engine with several ranks is as full as its fullest one.
+        used = [float(value) for value in _KV_USAGE.findall(figures.body)]
+        usage = max(used, default=0.0)
+        if usage != worker.kv_usage:
+            worker.kv_usage = usage
+            self._changed()
+        return True

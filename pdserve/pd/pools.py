@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from pdserve.pd.config import ProxyConfig, WorkerRole
-from pdserve.pd.errors import ApiError
-from pdserve.pd.registry import RETRY_AFTER_SECONDS, Registry, Worker
+from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.conditional import decide
@@ -38,7 +37,7 @@ class Pools:
         """A worker that may be used; 503 when there is none."""
         candidates = self._registry.ready(role, avoid)
         if not candidates:
-            raise no_worker(role)
+            raise self._registry.nobody(role)
         if role == "prefill":
             candidates = _with_room(candidates)
         policy = self.policies[role]
@@ -67,8 +66,3 @@ def _with_room(workers: Sequence[Worker]) -> Sequence[Worker]:
         if worker.slots.free <= 0:
             return [other for other in workers if other.slots.free > 0] or workers
     return workers
-
-
-def no_worker(role: WorkerRole) -> ApiError:
-    """What a client gets while a pool has no worker."""
-    return ApiError(503, f"No {role} worker is ready.", retry_after=RETRY_AFTER_SECONDS)

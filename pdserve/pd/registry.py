@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pdserve.pd.breaker import Breaker
 from pdserve.pd.config import ProxyConfig, WorkerConfig, WorkerRole
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.upstream import Pool
 from pdserve.pd.load import LoadBoard
 from pdserve.pd.slots import Slots
@@ -96,6 +97,14 @@ class Worker:
         self.deaths += 1
         for watch in list(self.watches):
             watch.wake()
+
+    def unfit(self, now: float) -> str:
+        """Why it may not be used at this loop time; empty: it may."""
+        if self.state != "ready":
+            return self.state
+        if not self.healthy:
+            return "failing its health checks"
+        return "" if self.breaker.allows(now) else "left alone after errors"
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -212,6 +221,14 @@ class Registry:
             return workers
         now = self._loop.time()
         return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
+
+    def nobody(self, role: WorkerRole) -> ApiError:
+        """What a client gets while no worker of this role may be used: 503, with how its workers are."""
+        now = self._loop.time()
+        unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
+        # Usable and still here: it is one that this request has just tried.
+        told = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
+        return ApiError(503, f"No {role} worker is ready ({told or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS)
 
     def empty_pools(self) -> list[WorkerRole]:
         """Roles without a worker that may be used."""

@@ -20,7 +20,7 @@ FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATU
 FAKE_EOS=1|2              1st token EOS (2: always)             FAKE_DROP_AFTER=N       cuts streams after N tokens
 FAKE_KV_FAILS=1           decode cannot load KV
 FAKE_KEEPS_NOTHING=1      NIXL: prefill keeps no KV
-FAKE_HOLD=POINT           waits at arrival, prefill, first, token or answer until changed over /fake/script
+FAKE_HOLD=POINT           waits at arrival, prefill, first, token, answer or metrics until changed over /fake/script
 
 With FAKE_LMCACHE_URL=http://host:port (HTTP side of tests/fakes/lmcache.py) an LMCache connector reports there what it
 stores and loads.

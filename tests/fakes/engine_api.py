@@ -88,6 +88,7 @@ class Engine:
             case "/version":
                 await responder.send(200, {"version": "0.0.0+fake"})
             case "/metrics":
+                await self.gate.until(lambda: self.script.hold != "metrics")
                 await responder.send(200, metrics_page(self), content_type="text/plain; version=0.0.4")
             case "/tokenize":
                 shape = parse(json.loads(request.body) | {"max_tokens": 1}, chat="messages" in json.loads(request.body))

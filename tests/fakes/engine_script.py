@@ -60,7 +60,8 @@ class Script:
     """* NIXL: a prefill keeps no KV and its answer says nothing of it."""
     hold: str = ""
     """* Wait at this point until it is changed: arrival (before the scheduler has it) | prefill | first (before the
-    first token) | token (after it) | answer (done, but nothing of an answer that is no stream was sent)."""
+    first token) | token (after it) | answer (done, but nothing of an answer that is no stream was sent); or answer no
+    GET of this page: metrics."""
 
     @classmethod
     def from_env(cls) -> Script:

@@ -188,6 +188,15 @@ def test_05_a_dead_worker_on_the_same_host_is_left_alone_and_comes_back(deployme
     assert deployment.prefills[0].state()["finished"] == 2
 
 
+def test_05_an_engine_that_is_slow_to_tell_its_figures_serves_on(deployment: Deployment) -> None:
+    """Two engines on two busy cores have taken more than 3 s for /metrics."""
+    deployment.up(health=QUICK_HEALTH | {"timeout_seconds": 3, "failures": 1})
+    deployment.decodes[0].script(hold="metrics")
+    deployment.proxy.until("decode-0: no new figure of its KV use")
+    assert workers(deployment)["decode-0"]["healthy"]
+    assert deployment.complete().status_code == 200
+
+
 # --- 7: the turns of the two pools are not in step
 
 

@@ -39,7 +39,7 @@ def test_an_empty_pool_is_a_503_with_retry_after(deployment: Deployment, state: 
     answer = deployment.complete()
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
-    assert answer.json()["error"]["message"] == "No prefill worker is ready."
+    assert answer.json()["error"]["message"] == f"No prefill worker is ready (1 {state})."
     assert deployment.decodes[0].state()["received"] == 0
 
 

@@ -59,7 +59,9 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     }
     document["decode"] |= {"restart": restart}
     document["timeouts"]["transfer_abort_seconds"] = ABORT_SECONDS
-    document["proxy"] = {"log": "json", "routing": {"prefill": {"kind": "kv_events"}}}
+    # Eight engine processes on two cores: one that takes seconds to answer is not sick.
+    health = {"timeout_seconds": WAIT_SECONDS}
+    document["proxy"] = {"log": "json", "routing": {"prefill": {"kind": "kv_events"}}, "health": health}
     recipe = tmp_path_factory.mktemp("recipe") / f"{NAME}.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": NAME, "lmcache": None}))
     yield from brought_up(NAME, home, recipe)
@@ -75,6 +77,7 @@ class Clients:
 
     def __init__(self, deployment: Deployment, client: httpx.AsyncClient) -> None:
         self.workers = {worker.name: worker.url for worker in deployment.run.read_plan().proxy.workers}
+        self._history = lambda: "\n".join(map(str, deployment.events()))
         self._url = f"{deployment.state().endpoint}/v1/completions"
         self._client = client
 
@@ -90,7 +93,7 @@ class Clients:
 
     async def ask(self, prompt: list[int], max_tokens: int = 4) -> list[int]:
         answer = await self._client.post(self._url, json=self.body(prompt, max_tokens, return_token_ids=True))
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 200, f"{answer.text}\n{self._history()}"
         ids: list[int] = answer.json()["choices"][0]["token_ids"]
         return ids
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
 
 from pdserve.health import Answer, Prober, Waited, wait_ready
 from pdserve.plan.model import HttpProbe
@@ -108,6 +112,37 @@ def test_an_answer_of_somebody_elses_socket_does_not_count() -> None:
     assert f"PID {os.getpid()}" in answer.said
 
 
+@pytest.mark.parametrize(("protocol", "ready"), [("HTTP/1.0", False), ("HTTP/1.1", True)])
+def test_who_answers_is_looked_up_again_for_each_new_connection(protocol: str, ready: bool) -> None:
+    """The socket changes hands; only a connection that has lasted still leads to the process that was ours."""
+
+    class Healthy(BaseHTTPRequestHandler):
+        protocol_version = protocol
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    family = {os.getpid()}
+
+    async def twice(port: int) -> tuple[Answer, Answer]:
+        prober, asked = Prober(lambda: family), HttpProbe(host="127.0.0.1", port=port, path="/health")
+        first = await prober.check(asked)
+        family.clear()
+        second = await prober.check(asked)
+        await prober.close()
+        return first, second
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        first, second = asyncio.run(twice(server.server_port))
+        server.shutdown()
+    assert first.ready
+    assert second.ready is ready
+    assert ready or "not ours" in second.said
+
+
 def test_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -122,8 +157,9 @@ def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
         async def once() -> Answer:
             prober = Prober(lambda: {os.getpid()})
             asking = asyncio.create_task(prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health")))
-            connection, _ = await asyncio.to_thread(server.accept)
-            connection.close()
+            for _ in ("is somebody there?", "GET"):
+                connection, _ = await asyncio.to_thread(server.accept)
+                connection.close()
             answer = await asking
             await prober.close()
             return answer
