@@ -218,8 +218,9 @@ class Agent:
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""
         while True:
-            for process in list(self._processes.values()):
-                process.record_shm()
+            # What maps a segment tells a long file for each process; orphans are still descendants, adopted by us.
+            if self._ledger.unknown():
+                self._ledger.record(procfs.descendants(os.getpid()))
             reap_adopted(process.root_pid for process in self._processes.values())
             await asyncio.sleep(_SWEEP_SECONDS)
 

@@ -20,7 +20,8 @@ async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: s
     members = sorted(pids)
     parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
     parts.append(f"process tree ({len(members)}):")
-    parts += [f"  {pid}{' (stopped)' if procfs.is_stopped(pid) else ''}  {procfs.command(pid)}" for pid in members]
+    held = {one.pid for one in procfs.identities(members) if procfs.is_stopped(one)}
+    parts += [f"  {pid}{' (stopped)' if pid in held else ''}  {procfs.command(pid)}" for pid in members]
     parts.append("\nlistening TCP ports:")
     parts += [f"  {port}  PID {pid}" for port, pid in sorted(procfs.listening_ports(members).items())] or ["  none"]
     stacks = await asyncio.gather(*(asyncio.to_thread(_python_stack, pid) for pid in members))

@@ -28,6 +28,11 @@ class ProcessId(BaseModel):
         return stat is not None and int(stat[_STAT_START]) == self.start_ticks and stat[_STAT_STATE] not in "ZX"
 
 
+def identities(pids: Iterable[int]) -> list[ProcessId]:
+    """Of those that still exist."""
+    return [identity for pid in pids if (identity := identify(pid)) is not None]
+
+
 def identify(pid: int) -> ProcessId | None:
     """The identity of a PID; None when there is no such process."""
     stat = _stat(pid)
@@ -37,7 +42,9 @@ def identify(pid: int) -> ProcessId | None:
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        # A scan reads one of these for each process of the machine, and a Path costs more than the read.
+        with open(f"{_PROC}/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            text = file.read()
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
@@ -48,10 +55,10 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in names if name.isdigit())
 
 
-def is_stopped(pid: int) -> bool:
+def is_stopped(process: ProcessId) -> bool:
     """True for a process held by SIGSTOP: alive for the kernel, useless for everybody else."""
-    stat = _stat(pid)
-    return stat is not None and stat[_STAT_STATE] in "Tt"
+    stat = _stat(process.pid)
+    return stat is not None and stat[_STAT_STATE] in "Tt" and int(stat[_STAT_START]) == process.start_ticks
 
 
 def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:

@@ -33,6 +33,10 @@ class ShmLedger:
         self._strangers: Mapping[str, int] = kept["strangers"] if strangers is None else strangers
         self._names: set[str] = set(kept["names"])
 
+    def unknown(self) -> bool:
+        """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
+        return any(self._created_by_us(name) for name in existing().keys() - self._names)
+
     def record(self, pids: Iterable[int]) -> None:
         """Adds what these processes map now."""
         seen = {name for name in procfs.shared_memory(pids) if self._created_by_us(name)} - self._names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import time
@@ -35,6 +36,8 @@ _FATAL_GRACE_SECONDS = 10.0
 worker can hang in the teardown of its KV transport for good."""
 _WATCH_SECONDS = 2.0
 _UNRESPONSIVE_TRIES = 3
+_LOOKS_AT_THE_SAME = 15
+"""Who belongs to a process hardly changes while it serves, and finding out reads every process of the machine."""
 _VITAL_MEMBER = "VLLM::"
 """vLLM titles its processes VLLM::EngineCore, VLLM::Worker...: without one of them an engine is dead, whatever its
 API server still answers."""
@@ -209,9 +212,11 @@ class Supervised:
     async def _watch_health(self, child: Child) -> None:
         """While it serves: is it stopped, does it still answer? Only changes are events."""
         failures, responsive = 0, True
-        while True:
+        for looks in itertools.count():
+            if looks % _LOOKS_AT_THE_SAME == 0:
+                members = procfs.identities(self.family())
             await asyncio.sleep(_WATCH_SECONDS)
-            held = [pid for pid in self.family() if procfs.is_stopped(pid)]
+            held = [member.pid for member in members if procfs.is_stopped(member)]
             answer = Answer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
             failures = 0 if answer.ready else failures + 1
             if answer.ready and not responsive:
