@@ -23,11 +23,14 @@ log = logging.getLogger("pdserve.proxy")
 
 SHORT_LIFE_SECONDS = 5.0
 """A process that ends sooner would only end again: then all end, and the supervisor sees it."""
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills nobody."""
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
 
 Member = Callable[[int, int, int], int]
-"""(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork."""
+"""(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork, and
+unblocks SIGNALS once it handles them."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Processes:
         for end in (wake, waker):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in SIGNALS:
             signal.signal(signum, self._pass_on)
         signal.signal(signal.SIGCHLD, _ignore)
         with selectors.DefaultSelector() as selector:
@@ -73,7 +76,8 @@ class Processes:
             if self.stdin is not None:
                 selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
             for index in range(self.count):
-                self._fork(index)
+                if not self._ending:
+                    self._fork(index)
             while self._children:
                 for key, _ in selector.select():
                     key.data()
@@ -122,13 +126,15 @@ class Processes:
     def _fork(self, index: int) -> None:
         control_out, control_in = os.pipe()
         asks_out, asks_in = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
-        os.close(control_out)
-        os.close(asks_in)
         child = _Child(index, pid, control_in, asks_out, time.monotonic())
         self._children[pid] = child
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(control_out)
+        os.close(asks_in)
         self._selector.register(asks_out, selectors.EVENT_READ, lambda: self._read_child(child))
         for line in (*self._told, *self._states.values()):
             _write(control_in, line)
@@ -140,7 +146,7 @@ class Processes:
             # Members without their parent would hear of no death any more.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
-            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            for signum in SIGNALS | {signal.SIGCHLD}:
                 signal.signal(signum, signal.SIG_DFL)
             self._selector.close()
             for other in self._children.values():

@@ -14,6 +14,7 @@ import uvloop
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import Limits as FrontLimits
+from pdserve.pd.processes import SIGNALS
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -83,6 +84,7 @@ class Server:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
         loop.add_signal_handler(signal.SIGHUP, self._served.reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
         server = await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG, ssl=self._tls())
         sweeper = loop.create_task(self._sweep())

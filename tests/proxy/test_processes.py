@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from pdserve import procfs
-from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.deployment import MODEL, Deployment, Proxy
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
@@ -95,6 +96,24 @@ def test_they_end_together_and_a_stream_is_finished_first(deployment: Deployment
         deployment.decodes[0].script(hold="")
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert deployment.proxy.process.wait() == 0
+
+
+@pytest.mark.parametrize("early", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment, early: signal.Signals) -> None:
+    proxy = Proxy(
+        deployment.folder / "early.json", deployment.config("mooncake", processes=PROCESSES), key="", control=False
+    )
+    try:
+        while not procfs.descendants(proxy.process.pid):
+            assert proxy.process.poll() is None
+        proxy.process.send_signal(early)
+        if early is signal.SIGHUP:
+            for _ in range(PROCESSES):
+                proxy.until("serving on")
+            proxy.process.terminate()
+        assert proxy.process.wait() == 0
+    finally:
+        proxy.end()
 
 
 def test_members_die_with_their_parent(deployment: Deployment) -> None:
