@@ -1,4 +1,4 @@
-"""The deployment that most tests of the proxy talk to."""
+"""The deployment that most tests of the proxy talk to, and which of them need not be run on both builds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.deployment import Deployment
+
+
+PROXIES = {"deployment", "impatient"}
+"""Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
+ON_BOTH_BUILDS = {"test_blackbox.py"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks those that take longest: scripts/test runs them on the build that users install. What passes there passes
+    on the source too, which lets more through; that it starts and serves there as well is shown by ON_BOTH_BUILDS."""
+    here = Path(__file__).parent
+    for item in items:
+        starts_it = PROXIES & set(getattr(item, "fixturenames", ()))
+        if item.path.parent == here and starts_it and item.path.name not in ON_BOTH_BUILDS:
+            item.add_marker("wheel")
 
 
 @pytest.fixture
