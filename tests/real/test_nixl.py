@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real
 NAME = "tiny-cpu-nixl"
 PROOFS = {"endpoints", "requests", "transfer", "output", "clean"}
 WORDS = "the quick brown fox jumps over the lazy dog and "
-DEPARTURES = 12
+DEPARTURES = 8
 CROWD = 40
 MEDIUM, LONG = WORDS * 30, WORDS * 80
 """Prompts that prefill computes in about a second, and in seconds: longer than the proxy waits for the end of one whose
