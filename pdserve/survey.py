@@ -176,7 +176,7 @@ async def survey(
             checked = await _all(scouts, lambda one: one.ask(_check(plan, one.name, mark, change), Found))
             findings += [finding for found in checked for finding in found.findings]
         finally:
-            remove_mark(run_dir)
+            remove_mark(run_dir, mark)
         findings += await _reach(scouts, plan)
     return Survey(plan, tuple(findings), addresses, facts)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pdserve.preflight.finding import Finding
 
-MARK_FILE = ".preflight"
-"""In the run directory while the nodes are checked."""
+_MARK_FILE = ".preflight-"
+"""In the run directory while the nodes are checked. Its name ends in the mark: two launchers that look at the nodes of
+one deployment leave one each."""
 _WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
@@ -19,13 +20,17 @@ _POLL_SECONDS = 0.1
 def write_mark(run_dir: Path) -> str:
     """Leaves a mark for the nodes; returns what they must find. Raises OSError."""
     mark = secrets.token_hex(8)
-    (run_dir / MARK_FILE).write_text(mark)
+    _file(run_dir, mark).touch()
     return mark
 
 
-def remove_mark(run_dir: Path) -> None:
+def remove_mark(run_dir: Path, mark: str) -> None:
     """After the nodes were checked."""
-    (run_dir / MARK_FILE).unlink(missing_ok=True)
+    _file(run_dir, mark).unlink(missing_ok=True)
+
+
+def _file(run_dir: Path, mark: str) -> Path:
+    return run_dir / f"{_MARK_FILE}{mark}"
 
 
 def find_run_dir(
@@ -36,7 +41,7 @@ def find_run_dir(
     deadline = time.monotonic() + seconds
     while (why := _look(run_dir, mark)) and time.monotonic() < deadline:
         pause(_POLL_SECONDS)
-    problem = why or _write(node, run_dir)
+    problem = why or _write(node, run_dir, mark)
     return Finding(
         node=node,
         check="run-dir",
@@ -52,16 +57,16 @@ def find_run_dir(
 
 def _look(run_dir: Path, mark: str) -> str | None:
     try:
-        found = (run_dir / MARK_FILE).read_text()
+        _file(run_dir, mark).read_bytes()
     except FileNotFoundError:
         return f"{run_dir} is not the launcher's" if run_dir.is_dir() else f"{run_dir} does not exist here"
     except OSError as error:
         return f"{run_dir} cannot be read: {error.strerror}"
-    return None if found == mark else f"{run_dir} is not the launcher's"
+    return None
 
 
-def _write(node: str, run_dir: Path) -> str | None:
-    mine = run_dir / f"{MARK_FILE}-{node}"
+def _write(node: str, run_dir: Path, mark: str) -> str | None:
+    mine = _file(run_dir, f"{mark}-{node}")
     try:
         mine.write_text(node)
     except OSError as error:

@@ -15,7 +15,7 @@ from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, failed
 from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.run_dir import MARK_FILE, find_run_dir, remove_mark, write_mark
+from pdserve.preflight.run_dir import find_run_dir, remove_mark, write_mark
 from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.preflight.kit import GIB, facts, only
@@ -127,10 +127,32 @@ def test_devices_without_the_tool_that_knows_who_uses_them(tmp_path: Path, monke
 
 def test_a_run_directory_that_is_shared(tmp_path: Path) -> None:
     mark = write_mark(tmp_path)
+    [left] = tmp_path.iterdir()
     assert find_run_dir("a", tmp_path, mark).status == "ok"
-    assert [path.name for path in tmp_path.iterdir()] == [MARK_FILE], "what the node wrote is gone again"
-    remove_mark(tmp_path)
+    assert list(tmp_path.iterdir()) == [left], "what the node wrote is gone again"
+    remove_mark(tmp_path, mark)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_launchers_look_at_one_run_directory_at_the_same_time(tmp_path: Path) -> None:
+    mine, others = write_mark(tmp_path), write_mark(tmp_path)
+    assert find_run_dir("a", tmp_path, mine, seconds=0).status == "ok"
+    remove_mark(tmp_path, mine)
+    assert find_run_dir("a", tmp_path, others, seconds=0).status == "ok"
+
+
+def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    real = Path.write_text
+
+    def write_text(path: Path, text: str) -> int:
+        written.append(path)
+        return real(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    for mark in (write_mark(tmp_path), write_mark(tmp_path)):
+        find_run_dir("a", tmp_path, mark, seconds=0)
+    assert len(set(written)) == 2
 
 
 @pytest.mark.parametrize(
@@ -150,10 +172,11 @@ def test_a_run_directory_that_is_another_one(tmp_path: Path, folder: str, says: 
 
 def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
     mark = write_mark(tmp_path)
-    (tmp_path / MARK_FILE).rename(tmp_path / "late")
+    [file] = tmp_path.iterdir()
+    file.rename(tmp_path / "late")
 
     def appears(_: float) -> None:
-        (tmp_path / "late").rename(tmp_path / MARK_FILE)
+        (tmp_path / "late").rename(file)
 
     assert find_run_dir("a", tmp_path, mark, pause=appears).status == "ok"
 
