@@ -58,26 +58,30 @@ class Survey:
 
 
 class _Scout:
-    """The launcher's end of one scout."""
+    """The launcher's end of one scout. Raises PreflightError where the way to it cannot be run here."""
 
     def __init__(self, candidate: Candidate, run_dir: Path) -> None:
         self.name = candidate.name
         reach = candidate.reach
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
         self.log = run_dir / "logs" / f"scout@{candidate.name}.log"
-        argv = [*candidate.command, "-m", "pdserve.scout"]
-        self._popen = spawn_piped(
-            reach_argv(reach, candidate.name, f"scout-{candidate.name}", argv),
-            env=for_srun(os.environ) if isinstance(reach, Srun) else os.environ,
-            stderr=self.log,
-        )
+        argv = reach_argv(reach, candidate.name, f"scout-{candidate.name}", [*candidate.command, "-m", "pdserve.scout"])
+        try:
+            self._popen = spawn_piped(
+                argv, env=for_srun(os.environ) if isinstance(reach, Srun) else os.environ, stderr=self.log
+            )
+        except OSError as error:
+            raise _not_run(argv[0], error, where=f"scout@{self.name}") from error
         assert self._popen.stdin is not None
         self._outlet = Outlet(self._popen.stdin.fileno())
         self._stream = asyncio.StreamReader(limit=_LINE_LIMIT)
+        self._read = False
+        """Whether the event loop has the pipe, and closes it."""
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
         assert self._popen.stdout is not None
+        self._read = True
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(self._stream), self._popen.stdout
         )
@@ -132,12 +136,28 @@ class _Scout:
             self._popen.kill()
             await pid_end(self._popen.pid)
         self._popen.wait()
+        if not self._read and self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
+    """Popen names the program in its error; another file is the log."""
+    if error.filename not in (None, program):
+        return PreflightError(f"{error.filename} cannot be written: {error.strerror}", where=where)
+    return PreflightError(
+        f"{program} cannot be run here: {error.strerror}",
+        where=where,
+        cause=f"no {program} in a folder of PATH on this machine" if isinstance(error, FileNotFoundError) else None,
+        todo=f"install {program} on the machine where pdserve is called, or add its folder to PATH",
+    )
 
 
 @asynccontextmanager
 async def _scouts(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Scout]]:
-    scouts = [_Scout(one, run_dir) for one in machines]
+    scouts: list[_Scout] = []
     try:
+        for one in machines:  # one that cannot be started leaves those before it to be ended
+            scouts.append(_Scout(one, run_dir))
         await _all(scouts, lambda scout: scout.begin())
         yield scouts
     finally:

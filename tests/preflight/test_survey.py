@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from pdserve import survey
+from pdserve.candidates import Candidate, Candidates
+from pdserve.errors import PreflightError
+from pdserve.plan.model import Node, Plan
+from pdserve.plan.reach import Local
 from pdserve.preflight.interfaces import interfaces, is_loopback
+from pdserve.process import spawn_piped
+from pdserve.versions import Versions
 from tests.launch.deployment import pdserve, recipe
+from tests.plan import kit
 
 OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
 ELSEWHERE = "203.0.113.7"
@@ -115,6 +126,45 @@ def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
     said = refused(here, "hosts: [{name: a}, {name: refuses}]")
     assert "error: scout@refuses: nothing can be started on refuses\n" in said
     assert "exclude_nodes" in said
+
+
+def test_a_machine_without_ssh_is_told_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "bin" / "ssh").unlink()
+    monkeypatch.setenv("PATH", str(here / "bin"))
+    said = refused(here, "hosts: [{name: a}, {name: b}]")
+    assert "error: scout@a: ssh cannot be run here: No such file or directory\n" in said
+    assert "what to do:   install ssh on the machine where pdserve is called, or add its folder to PATH" in said
+
+
+def unseen(run_dir: Path, *machines: Candidate) -> PreflightError:
+    """Why none of these machines can be looked at."""
+
+    def plan_for(nodes: Sequence[Node], versions: Versions) -> Plan:
+        raise AssertionError("nothing is planned for machines that nobody has seen")
+
+    with pytest.raises(PreflightError) as raised:
+        asyncio.run(survey.survey(Candidates("a test", machines), kit.recipe(), run_dir=run_dir, plan_for=plan_for))
+    return raised.value
+
+
+def test_scouts_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def spawn(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:
+        started.append(spawn_piped(argv, env=env, stderr=stderr))
+        return started[-1]
+
+    monkeypatch.setattr(survey, "spawn_piped", spawn)
+    absent = Candidate("b", Local(), "b", command=("/no/such/program",))
+    error = unseen(tmp_path, Candidate("a", Local(), "a"), absent)
+    assert error.what == "/no/such/program cannot be run here: No such file or directory"
+    assert [one.returncode for one in started] == [0]
+
+
+def test_a_log_that_cannot_be_written_is_not_blamed_on_the_program(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "scout@a.log"
+    log.mkdir(parents=True)
+    assert unseen(tmp_path, Candidate("a", Local(), "a")).what == f"{log} cannot be written: Is a directory"
 
 
 def test_a_cluster_file_that_is_right_is_none_of_this(here: Path) -> None:
