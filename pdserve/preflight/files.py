@@ -12,7 +12,6 @@ from pdserve import distributions
 from pdserve.errors import PreflightError
 from pdserve.pd import keys
 from pdserve.pd.config import ProxyConfig
-from pdserve.pd.settings import Tls
 from pdserve.plan import vllm_router
 from pdserve.plan.model import Plan, Process
 
@@ -37,6 +36,13 @@ def check_proxy_files(proxy: ProxyConfig) -> None:
     named = {"proxy.auth.keys_file": proxy.auth.keys_file}
     if proxy.tls is not None:
         named |= {"proxy.tls.certificate": proxy.tls.certificate, "proxy.tls.key": proxy.tls.key}
+    upstream = proxy.upstream_tls
+    if upstream is not None:
+        named |= {
+            "proxy.upstream_tls.ca": upstream.ca,
+            "proxy.upstream_tls.certificate": upstream.certificate,
+            "proxy.upstream_tls.key": upstream.key,
+        }
     if proxy.admin is not None:
         named["proxy.admin.token_file"] = proxy.admin.token_file
     for key, path in named.items():
@@ -52,17 +58,34 @@ def check_proxy_files(proxy: ProxyConfig) -> None:
     if proxy.admin is not None and proxy.admin.token_file is not None:
         keys.read_token(Path(proxy.admin.token_file))
     if proxy.tls is not None:
-        _check_pair(proxy.tls)
+        _check_pair(proxy.tls.certificate, proxy.tls.key, where="proxy.tls")
+    if upstream is not None:
+        _check_ca(upstream.ca)
+        if upstream.certificate is not None and upstream.key is not None:
+            _check_pair(upstream.certificate, upstream.key, where="proxy.upstream_tls")
 
 
-def _check_pair(tls: Tls) -> None:
+def _check_pair(certificate: str, key: str, *, where: str) -> None:
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.certificate, tls.key, password="")
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise PreflightError(
             f"certificate and key are not usable together: {error}",
-            where="proxy.tls",
+            where=where,
             cause="no PEM files, a key of another certificate, or a key with a passphrase",
+        ) from error
+
+
+def _check_ca(ca: str | None) -> None:
+    if ca is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca)
+    except ssl.SSLError as error:
+        raise PreflightError(
+            f"{ca} holds no CA that can be used: {error}",
+            where="proxy.upstream_tls.ca",
+            cause="no PEM file of certificates",
         ) from error
 
 

@@ -19,6 +19,7 @@ from pdserve.preflight.run_dir import find_run_dir, remove_mark, write_mark
 from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.preflight.kit import GIB, facts, only
+from tests.proxy.test_tls import made
 
 
 def plan(folder: Path, *changes: dict[str, Any], python: str = sys.executable) -> Plan:
@@ -97,6 +98,37 @@ def test_a_proxy_file_that_is_not_there(tmp_path: Path) -> None:
     found = only(look(wanted), "proxy-files")
     assert (found.status, found.where) == ("failed", "proxy.auth.keys_file")
     assert f"{tmp_path}/keys.jsonl cannot be read" in found.value
+
+
+def towards_workers(folder: Path, **names: str) -> Finding:
+    """What is found of a proxy with these files for its workers."""
+    tls = {key: str(folder / name) for key, name in names.items()}
+    return only(look(plan(folder, {"proxy": {"upstream_tls": tls, "admin": {"port": 29999}}})), "proxy-files")
+
+
+def test_certificates_towards_workers_that_are_right(tmp_path: Path) -> None:
+    made(tmp_path, "own")
+    assert towards_workers(tmp_path, ca="own.pem", certificate="own.pem", key="own.key").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "says"),
+    [
+        ({"ca": "no.pem"}, ".ca", "no.pem cannot be read"),
+        ({"certificate": "no.pem", "key": "own.key"}, ".certificate", "no.pem cannot be read"),
+        ({"certificate": "own.pem", "key": "no.key"}, ".key", "no.key cannot be read"),
+        ({"ca": "own.key"}, ".ca", "own.key holds no CA that can be used"),
+        ({"certificate": "own.pem", "key": "other.key"}, "", "certificate and key are not usable together"),
+    ],
+)
+def test_certificates_towards_workers_that_the_proxy_could_not_use(
+    tmp_path: Path, names: dict[str, str], where: str, says: str
+) -> None:
+    made(tmp_path, "own")
+    made(tmp_path, "other")
+    found = towards_workers(tmp_path, **names)
+    assert (found.status, found.where) == ("failed", f"proxy.upstream_tls{where}")
+    assert says in found.value
 
 
 def test_devices() -> None:
