@@ -68,7 +68,7 @@ def choose_all(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], network: 
             errors.append(error)
     if errors:
         what = f"{len(errors)} of {len(asked)} nodes have no address at which the others could reach them"
-        raise together(errors, what, todo=_NAME_ONE)
+        raise together(errors, what, todo=_NAME_ONE if network is not None else errors[0].todo)
     return chosen
 
 

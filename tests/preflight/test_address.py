@@ -178,6 +178,15 @@ def test_a_network_in_which_nobody_is_is_told_once_with_all_nodes() -> None:
     assert "name an interface or a subnet" in str(error.todo)
 
 
+def test_several_nodes_without_a_route_are_told_every_way_to_an_address() -> None:
+    error = refused([asked("a", others=("b",)), asked("b", others=("c",))])
+    assert error.what == "2 of 2 nodes have no address at which the others could reach them"
+    with pytest.raises(PreflightError) as of_one:
+        choose("a", NODES["a"], network=None, configured=None, others=("b",))
+    assert error.todo == of_one.value.todo
+    assert "/etc/hosts or DNS" in str(error.todo)
+
+
 def at(address: str, prefix: int | None = 24) -> Chosen:
     return Chosen(address, "eth0", prefix, "")
 
