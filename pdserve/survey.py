@@ -65,6 +65,8 @@ class _Scout:
         reach = candidate.reach
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
         self.log = run_dir / "logs" / f"scout@{candidate.name}.log"
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
+        """By earlier scouts of this run directory, in bytes of the log."""
         argv = reach_argv(reach, candidate.name, f"scout-{candidate.name}", [*candidate.command, "-m", "pdserve.scout"])
         try:
             self._popen = spawn_piped(
@@ -114,7 +116,7 @@ class _Scout:
 
     def _error(self, what: str, cause: str | None = None, said: str = "") -> PreflightError:
         with contextlib.suppress(OSError):
-            said = said or self.log.read_text(errors="replace")
+            said = said or self.log.read_bytes()[self._said_before :].decode(errors="replace")
         return PreflightError(
             what,
             where=f"scout@{self.name}",

@@ -161,6 +161,16 @@ def test_scouts_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
     assert [one.returncode for one in started] == [0]
 
 
+def test_what_an_earlier_scout_said_is_not_taken_for_what_this_one_says(tmp_path: Path) -> None:
+    def says(script: str) -> tuple[str, ...]:
+        return unseen(tmp_path, Candidate("a", Local(), "a", command=("sh", "-c", script))).evidence
+
+    assert says("echo refused >&2") == ("refused",)
+    assert says("echo unknown >&2") == ("unknown",)
+    assert says("exit 1") == ()
+    assert (tmp_path / "logs" / "scout@a.log").read_text() == "refused\nunknown\n", "the log keeps all of it"
+
+
 def test_a_log_that_cannot_be_written_is_not_blamed_on_the_program(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "scout@a.log"
     log.mkdir(parents=True)
