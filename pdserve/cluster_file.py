@@ -100,9 +100,11 @@ class LoadedCluster:
 
     def locate(self, dotted: str) -> str | None:
         """`cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down; None for
-        a key whose section is not in this file."""
+        a key whose section is not in this file, or says nothing there (null)."""
         path = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-        return str(locate(path, self.origins)) if path[:1] in self.origins else None
+        if path[:1] not in self.origins or getattr(self.cluster, str(path[0]), None) is None:
+            return None
+        return str(locate(path, self.origins))
 
     @property
     def ssh_config(self) -> FilePath | None:

@@ -216,6 +216,20 @@ def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
     assert load(tmp_path, TWO + "ssh: {config: /etc/x}\n").ssh_config == Path("/etc/x")
 
 
+def test_keys_are_found_with_their_line_where_the_file_says_something(tmp_path: Path) -> None:
+    loaded = load(tmp_path, TWO + "network: {cidr: 10.0.0.0/8}\n")
+    assert loaded.locate("network.cidr") == f"{tmp_path}/cluster.yaml:5"
+    assert loaded.locate("hosts.1.address") == f"{tmp_path}/cluster.yaml:4", "its nearest ancestor"
+    assert loaded.locate("schema") == f"{tmp_path}/cluster.yaml:1"
+    assert loaded.locate("exclude_nodes") is None
+    assert loaded.locate("model.path") is None
+
+
+def test_a_section_that_is_null_leaves_the_recipes_its_own(tmp_path: Path) -> None:
+    assert load(tmp_path, TWO + "network: null\n").locate("network.cidr") is None
+    assert load(tmp_path, TWO + "network:\n").locate("network") is None
+
+
 def test_one_host_may_be_this_machine(tmp_path: Path) -> None:
     loaded = load(tmp_path, "schema: 1\nhosts: [{name: here, address: 127.0.0.1}]\n")
     assert loaded.cluster.hosts[0].address == "127.0.0.1"

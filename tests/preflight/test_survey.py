@@ -86,6 +86,12 @@ def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
     assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in said
 
 
+def test_it_is_so_beside_a_cluster_file_that_says_null(here: Path) -> None:
+    file = recipe(here, network__cidr="203.0.113.0/24")
+    said = refused(here, "network: null", "hosts: [{name: a}]", file=file)
+    assert re.search(rf"error: {re.escape(str(file))}:\d+: network.cidr: a has no address", said)
+
+
 @pytest.mark.skipif(not OWN, reason="no address besides loopback here")
 def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(here: Path) -> None:
     said = refused(here, "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
