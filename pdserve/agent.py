@@ -182,7 +182,7 @@ class Agent:
         )
         self._processes[process.name] = process
         try:
-            process.start(order.secrets)
+            process.start(order.secrets, order.cpu_share)
         except OSError as error:  # its files or its log cannot be written: a full disk, a deleted run directory
             how = f"could not be started: {error}"
             self._emit(Died(name=process.name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pdserve.patched import forget
+from pdserve.plan.cpus import cpu_share
 from pdserve.plan.model import ExitProbe, Plan, Process
 from pdserve.protocol import (
     Answered,
@@ -111,7 +112,7 @@ class Fleet:
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
         forget(self.run, name)
-        link.send(Start(process=process, secrets=values))
+        link.send(Start(process=process, secrets=values, cpu_share=cpu_share(self.plan, name)))
 
     async def stop(self, name: str, grace: float | None = None) -> None:
         """Stops one process tree and returns when it is gone (or its agent is)."""

@@ -176,10 +176,30 @@ async def pid_end(pid: int) -> None:
         os.close(pidfd)
 
 
+def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int]:
+    """The i-th of n equal parts of these CPUs, all of them without a share. With more parts than CPUs several parts
+    are the same CPU."""
+    every = sorted(cpus)
+    if share is None:
+        return set(every)
+    part, parts = share
+    if parts >= len(every):
+        return {every[part % len(every)]}
+    return set(every[part * len(every) // parts : (part + 1) * len(every) // parts])
+
+
 def spawn(
-    argv: Sequence[str], *, env: Mapping[str, str], log: Path, marker: str, control_stdin: bool, cwd: Path | None = None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    marker: str,
+    control_stdin: bool,
+    cwd: Path | None = None,
+    cpus: set[int] | None = None,
 ) -> Child:
-    """Starts a program in a session of its own, stdout and stderr appended to `log`.
+    """Starts a program in a session of its own, stdout and stderr appended to `log`. `cpus`: all that it may use; None:
+    as we do.
 
     Raises OSError when the program cannot be executed.
     """
@@ -194,6 +214,9 @@ def spawn(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    if cpus is not None and cpus != os.sched_getaffinity(0):
+        # Its first thread is the only one yet; what it starts inherits.
+        os.sched_setaffinity(popen.pid, cpus)
     return Child(popen, marker)
 
 

@@ -34,6 +34,8 @@ class Start(Message):
     do: Literal["start"] = "start"
     process: Process
     secrets: dict[str, str] = {}
+    cpu_share: tuple[int, int] | None = None
+    """(i, n): the i-th of n equal parts of the CPUs that the agent may use. None: all of them."""
 
 
 class Stop(Message):

@@ -17,7 +17,7 @@ from pdserve.log_lines import GrowingLog, read_from, split
 from pdserve.log_progress import describe, is_fatal
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
-from pdserve.process import Child, pid_end, spawn
+from pdserve.process import Child, pid_end, share_of_cpus, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
 from pdserve.shm import ShmLedger
 
@@ -91,8 +91,9 @@ class Supervised:
         """Live PIDs of the tree."""
         return set() if self._child is None or self.done else self._child.family()
 
-    def start(self, secrets: Mapping[str, str]) -> None:
-        """Spawns the process and begins to watch it. Failure to execute is reported as a death."""
+    def start(self, secrets: Mapping[str, str], cpu_share: tuple[int, int] | None = None) -> None:
+        """Spawns the process and begins to watch it. Failure to execute is reported as a death.
+        `cpu_share` as in protocol.Start."""
         for relative, content in self.plan.files.items():
             (self._run_dir / relative).write_text(content)
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
@@ -104,6 +105,7 @@ class Supervised:
                 log=self._log,
                 marker=f"{self._run_id}/{self.name}",
                 control_stdin=self.plan.control == "stdin",
+                cpus=share_of_cpus(os.sched_getaffinity(0), cpu_share),
             )
         except OSError as error:
             self._emit(self._died(0, None, f"could not be executed: {error}", began, None))

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from pdserve.plan.cpus import cpu_share
 from pdserve.plan.environment import ENGINE_KEY
 from pdserve.plan.model import ExitProbe, HttpProbe, LmcacheProbe, Plan, Probe, Process
 
@@ -89,7 +90,7 @@ def render_shell(plan: Plan) -> str:
         *_engine_key(plan),
         'mkdir -p "$RUN_DIR/logs"',
         "",
-        *(line for process in plan.processes for line in _function(process)),
+        *(line for process in plan.processes for line in _function(process, cpu_share(plan, process.name))),
         _main(plan),
     ]
     return "\n".join(parts)
@@ -101,8 +102,10 @@ def _engine_key(plan: Plan) -> Iterator[str]:
         yield f"export {ENGINE_KEY}=\"${{{ENGINE_KEY}:-$(od -An -tx1 -N24 /dev/urandom | tr -d ' \\n')}}\""
 
 
-def _function(process: Process) -> Iterator[str]:
+def _function(process: Process, cpus: tuple[int, int] | None) -> Iterator[str]:
     yield from _comment(process)
+    if cpus is not None:
+        yield f"#   CPUs: part {cpus[0] + 1} of {cpus[1]} of the node's (by hand: taskset --cpu-list)"
     yield f"{_function_name(process.name)}() {{"
     for path, content in process.files.items():
         end = _heredoc_end(content)

@@ -198,7 +198,10 @@ class Recipe(Strict):
     status: Literal["tested", "untested"] = Field(
         default="untested", description="Whether this recipe was run on the hardware it names."
     )
-    platform: Literal["cpu", "cuda", "rocm"] = Field(description="What the engines run on.")
+    platform: Literal["cpu", "cuda", "rocm"] = Field(
+        description="What the engines run on. On `cpu` the engines of a node divide its CPUs among them, unless "
+        "VLLM_CPU_OMP_THREADS_BIND names some."
+    )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Devices of the node type this was written for: `render` plans for such nodes."
     )

@@ -52,6 +52,7 @@ run_lmcache_0() {
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
 #   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 1 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -101,6 +102,7 @@ run_prefill_0() {
 #   ports: http 8101, bootstrap 8999; log: logs/prefill-1@localhost.log
 #   ready: http://127.0.0.1:8101/health answers 200
 #   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 2 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_1() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -150,6 +152,7 @@ run_prefill_1() {
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 3 of 4 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -197,6 +200,7 @@ run_decode_0() {
 #   ports: http 8201; log: logs/decode-1@localhost.log
 #   ready: http://127.0.0.1:8201/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 4 of 4 of the node's (by hand: taskset --cpu-list)
 run_decode_1() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \

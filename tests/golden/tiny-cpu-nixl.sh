@@ -20,6 +20,7 @@ mkdir -p "$RUN_DIR/logs"
 #   ports: http 8100, nixl 5600; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
+#   CPUs: part 1 of 2 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -65,6 +66,7 @@ run_prefill_0() {
 #   ports: http 8200, nixl 5601; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, nixl-abandoned-kv
+#   CPUs: part 2 of 2 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \

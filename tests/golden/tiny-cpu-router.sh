@@ -20,6 +20,7 @@ mkdir -p "$RUN_DIR/logs"
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 1 of 2 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -68,6 +69,7 @@ run_prefill_0() {
 #   ports: http 8200; log: logs/decode-0@localhost.log
 #   ready: http://127.0.0.1:8200/health answers 200
 #   patches: stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   CPUs: part 2 of 2 of the node's (by hand: taskset --cpu-list)
 run_decode_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \

@@ -9,7 +9,6 @@ import pytest
 
 from tests.proxy.deployment import Deployment
 
-
 PROXIES = {"deployment", "impatient"}
 """Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
 ON_BOTH_BUILDS = {"test_blackbox.py"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
-from pdserve.process import Child, pid_end, send, spawn
+from pdserve.process import Child, pid_end, send, share_of_cpus, spawn
 from pdserve.procfs import ProcessId
 
 READY = "import time; print('up', flush=True); time.sleep(600)"
@@ -37,6 +37,36 @@ def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False) ->
         marker="test/child",
         control_stdin=control_stdin,
     )
+
+
+def test_a_child_keeps_to_its_cpus(tmp_path: Path) -> None:
+    [first, *_] = sorted(os.sched_getaffinity(0))
+    child = spawn(
+        [sys.executable, "-c", "import os, threading; print(os.sched_getaffinity(threading.get_native_id()))"],
+        env={},
+        log=tmp_path / "child.log",
+        marker="test/child",
+        control_stdin=False,
+        cpus={first},
+    )
+    asyncio.run(child.wait())
+    assert (tmp_path / "child.log").read_text() == f"{{{first}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "cpus"),
+    [
+        (None, {2, 3, 5, 7, 8}),
+        ((0, 1), {2, 3, 5, 7, 8}),
+        ((0, 2), {2, 3}),
+        ((1, 2), {5, 7, 8}),
+        ((4, 5), {8}),
+        ((1, 6), {3}),
+        ((5, 6), {2}),
+    ],
+)
+def test_equal_parts_of_the_cpus_and_never_none(share: tuple[int, int] | None, cpus: set[int]) -> None:
+    assert share_of_cpus([8, 7, 5, 3, 2], share) == cpus
 
 
 async def until_file(path: Path) -> str:
