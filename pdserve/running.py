@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,24 +67,51 @@ def start_detached(run: RunDir, *, keep: bool) -> Child:
     )
 
 
-def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
-    """Shows the history of a detached launcher until the deployment is up. Raises ReportedError when it is not.
+def interruptible() -> None:
+    """From here on TERM and a closed terminal are a Ctrl-C, for who has something to clear up before it has a launcher,
+    which hears them itself."""
+    for signum in _interruptions():
+        signal.signal(signum, signal.default_int_handler)
 
-    A Ctrl-C or TERM here is one there: the launcher is asked to stop, and this raises KeyboardInterrupt once it has.
-    """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """A Ctrl-C or TERM that comes meanwhile interrupts at the end: nobody could stop what is only half started."""
+    came: list[int] = []
+    before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in _interruptions()}
     try:
-        _follow(run, launcher, tell, keep=keep)
-    except KeyboardInterrupt:
-        while launcher.poll() is None:
-            # A second Ctrl-C arrives there as a second one: it shortens every grace, and we still wait.
-            send(launcher.identity, signal.SIGTERM)
-            with contextlib.suppress(KeyboardInterrupt):
-                asyncio.run(launcher.wait())
-        raise
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        if came:
+            raise KeyboardInterrupt
 
 
-def _follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+def _interruptions() -> list[signal.Signals]:
+    """Without those that whoever started us wants ignored, as nohup does."""
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [signum for signum in every if signal.getsignal(signum) is not signal.SIG_IGN]
+
+
+def end_launcher(launcher: Child) -> None:
+    """Passes a Ctrl-C or TERM on to a detached launcher and returns once it has ended. Each further one arrives there
+    too, where it shortens every grace."""
+
+    def pass_on(*_: object) -> None:
+        send(launcher.identity, signal.SIGTERM)
+
+    for signum in _interruptions():
+        signal.signal(signum, pass_on)
+    pass_on()
+    asyncio.run(launcher.wait())
+
+
+def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+    """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
+    is not."""
+    if signal.SIGHUP in _interruptions():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
     offset = 0
     failure: ReportedError | None = None
     while True:
@@ -99,7 +126,6 @@ def _follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                 if keep:
                     raise failure
         if ended is not None:
-            run.forget_key()  # one that was killed has not done it
             log = run.logs / "launcher.log"
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}")
         time.sleep(_FOLLOW_SECONDS)

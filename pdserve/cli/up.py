@@ -28,10 +28,11 @@ from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
 from pdserve.preflight.finding import of_several_nodes, raise_failed
+from pdserve.process import Child
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
 from pdserve.rundir import RunDir, find, home, lives, new_run_id
-from pdserve.running import follow, run_here, start_detached
+from pdserve.running import end_launcher, follow, held_back, interruptible, run_here, start_detached
 
 _APPLY_MARGIN_SECONDS = 120.0
 
@@ -131,16 +132,30 @@ def _bring_up(
     began: float,
 ) -> None:
     record_run(run, planned.plan, planned.loaded.to_yaml(model_path=planned.plan.model_path), planned.versions)
-    run.save_key(key)
-    console.begin(run)
-    if detach:
-        follow(run, start_detached(run, keep=keep), console.tell, keep=keep)
-        console.detached()
-        return
+    interruptible()
+    launcher: Child | None = None
     try:
-        run_here(run, planned.plan, secrets, console.tell, keep=keep, began=began)
+        run.save_key(key)
+        console.begin(run)
+        if detach:
+            with held_back():
+                launcher = start_detached(run, keep=keep)
+            follow(run, launcher, console.tell, keep=keep)
+        else:
+            run_here(run, planned.plan, secrets, console.tell, keep=keep, began=began)
+    except KeyboardInterrupt:
+        if launcher is not None:
+            end_launcher(launcher)
+        raise
     finally:
-        console.end()
+        # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
+        # still importing when it was told to stop, has not forgotten it.
+        if launcher is None or launcher.poll() is not None:
+            run.forget_key()
+        if not detach:
+            console.end()
+    if detach:
+        console.detached()
 
 
 def _running(root: Path, name: str) -> RunDir | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,52 @@ def test_so_does_the_next_up(tmp_path: Path, pdserve_home: Path) -> None:
         assert own != before
         assert keys() == [own]
     assert_nothing_left(deployment)
+
+
+STRIKES = """
+import os, signal
+from pdserve.cli import main, up
+from pdserve.cli.console import Console
+before = up.{function}
+def struck(*arguments, **options):
+    made = before(*arguments, **options) if {late} else None
+    os.kill(os.getpid(), signal.{signum})
+    return made or before(*arguments, **options)
+up.{function} = struck
+main.main()
+"""
+"""`pdserve` that is signalled in the middle of its own `up`, where no other process could hit it reliably."""
+
+
+def struck(function: str, signum: str, file: Path, *options: str, late: bool = False) -> int:
+    """The exit code of an `up` that gets the signal as it begins this function, or `late`: has done what it does."""
+    script = STRIKES.format(function=function, signum=signum, late=late)
+    argv = [sys.executable, "-c", script, "up", str(file), *options]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, timeout=LINE_SECONDS, check=False).returncode
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)], ids=["foreground", "detached"])
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_up_that_is_interrupted_before_its_launcher_runs_leaves_none(
+    tmp_path: Path, pdserve_home: Path, signum: str, options: tuple[str, ...]
+) -> None:
+    function = "start_detached" if options else "run_here"
+    assert struck(function, signum, recipe(tmp_path), *options) == 130
+    assert keys() == []
+
+
+@pytest.mark.parametrize(("function", "late"), [("start_detached", True), ("follow", False)], ids=["begun", "followed"])
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM"])
+def test_neither_does_one_whose_launcher_is_still_importing(
+    tmp_path: Path, pdserve_home: Path, signum: str, function: str, late: bool
+) -> None:
+    assert struck(function, signum, recipe(tmp_path), "--detach", late=late) == 130
+    assert keys() == []
+
+
+def test_a_failure_that_is_kept_keeps_its_own_until_down(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path, decode__env={"FAKE_DIE_AT": "load"})
+    assert pdserve("up", file, "--detach", "--keep-on-failure")[0] == 4
+    assert len(keys()) == 1
+    assert pdserve("down")[0] == 0
+    assert keys() == []
