@@ -184,7 +184,9 @@ async def survey(
         known = dict(zip((one.name for one in machines), await _facts(scouts, machines, recipe), strict=True))
         facts = {name: one for name, (one, _) in known.items()}
         network = candidates.network or recipe.network
-        addresses = choose_all([_asked(one, machines) for one in machines], facts, network)
+        asked = [_asked(one, machines) for one in machines]
+        locate = (lambda _: None) if candidates.file is None else candidates.file.locate
+        addresses = choose_all(asked, facts, network, locate)
         nodes = [_node(one, facts[one.name], addresses[one.name]) for one in machines]
         # Whether the others have the same is one of the findings.
         plan = plan_for(nodes, facts[machines[0].name].versions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pdserve.errors import PreflightError, RecipeError
@@ -49,15 +49,21 @@ class Asked(NamedTuple):
     """What its facts have routes for: names or addresses of the other nodes."""
 
 
-def choose_all(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], network: Network | None) -> dict[str, Chosen]:
-    """The address of each node, as `choose` does it. Raises one PreflightError with every node that has none.
+def choose_all(
+    asked: Sequence[Asked],
+    facts: Mapping[str, NodeFacts],
+    network: Network | None,
+    locate: Callable[[str], str | None] = lambda _: None,
+) -> dict[str, Chosen]:
+    """The address of each node, as `choose` does it. Raises one PreflightError with every node that has none. `locate`:
+    the line of the cluster file where a key stands.
 
     An address of the cluster file that is not the node's own comes first: it also misleads those that look for a route
     to it, and they would be blamed.
     """
     if len(asked) == 1 and network is None and asked[0].configured is None:
         return {asked[0].node: Chosen("127.0.0.1", None, None, "the only node")}
-    _check_own(asked, facts)
+    _check_own(asked, facts, locate)
     chosen, errors = {}, []
     for one in asked:
         try:
@@ -72,7 +78,11 @@ def choose_all(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], network: 
     return chosen
 
 
-def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts]) -> None:
+_HOSTS = "hosts"
+"""The section of the cluster file that has the addresses."""
+
+
+def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: Callable[[str], str | None]) -> None:
     errors = []
     for one in asked:
         there = facts[one.node].interfaces
@@ -90,8 +100,15 @@ def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts]) -> None:
                 "other nodes",
             )
         )
+    if len(errors) > 1:
+        # Only the key of one error becomes a line where it is shown: these are told among its evidence.
+        for error in errors:
+            line = locate(error.where or "")
+            error.where = f"{line}: {error.where}" if line else error.where
     if errors:
-        raise together(errors, f"{len(errors)} hosts do not have their address", todo=errors[0].todo)
+        raised = together(errors, f"{len(errors)} hosts do not have their address", todo=errors[0].todo)
+        raised.where = raised.where or _HOSTS
+        raise raised
 
 
 def choose(

@@ -168,6 +168,17 @@ def test_all_hosts_whose_addresses_are_wrong_are_told_at_once() -> None:
     )
 
 
+def test_each_of_them_with_its_line_of_the_cluster_file() -> None:
+    lines = {"hosts.0.address": "cluster.yaml:3", "hosts.1.address": "cluster.yaml:5"}
+    with pytest.raises(PreflightError) as raised:
+        choose_all([asked("a", "10.1.0.2"), asked("b", "10.1.0.1")], NODES, None, lines.get)
+    assert raised.value.where == "hosts", "becomes a line of the cluster file where it is shown"
+    assert [line.partition(" does")[0] for line in raised.value.evidence[::2]] == [
+        "cluster.yaml:3: hosts.0.address: a",
+        "cluster.yaml:5: hosts.1.address: b",
+    ]
+
+
 def test_a_network_in_which_nobody_is_is_told_once_with_all_nodes() -> None:
     error = refused([asked(node) for node in NODES], Wanted(cidr="10.8.0.0/16"))
     assert (error.what, error.where) == (

@@ -101,6 +101,14 @@ def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(he
     assert "leave `address` out" in said
 
 
+@pytest.mark.skipif(not OWN, reason="no address besides loopback here")
+def test_so_are_several_hosts_with_wrong_addresses(here: Path) -> None:
+    said = refused(here, "hosts:", "- name: a", "  address: 203.0.113.8", "- name: b", f"  address: {ELSEWHERE}")
+    assert f"error: {here}/cluster.yaml:2: hosts: 2 hosts do not have their address\n" in said
+    assert f"  | {here}/cluster.yaml:4: hosts.0.address: a does not have the address 203.0.113.8\n" in said
+    assert f"  | {here}/cluster.yaml:6: hosts.1.address: b does not have the address {ELSEWHERE}\n" in said
+
+
 def test_excluded_hosts_do_not_move_the_line(here: Path) -> None:
     said = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
     assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in said
