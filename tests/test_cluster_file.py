@@ -91,6 +91,12 @@ DESTINATIONS = [
     ("fe80::1%eth0", "fe80::1%eth0"),
     ("first.last@h.x", "h.x"),
     ("DOMAIN\\me@h_x", "h_x"),
+    ("me@example.org@h1", "h1"),
+    ("me@example.org@fd00::1", "fd00::1"),
+    ("ssh://me%40example.org@h1:22", "h1"),
+    ("ssh://h-1.x_y.example.org", "h-1.x_y.example.org"),
+    ("ssh://h1.example.org.:22", "h1.example.org"),
+    ("höst", "höst"),
 ]
 """And the machine that is meant."""
 
@@ -111,6 +117,7 @@ NO_DESTINATIONS = [
     ("h1:", COLON, "write [user@]host, or ssh://[user@]host:port"),
     ("h1:/tmp", COLON, "write [user@]host, or ssh://[user@]host:port"),
     ("ssh://h1:x", NAME, "write ssh://[user@]host:port"),
+    ("ssh://h1:２２", NAME, "write ssh://[user@]host:port"),
     ("ssh://h1:70000", NAME, "write ssh://[user@]host:port"),
     ("ssh://h1:0", NAME, "write ssh://[user@]host:port"),
     ("ssh://fd00::1", NAME, "write ssh://[user@]host:port"),
@@ -120,7 +127,21 @@ NO_DESTINATIONS = [
     ("-u@h1", NAME, "write [user@]host"),
     ("@h1", NAME, "write [user@]host"),
     ("u@", NAME, "write [user@]host"),
-    ("a@b@c", NAME, "write [user@]host"),
+    ("a@b@", NAME, "write [user@]host"),
+    ("-a@b@c", NAME, "write [user@]host"),
+    ("a@b@h1:2222", COLON, "write ssh://a%40b@h1:2222"),
+    ("a@b@[host]:22", BRACKETS, "write ssh://a%40b@HOST:22"),
+    ("ssh://a%40b@[fd00::1]", BRACKETS, "write a@b@fd00::1"),
+    ("ssh://a@b@c", NAME, "write [user@]host"),
+    ("ssh://u%zz@c", NAME, "write [user@]host"),
+    ("ssh://@c", NAME, "write [user@]host"),
+    ("ssh://höst", NAME, "write [user@]host"),
+    ("ssh://h*st", NAME, "write [user@]host"),
+    ("ssh://h..st", NAME, "write [user@]host"),
+    ("ssh://h..", NAME, "write [user@]host"),
+    ("ssh://.host", NAME, "write [user@]host"),
+    ("ssh://_host", NAME, "write [user@]host"),
+    ("ssh://a=b", NAME, "write [user@]host"),
     ("a b", NAME, "write [user@]host"),
     ("u v@h1", NAME, "write [user@]host"),
     ("h1\n", NAME, "write [user@]host"),
@@ -208,6 +229,16 @@ def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None
     argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
     assert f"\nhostname {machine.lower()}\n" in f"\n{done.stdout}", done.stderr
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
+@pytest.mark.parametrize(
+    "ssh", [ssh for ssh, what, _ in NO_DESTINATIONS if what == NAME and ssh.startswith("ssh://") and "-oX" not in ssh]
+)
+def test_ssh_itself_refuses_the_uris_that_we_refuse(ssh: str) -> None:
+    argv = ["ssh", "-G", "-F", "/dev/null", "--", ssh]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 255
 
 
 def test_sshs_own_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
