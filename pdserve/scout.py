@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from pdserve.plan.frozen import Frozen
-from pdserve.plan.model import Plan
+from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.cross_node import Target
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
@@ -41,7 +41,7 @@ class Check(Frozen):
     node: str
     mark: str
     starting: tuple[str, ...] | None = None
-    replaced: tuple[str, ...] = ()
+    gives_back: tuple[LmcacheServer, ...] = ()
     held_by_us: tuple[int, ...] = ()
 
 
@@ -116,7 +116,7 @@ class Scout:
                     question.node,
                     facts=facts,
                     starting=question.starting,
-                    replaced=question.replaced,
+                    gives_back=question.gives_back,
                     held_by_us=question.held_by_us,
                     mark=question.mark,
                 )

@@ -25,10 +25,12 @@ from pdserve.preflight.agreement import Skew, clock_skew, compare
 from pdserve.preflight.cross_node import cross_node
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding
+from pdserve.preflight.memory import given_back
 from pdserve.preflight.run_dir import remove_mark, write_mark
 from pdserve.preflight.together import together
 from pdserve.process import pid_end, spawn_piped
 from pdserve.recipe.model import Recipe
+from pdserve.rundir import RunDir
 from pdserve.scout import ANSWERS, Answer, Check, Connect, Found, Here, Listen, Listens, Question, Ready, WhatIs
 from pdserve.slurm_variables import for_srun
 from pdserve.versions import Versions
@@ -197,7 +199,8 @@ async def survey(
         mark = write_mark(run_dir)
         try:
             change = None if change_for is None else change_for(plan)
-            checked = await _all(scouts, lambda one: one.ask(_check(plan, one.name, mark, change), Found))
+            running = None if change is None else RunDir(run_dir).read_plan()
+            checked = await _all(scouts, lambda one: one.ask(_check(plan, one.name, mark, change, running), Found))
             findings += [finding for found in checked for finding in found.findings]
         finally:
             remove_mark(run_dir, mark)
@@ -234,15 +237,15 @@ def _node(one: Candidate, facts: NodeFacts, address: Chosen) -> Node:
     )
 
 
-def _check(plan: Plan, node: str, mark: str, change: Change | None) -> Check:
-    if change is None:
+def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Plan | None) -> Check:
+    if change is None or running is None:
         return Check(plan=plan, node=node, mark=mark)
     return Check(
         plan=plan,
         node=node,
         mark=mark,
         starting=tuple(sorted(change.starting)),
-        replaced=tuple(sorted(change.replaced)),
+        gives_back=given_back(running, node, change.replaced),
         held_by_us=tuple(sorted(change.ports[node])),
     )
 

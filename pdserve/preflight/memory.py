@@ -8,24 +8,43 @@ from dataclasses import replace
 from pdserve.errors import PreflightError
 from pdserve.host import MemoryFacts
 from pdserve.lmcache_server import check_memory
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.preflight.finding import Finding, of_error
 
 _GIB = 1 << 30
 _PLENTY = 1 << 62
 
 
-def find_memory(plan: Plan, node: str, starting: Collection[Process], facts: MemoryFacts) -> list[Finding]:
-    """Nothing where no LMCache server is started."""
+def given_back(running: Plan, node: str, replaced: Collection[str]) -> tuple[LmcacheServer, ...]:
+    """The LMCache servers, as they run on `node` now, that are stopped before those `replaced` (names) are started."""
+    there = {process.name for process in running.processes if process.node == node}
+    return tuple(server for server in running.lmcache if server.process in replaced and server.process in there)
+
+
+def find_memory(
+    plan: Plan,
+    node: str,
+    starting: Collection[Process],
+    facts: MemoryFacts,
+    gives_back: Collection[LmcacheServer] = (),
+) -> list[Finding]:
+    """Nothing where no LMCache server is started. `gives_back`: as of `given_back`. All that they may hold counts as
+    free: on a GPU host they may hold less yet, and what fits shall not be refused."""
     names = {process.name for process in starting}
     servers = [server for server in plan.lmcache if server.process in names]
     if not servers:
         return []
-    kv = sum(server.kv_bytes_on_host for server in servers)
-    in_memory = kv + sum(server.l1_bytes for server in servers)
-    in_shm = kv + sum(server.l1_bytes for server in servers if server.shm_name)
+    in_memory, in_shm = _sizes(servers)
+    memory_back, shm_back = _sizes(gives_back)
+    facts = replace(
+        facts,
+        available=facts.available + memory_back,
+        shm_free=facts.shm_free + shm_back,
+        limit_free=None if facts.limit_free is None else facts.limit_free + memory_back,
+    )
     found = []
     need, value = f"{_gib(in_memory)} for LMCache's L1", f"{_gib(facts.usable)} can be used"
+    need += _counted(memory_back)
     try:
         check_memory(servers, replace(facts, shm_free=_PLENTY))
         found.append(Finding(node=node, check="memory", status="ok", value=value, need=need))
@@ -33,12 +52,24 @@ def find_memory(plan: Plan, node: str, starting: Collection[Process], facts: Mem
         found.append(of_error(node, "memory", need, error))
     if in_shm:
         need, value = f"{_gib(in_shm)} in /dev/shm", f"{_gib(facts.shm_free)} free in /dev/shm"
+        need += _counted(shm_back)
         try:
             check_memory(servers, replace(facts, available=_PLENTY, limit_free=None))
             found.append(Finding(node=node, check="shm", status="ok", value=value, need=need))
         except PreflightError as error:
             found.append(of_error(node, "shm", need, error))
     return found
+
+
+def _sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:
+    """Of memory, and of that in /dev/shm."""
+    kv = sum(server.kv_bytes_on_host for server in servers)
+    in_shm = sum(server.l1_bytes for server in servers if server.shm_name)
+    return kv + sum(server.l1_bytes for server in servers), kv + in_shm
+
+
+def _counted(back: int) -> str:
+    return f" ({_gib(back)} of what is replaced counted as free)" if back else ""
 
 
 def _gib(size: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pdserve.errors import PdserveError
-from pdserve.plan.model import Plan, Process
+from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.preflight import files, ports
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import NodeFacts
@@ -25,16 +25,16 @@ def check_node(
     *,
     facts: NodeFacts,
     starting: Collection[str] | None = None,
-    replaced: Collection[str] = (),
+    gives_back: Collection[LmcacheServer] = (),
     held_by_us: Collection[int] = (),
     mark: str | None = None,
 ) -> list[Finding]:
     """Everything that `node` must have for the processes that are `starting` on it (names; None: all of them).
 
     To be called on that node, with facts gathered there just before. `held_by_us`: ports of the running deployment,
-    whose owners are stopped before they are needed again; `replaced`: those of the starting that are, so that their
-    memory is not asked for on top of what they have. `mark`: of `run_dir.write_mark`; None: the run directory
-    is not looked at.
+    whose owners are stopped before they are needed again; `gives_back`: its LMCache servers here that are, so that the
+    memory of those that replace them is not asked for on top of theirs. `mark`: of `run_dir.write_mark`; None: the run
+    directory is not looked at.
     """
     wanted = [process for process in on_node(plan, node) if starting is None or process.name in starting]
     found: list[Finding] = []
@@ -42,8 +42,7 @@ def check_node(
         found.append(find_run_dir(node, Path(plan.run_dir), mark))
     if wanted:
         found.extend(_files(plan, node, wanted, held_by_us))
-        fresh = [process for process in wanted if process.name not in replaced]
-        found.extend(find_memory(plan, node, fresh, facts.memory))
+        found.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
         found.extend(find_open_files(node, wanted, facts))
         found.extend(find_memlock(node, wanted, facts))
         found.extend(find_devices(plan, node, wanted, facts))

@@ -14,6 +14,7 @@ from pdserve.plan.model import Node, Plan
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, failed
+from pdserve.preflight.memory import given_back
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.run_dir import find_run_dir, remove_mark, write_mark
 from tests.launch.deployment import free_ports
@@ -63,12 +64,32 @@ def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     assert (ours.status, spared.status) == ("ok", "ok")
 
 
+def replacing(running: Plan, wanted: Plan, names: tuple[str, ...] = ("lmcache-0",)) -> list[Finding]:
+    """What is found where 100 GiB are free beside what runs."""
+    return check_node(wanted, "here", facts=facts(), starting=names, gives_back=given_back(running, "here", names))
+
+
 def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_path: Path) -> None:
-    wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
-    assert only(look(wanted), "memory").status == "failed"
-    found = check_node(wanted, "here", facts=facts(), replaced=["lmcache-0"])
-    assert {"memory", "shm"}.isdisjoint(one.check for one in found)
-    assert failed(check_node(wanted, "here", facts=facts(), replaced=["decode-0"])), "somebody else's is"
+    large = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
+    assert only(look(large), "memory").status == "failed"
+    found = only(replacing(large, large), "memory")
+    assert (found.status, found.value) == ("ok", "300.0 GiB can be used")
+    assert found.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
+
+
+def test_what_replaces_a_smaller_server_must_fit_into_what_that_one_leaves(tmp_path: Path) -> None:
+    small, large = (plan(tmp_path, kit.with_lmcache(l1_size_gb=size, shm_name="pool")) for size in (20, 200))
+    found = replacing(small, large)
+    assert [one.check for one in failed(found)] == ["memory", "shm"]
+    assert only(found, "memory").where == "lmcache.l1_size_gb"
+    assert not failed(replacing(large, small))
+
+
+def test_servers_that_stay_and_those_of_other_nodes_give_nothing_back(tmp_path: Path) -> None:
+    running = plan(tmp_path, kit.with_lmcache(l1_size_gb=20))
+    assert given_back(running, "here", ["lmcache-0"]) == running.lmcache
+    assert given_back(running, "here", ["decode-0"]) == ()
+    assert given_back(running, "there", ["lmcache-0"]) == ()
 
 
 def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:

@@ -15,14 +15,17 @@ import pytest
 
 from pdserve import survey
 from pdserve.candidates import Candidate, Candidates
+from pdserve.change import Change
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Node, Plan
 from pdserve.plan.reach import Local
 from pdserve.preflight.interfaces import interfaces, is_loopback
 from pdserve.process import spawn_piped
+from pdserve.rundir import RunDir
 from pdserve.versions import Versions
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
+from tests.preflight import kit as preflight_kit
 
 OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
 ELSEWHERE = "203.0.113.7"
@@ -173,6 +176,24 @@ def test_scouts_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
     error = unseen(tmp_path, Candidate("a", Local(), "a"), absent)
     assert error.what == "/no/such/program cannot be run here: No such file or directory"
     assert [one.returncode for one in started] == [0]
+
+
+def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(tmp_path: Path) -> None:
+    small, huge = (preflight_kit.here(kit.with_lmcache(l1_size_gb=size)) for size in (2, 900_000))
+    RunDir(tmp_path).plan.write_text(small.model_dump_json())
+    name = frozenset({"lmcache-0"})
+    seen = asyncio.run(
+        survey.survey(
+            Candidates("a test", (Candidate("here", Local(), "here", address="127.0.0.1"),)),
+            kit.recipe(),
+            run_dir=tmp_path,
+            plan_for=lambda nodes, versions: huge,
+            change_for=lambda plan: Change(starting=name, replaced=name, ports={"here": frozenset()}),
+        )
+    )
+    memory = preflight_kit.only(seen.findings, "memory")
+    assert memory.status == "failed"
+    assert "(2.0 GiB of what is replaced counted as free)" in memory.need
 
 
 def test_what_an_earlier_scout_said_is_not_taken_for_what_this_one_says(tmp_path: Path) -> None:
