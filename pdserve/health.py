@@ -8,7 +8,9 @@ on the port answers 200 while ours is still dying.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,6 +26,8 @@ DeathT = TypeVar("DeathT")
 PROBE_SECONDS = 3.0
 """One try: an HTTP server that accepts but does not answer must not hold a wait for longer."""
 INTERVAL_SECONDS = 0.1
+_PROVEN_AGAIN = 15
+"""Checks after which a connection that lasts is no proof any more: its server may have stopped listening."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,17 @@ class Prober:
         self._client: httpx.AsyncClient | None = None
         self._proven: object = None
         """Our end of a connection whose other end is ours."""
+        self._checks = 0
 
     async def check(self, probe: HttpProbe | LmcacheProbe) -> Answer:
         """One try of either kind; never raises for an answer that is merely wrong or missing."""
+        self._checks += 1
+        if self._checks % _PROVEN_AGAIN == 0:
+            self._proven = None
         if self._proven is None:
             # The kernel's table of sockets takes milliseconds to read: not ten times a second while nothing is there.
-            if (silence := await _silence(probe.host, probe.port)) is not None:
-                return Answer(False, silence)
+            if await _refused(probe.host, probe.port):
+                return Answer(False, f"nothing listens on port {probe.port} of {probe.host}")
             if (stranger := self._stranger(probe.port)) is not None:
                 return Answer(False, stranger)
         if isinstance(probe, HttpProbe):
@@ -146,14 +154,19 @@ class Prober:
             await self._client.aclose()
 
 
-async def _silence(host: str, port: int) -> str | None:
-    """Why nobody can be asked there; None: a connection is accepted."""
+async def _refused(host: str, port: int) -> bool:
+    """Whether nobody takes a connection there. What else may be wrong is seen by who looks closer."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        return f"port {port} accepts no connection"
-    except OSError:
-        return f"nothing listens on port {port}"
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    to_itself: bool = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
+    if to_itself:
+        # The kernel took the port itself for our end, as it may where nobody listens. Closed in order, it would be
+        # kept from its owner for a minute.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
-    return None
+    return to_itself

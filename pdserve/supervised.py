@@ -36,8 +36,8 @@ _FATAL_GRACE_SECONDS = 10.0
 worker can hang in the teardown of its KV transport for good."""
 _WATCH_SECONDS = 2.0
 _UNRESPONSIVE_TRIES = 3
-_LOOKS_AT_THE_SAME = 15
-"""Who belongs to a process hardly changes while it serves, and finding out reads every process of the machine."""
+_FIRST_LOOKS, _LOOKS_AT_THE_SAME = 15, 5
+"""Who belongs to a process hardly changes after the first looks, and finding out reads every process of the machine."""
 _VITAL_MEMBER = "VLLM::"
 """vLLM titles its processes VLLM::EngineCore, VLLM::Worker...: without one of them an engine is dead, whatever its
 API server still answers."""
@@ -215,7 +215,7 @@ class Supervised:
         """While it serves: is it stopped, does it still answer? Only changes are events."""
         failures, responsive = 0, True
         for looks in itertools.count():
-            if looks % _LOOKS_AT_THE_SAME == 0:
+            if looks < _FIRST_LOOKS or looks % _LOOKS_AT_THE_SAME == 0:
                 members = procfs.identities(self.family())
             await asyncio.sleep(_WATCH_SECONDS)
             held = [member.pid for member in members if procfs.is_stopped(member)]

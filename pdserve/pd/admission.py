@@ -22,7 +22,6 @@ from pdserve.pd.shared_numbers import Numbers
 CELLS_PER_PROCESS = 2
 """Shared numbers that a gate takes, for each process."""
 MAX_PRIORITY = 1_000_000
-_NO_WORKER_RETRY_SECONDS = 5
 _UNLIMITED = math.inf
 _COUNTABLE = 1 << 53
 
@@ -66,13 +65,18 @@ class Waiter:
 class Gate:
     """The entrance of one pool. Belongs to one event loop.
 
-    `candidates` gives the pool's ready workers. `refresh` must be called when they change (ready, dead, a new figure
-    of KV use), and, with several processes, every now and then while somebody waits: nothing else tells of places that
-    another process has freed.
+    `candidates` gives the pool's ready workers, `nobody` the error when there is none. `refresh` must be called when
+    they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while somebody
+    waits: nothing else tells of places that another process has freed.
     """
 
     def __init__(
-        self, pool: str, limits: PoolLimits, candidates: Callable[[], Sequence[Candidate]], numbers: Numbers
+        self,
+        pool: str,
+        limits: PoolLimits,
+        candidates: Callable[[], Sequence[Candidate]],
+        numbers: Numbers,
+        nobody: Callable[[], ApiError],
     ) -> None:
         self.pool = pool
         self.rejected_full = 0
@@ -82,6 +86,7 @@ class Gate:
         self.waiting = 0
         self._limits = limits
         self._candidates = candidates
+        self._nobody = nobody
         cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
         self._lock = numbers.lock
         self._shared = numbers.processes > 1
@@ -229,8 +234,7 @@ class Gate:
 
     def _dismiss_all(self) -> None:
         for waiter in [waiter for queue in self._queues.values() for waiter in queue]:
-            error = ApiError(503, f"No {self.pool} worker is ready.", retry_after=_NO_WORKER_RETRY_SECONDS)
-            self._turn_away(waiter, error)
+            self._turn_away(waiter, self._nobody())
 
     def _turn_away(self, waiter: Waiter, error: ApiError) -> None:
         self._dequeue(waiter)

@@ -19,7 +19,8 @@ class Entrance:
 
     def __init__(self, config: ProxyConfig, registry: Registry, numbers: Numbers) -> None:
         def ready(role: WorkerRole) -> Gate:
-            return Gate(role, getattr(config.admission, role), lambda: registry.ready(role), numbers)
+            limits = getattr(config.admission, role)
+            return Gate(role, limits, lambda: registry.ready(role), numbers, lambda: registry.nobody(role))
 
         self.gates: Mapping[WorkerRole, Gate] = {role: ready(role) for role in registry.roles}
         registry.on_change(self.refresh)

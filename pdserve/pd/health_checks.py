@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from pdserve.pd.http.fetch import FetchError, fetch
@@ -22,6 +23,8 @@ class HealthChecks:
     def __init__(self, registry: Registry, settings: Health, headers: bytes, changed: Callable[[], None]) -> None:
         self._registry, self._settings, self._headers, self._changed = registry, settings, headers, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._missed: Counter[str] = Counter()
+        """Pages of figures in a row that did not come."""
 
     def watch(self, worker: Worker) -> None:
         """Begins to look at a worker, until it is removed from the registry."""
@@ -60,12 +63,17 @@ class HealthChecks:
             figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
         except FetchError as error:
             # A page that takes seconds is the sign of a busy machine, not of an engine that cannot serve.
+            self._missed[worker.name] += 1
             log.info("%s: no new figure of its KV use: %s", worker.name, error)
+            if self._missed[worker.name] >= self._settings.failures:
+                self._is_as_full(worker, 0.0)  # unknown: nobody is turned away by an old figure for ever
             return True
+        self._missed[worker.name] = 0
         # An engine with several ranks is as full as its fullest one.
-        used = [float(value) for value in _KV_USAGE.findall(figures.body)]
-        usage = max(used, default=0.0)
+        self._is_as_full(worker, max(map(float, _KV_USAGE.findall(figures.body)), default=0.0))
+        return True
+
+    def _is_as_full(self, worker: Worker, usage: float) -> None:
         if usage != worker.kv_usage:
             worker.kv_usage = usage
             self._changed()
-        return True

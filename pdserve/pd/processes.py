@@ -76,8 +76,7 @@ class Processes:
             if self.stdin is not None:
                 selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
             for index in range(self.count):
-                if not self._ending:
-                    self._fork(index)
+                self._fork(index)
             while self._children:
                 for key, _ in selector.select():
                     key.data()
@@ -124,9 +123,13 @@ class Processes:
     # --- processes
 
     def _fork(self, index: int) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if self._ending:
+            # Heard a moment ago: it would be told of no end.
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return
         control_out, control_in = os.pipe()
         asks_out, asks_in = os.pipe()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
@@ -161,10 +164,13 @@ class Processes:
 
     def _reap(self) -> None:
         for pid, child in list(self._children.items()):
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._children[pid]  # before a signal is passed on to whoever has its PID by then
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if not ended:
                 continue
-            del self._children[pid]
             if child.asks in self._selector.get_map():
                 self._selector.unregister(child.asks)
             os.close(child.control)

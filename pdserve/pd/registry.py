@@ -185,6 +185,7 @@ class Registry:
                 listener(worker)
         if state == "ready" and before in ("starting", "dead"):
             worker.life += 1
+            worker.kv_usage = 0.0
             worker.healthy = alive
             worker.breaker.succeeded()
         self.changed()

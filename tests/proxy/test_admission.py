@@ -25,9 +25,13 @@ class Worker:
     kv_usage: float = 0.0
 
 
+def nobody() -> ApiError:
+    return ApiError(503, "Nobody is there.")
+
+
 def gate(*workers: Worker, **limits: Any) -> Gate:
     pool = list(workers) or [Worker()]
-    return Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS))
+    return Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -280,7 +284,7 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
     async def test() -> None:
         pool = [Worker()]
         limits = PoolLimits(max_requests=1)
-        door = Gate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS))
+        door = Gate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
         await admit(door)
         second, third = queued(door), queued(door)
         await turns()
@@ -291,9 +295,9 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
         pool.clear()
         door.refresh()
         await turns()
-        with pytest.raises(ApiError, match="No prefill worker is ready") as nobody:
+        with pytest.raises(ApiError, match="Nobody is there") as told:
             third.result()
-        assert nobody.value.status == 503
+        assert told.value.status == 503
 
     run(test)
 
@@ -336,7 +340,7 @@ def test_several_processes_share_the_limit_and_a_successor_clears_what_the_dead_
     def process(index: int) -> Gate:
         numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=index, processes=2)
         pool = [Worker()]
-        return Gate("decode", PoolLimits(max_requests=3), lambda: pool, numbers)
+        return Gate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, nobody)
 
     first, second = process(0), process(1)
     tickets = [first.try_admit(0, 5), second.try_admit(0, 7), first.try_admit(0, 5)]
@@ -380,7 +384,7 @@ def test_whatever_happens_the_limits_hold_nobody_is_forgotten_and_order_is_kept(
 
 async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
     pool = [Worker(), Worker()]
-    door = Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS))
+    door = Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
     inside: list[Ticket] = []
     tasks: list[asyncio.Task[None]] = []
     arrived: list[tuple[int, int]] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -15,10 +17,38 @@ import httpx
 import pytest
 
 from pdserve import procfs
-from tests.proxy.deployment import MODEL, Deployment, Proxy
+from tests.proxy.deployment import MODEL, REPOSITORY, Deployment, Proxy
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
+SIGNALLED = """
+import os, signal, sys
+from pdserve.pd import processes
+
+moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
+
+def signalled(*args):
+    if moment == "pipe" and os.getpid() == parent:
+        calls.append(1)
+        if len(calls) == 4:  # one for itself, two for the first member
+            os.kill(parent, signal.SIGTERM)
+    answer = real(*args)
+    if moment == "fork" and answer and not calls or moment == "waitpid" and answer[0] and not calls:
+        calls.append(1)
+        os.kill(parent, signal.SIGTERM)
+    return answer
+
+def member(index, lines, asks):
+    if moment == "waitpid" and index == 1:
+        return 0
+    signal.pthread_sigmask(signal.SIG_BLOCK, processes.SIGNALS)
+    signal.sigwait(processes.SIGNALS)
+    return 0
+
+setattr(os, moment, signalled)
+processes.SHORT_LIFE_SECONDS = 0.0
+sys.exit(processes.Processes(3, member, None).run())
+"""
 
 
 def members(deployment: Deployment) -> set[int]:
@@ -114,6 +144,13 @@ def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment
         assert proxy.process.wait() == 0
     finally:
         proxy.end()
+
+
+@pytest.mark.parametrize("moment", ["pipe", "fork", "waitpid"])
+def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
+    """Just before a member is there, just after, and when one that has ended is no longer its PID's owner."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED, moment], check=False, timeout=90, cwd=REPOSITORY)
+    assert ended.returncode == 0
 
 
 def test_members_die_with_their_parent(deployment: Deployment) -> None:

@@ -29,7 +29,8 @@ from pdserve.pd.settings import PoolLimits
 class Worker:
     kv_usage = 0.0
 numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
-gate = Gate("decode", PoolLimits(max_requests=4, max_prompt_tokens_in_flight=50), lambda: [Worker()], numbers)
+limits = PoolLimits(max_requests=4, max_prompt_tokens_in_flight=50)
+gate = Gate("decode", limits, lambda: [Worker()], numbers, AssertionError)
 inside, entered, refused = [], 0, 0
 for _ in range(5000):
     if inside and random.random() < 0.5:

@@ -7,6 +7,8 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -143,10 +145,52 @@ def test_who_answers_is_looked_up_again_for_each_new_connection(protocol: str, r
     assert ready or "not ours" in second.said
 
 
+def test_an_answer_over_a_connection_that_lasts_does_not_count_for_ever() -> None:
+    """Ours has stopped listening and serves on whoever is connected."""
+
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async def checks() -> list[Answer]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        prober, asked = Prober(lambda: {os.getpid()}), HttpProbe(host="127.0.0.1", port=port, path="/health")
+        answers = [await prober.check(asked)]
+        server.close()
+        answers += [await prober.check(asked) for _ in range(20)]
+        await prober.close()
+        await asyncio.gather(*filter(None, serving))
+        return answers
+
+    answers = asyncio.run(checks())
+    assert answers[0].ready
+    assert not answers[-1].ready
+    assert "nothing listens" in answers[-1].said
+
+
+def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody listens it may take the port itself for our end of the connection, if it may choose that one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    itself = partial(asyncio.open_connection, local_addr=("127.0.0.1", port))
+    monkeypatch.setattr(asyncio, "open_connection", itself)
+    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port} of 127.0.0.1"
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", port))
+
+
 def test_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port}"
+    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port} of 127.0.0.1"
 
 
 def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
