@@ -50,23 +50,38 @@ class KeptRecord:
         self._texts = {file: file.read_text() for file in files if file.exists()}
 
     def look(self) -> None:
-        """Writes it anew if it is gone, and says so. What cannot be written now is tried at the next look."""
+        """Writes it anew if it is gone, and says so. What cannot be written now is tried at the next look.
+
+        A deletion may go on meanwhile, and take what had just been restored: everything by which `status`, `down` and
+        `up` find the deployment is looked for. As long as the plan is there, the rest is written and nothing is said.
+        """
         with contextlib.suppress(OSError, StateError):
             if not self._run.plan.exists():
                 self._restore(self._fleet.state)
+                return
+            for file, text in self._texts.items():
+                if not file.exists():
+                    self._run.write(file, text)
+            if not self._run.state.exists():
+                self._fleet.save()
+            self._point()
 
     def _restore(self, state: DeploymentState) -> None:
         RunDir.create(self._run.path.parent.parent, self._run.path.parent.name, self._run.run_id)
-        for file, text in self._texts.items():
-            self._run.write(file, text)
         state.note = (
             f"its record was deleted at {time.strftime('%H:%M:%S')} and is written anew; the history before is gone, "
             "and a process has a log again after pdserve restart NAME"
         )
         self._run.write(self._run.state, state.model_dump_json(indent=1))
+        self._point()
+        # The plan is the last one: as long as it is missing, the next look does all of this again.
+        for file, text in sorted(self._texts.items(), key=lambda kept: kept[0] == self._run.plan):
+            self._run.write(file, text)
+        self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
+
+    def _point(self) -> None:
         if not (self._run.path.parent / "current").is_symlink():
             self._run.point_current()
-        self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
 
 
 def git_revision(folder: Path) -> str | None:

@@ -1,0 +1,121 @@
+"""A record that is deleted while its deployment serves is written anew, however long the deletion takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve import procfs
+from pdserve.fleet import Fleet
+from pdserve.record import KeptRecord, record_run
+from pdserve.rundir import RunDir, find
+from pdserve.state import DeploymentState
+from tests.launch.deployment import pdserve, recipe, up
+from tests.launch.test_serving_faults import serving
+from tests.launch.test_survival import until
+from tests.plan import kit
+
+
+class Kept:
+    """A launcher's record and what the launcher said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir.create(folder, "fake", "run-1")
+        own = procfs.identify(os.getpid())
+        assert own is not None
+        plan = kit.plan(kit.recipe())
+        state = DeploymentState(name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0)
+        record_run(self.run, plan, "name: fake", kit.VERSIONS)
+        self.said: list[str] = []
+        fleet = Fleet(plan, self.run, state, secrets={}, tell=self._tell, end=lambda: None)
+        fleet.save()
+        self.run.point_current()
+        self.record = KeptRecord(fleet)
+        self.files = {
+            "plan": self.run.plan,
+            "state": self.run.state,
+            "recipe": self.run.recipe,
+            "current": self.run.path.parent / "current",
+        }
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self.said.append(event["event"])
+
+    def lacking(self) -> list[str]:
+        """What is not there of all by which the deployment is found."""
+        return [what for what, file in self.files.items() if not os.path.lexists(file)]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["state", "current"])
+def test_one_file_that_is_gone_is_written_and_no_history_is_called_lost(kept: Kept, what: str) -> None:
+    kept.files[what].unlink()
+    kept.record.look()
+    assert kept.lacking() == []
+    assert kept.said == []
+    assert find(kept.run.path.parent.parent, "fake").read_state().note == ""
+
+
+def test_a_record_that_is_gone_is_written_once_and_said_once(kept: Kept) -> None:
+    shutil.rmtree(kept.run.path.parent)
+    kept.record.look()
+    kept.record.look()
+    assert kept.lacking() == []
+    assert kept.said == ["record_deleted"]
+
+
+@pytest.mark.parametrize("what", ["state", "recipe", "current"])
+def test_a_deletion_that_takes_what_is_being_restored_is_outlasted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As `rm -rf` does, which found the folder's files before: the next look finds what lacks."""
+    shutil.rmtree(kept.run.path.parent)
+    write = RunDir.write
+
+    def deleted_meanwhile(run: RunDir, file: Path, text: str) -> None:
+        if file == kept.run.plan:
+            kept.files[what].unlink()
+        write(run, file, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDir, "write", deleted_meanwhile)
+        kept.record.look()
+    kept.record.look()
+    assert kept.lacking() == []
+
+
+def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(kept.run.path.parent)
+
+    def vanished(run: RunDir) -> None:
+        raise FileNotFoundError(run.path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDir, "point_current", vanished)
+        kept.record.look()
+    assert kept.said == []
+    kept.record.look()
+    assert kept.lacking() == []
+    assert kept.said == ["record_deleted"]
+
+
+@pytest.mark.parametrize("what", ["state.json", "../current"])
+def test_a_serving_deployment_that_lost_one_file_is_found_and_stopped(
+    tmp_path: Path, pdserve_home: Path, what: str
+) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        run = serving(deployment).run
+        (run.path / what).unlink()
+        until(lambda: os.path.lexists(run.path / what))
+        code, output = pdserve("status")
+        assert code == 0, output
+        assert output.startswith("fake: ready\n"), output
+        assert pdserve("down") == (0, "fake: stopped")
