@@ -13,6 +13,7 @@ from pdserve.errors import StateError
 from pdserve.host import is_here
 from pdserve.leftovers import living, stop_left
 from pdserve.process import pid_end
+from pdserve.procfs import is_stopped
 from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
 from pdserve.state import DeploymentState
 
@@ -47,11 +48,8 @@ def run(name: str | None) -> None:
 
 def _stopped(found: RunDir, state: DeploymentState) -> bool:
     """Asks the launcher to stop everything; False when it turns out to be gone."""
-    if (late := unheard(found)) is not None:
-        typer.echo(
-            f"{state.name}: its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it "
-            f"answers or was not heard for {LIVES_SECONDS:.0f} s"
-        )
+    if (late := lateness(found, state)) is not None:
+        typer.echo(f"{state.name}: {late}")
     try:
         reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
     except StateError:
@@ -65,6 +63,24 @@ def _stopped(found: RunDir, state: DeploymentState) -> bool:
         raise typer.Exit(reply.exit_code)
     typer.echo(f"{state.name}: {reply.message}")
     return True
+
+
+def lateness(found: RunDir, state: DeploymentState) -> str | None:
+    """Why a launcher that counts as living may not answer, and how long it is waited for; None: it is heard.
+
+    On its own machine silence ends nothing, because the process is there to be seen.
+    """
+    launcher, wait = state.launcher, f"waiting up to {_DOWN_SECONDS:.0f} s for its answer"
+    if is_here(state.host) and is_stopped(launcher):
+        return f"its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; {wait}"
+    if (late := unheard(found)) is None:
+        return None
+    if is_here(state.host):
+        return f"its launcher (PID {launcher.pid}) was not heard for {late:.0f} s; {wait}"
+    return (
+        f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
+        f"heard for {LIVES_SECONDS:.0f} s"
+    )
 
 
 def _others(found: RunDir, state: DeploymentState) -> None:

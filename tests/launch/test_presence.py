@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import time
 from pathlib import Path
@@ -12,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
+from pdserve.cli.down import lateness
 from pdserve.procfs import ProcessId
 from pdserve.rundir import RunDir, lives, unheard
 from pdserve.state import DeploymentState
-from tests.launch.deployment import LINE_SECONDS, pdserve, recipe, up
+from tests.launch.deployment import Command, pdserve, recipe, up
+from tests.launch.test_survival import until
 
 
 @pytest.fixture
@@ -78,10 +79,45 @@ def test_a_launcher_that_stands_still_is_not_said_to_be_ready(tmp_path: Path, pd
 
 def late(run: RunDir) -> None:
     """Waits until a sign of life is missing."""
-    deadline = time.monotonic() + LINE_SECONDS
-    while unheard(run) is None:
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.1)
+    until(lambda: unheard(run) is not None)
+
+
+def test_down_says_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        launcher = deployment.id_of("launcher")
+        deployment.send_signal("launcher", signal.SIGSTOP)
+        try:
+            until(lambda: procfs.is_stopped(launcher))
+            down = Command("down")
+            said = down.expect("fake: ")
+        finally:
+            deployment.send_signal("launcher", signal.SIGCONT)
+        assert said == (
+            f"fake: its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; "
+            "waiting up to 300 s for its answer"
+        )
+        assert down.finish() == 0
+        assert down.output.endswith("\nfake: stopped")
+
+
+def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run: RunDir) -> None:
+    """Here that is as long as its process lives; elsewhere only its sign of life tells."""
+    own = procfs.identify(os.getpid())
+    assert own is not None
+    here, elsewhere = state(os.uname().nodename, own), state("elsewhere", GONE)
+    run.say_alive()
+    assert (lateness(run, here), lateness(run, elsewhere)) == (None, None)
+    at = run.beat.stat().st_mtime - 12
+    os.utime(run.beat, (at, at))
+    silent = r"was not heard for 1\d s; waiting"
+    assert re.fullmatch(
+        rf"its launcher \(PID {own.pid}\) {silent} up to 300 s for its answer", lateness(run, here) or ""
+    )
+    assert re.fullmatch(
+        rf"its launcher on elsewhere {silent} for it, until it answers or was not heard for 30 s",
+        lateness(run, elsewhere) or "",
+    )
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
