@@ -16,7 +16,7 @@ from pdserve.transport.link import AgentLink
 from pdserve.transport.start import open_agent
 
 EventT = TypeVar("EventT")
-LIMIT = 120.0
+LIMIT = 120
 """Seconds until a test gives up waiting: a limit, not a measurement."""
 
 HTTP_SERVER = """
