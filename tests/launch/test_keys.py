@@ -71,7 +71,7 @@ def test_so_does_the_next_up(tmp_path: Path, pdserve_home: Path) -> None:
 STRIKES = """
 import os, signal
 from pdserve.cli import main, up
-from pdserve.cli.console import Console
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
 before = up.{function}
 def struck(*arguments, **options):
     made = before(*arguments, **options) if {late} else None
