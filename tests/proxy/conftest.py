@@ -11,7 +11,7 @@ from tests.proxy.deployment import Deployment
 
 PROXIES = {"deployment", "impatient"}
 """Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
-ON_BOTH_BUILDS = {"test_blackbox.py"}
+ON_BOTH_BUILDS = {"test_contract.py"}
 
 
 @pytest.hookimpl(tryfirst=True)
