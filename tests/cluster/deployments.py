@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import select
 import signal
 import socket
@@ -52,6 +53,13 @@ class Lab:
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "400",
         }
+
+    def kill_agent_and_guard(self, node: str) -> None:
+        """By SIGKILL, and stopped first, so that neither sees the other die. What they own lives on."""
+        both = [pid for pid, argv in self.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in both:
+                os.kill(pid, signum)
 
     def recipe(self, **changes: Any) -> Path:
         """1P1D with LMCache on two nodes. A node that is only slow must not count as lost: the defaults, and an agent

@@ -211,10 +211,7 @@ def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_says_so(ho
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("decode-0")
-        both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
-        for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that neither sees the other die
-            for pid in both:
-                os.kill(pid, signum)
+        hosts.kill_agent_and_guard(node)
         assert f"`pdserve down fake`, typed on {node}" in up.expect("what to do:")
         assert up.ended() == "5"
     elsewhere = hosts.pdserve(LOGIN, "down").stdout

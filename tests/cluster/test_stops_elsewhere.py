@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -85,10 +84,7 @@ def test_once_a_lost_node_was_cleared_nobody_is_sent_there_again(hosts: Lab) -> 
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("decode-0")
-        both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
-        for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that neither sees the other die
-            for pid in both:
-                os.kill(pid, signum)
+        hosts.kill_agent_and_guard(node)
         assert up.ended() == "5"
     hint = f"{node} was lost: the same typed there"
     assert hint in hosts.pdserve(LOGIN, "down").stdout
