@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 
 from pdserve import procfs
 from pdserve.process import adopt_orphans
-from tests.launch.deployment import DELAYS
+from tests.launch.deployment import DELAYS, Deployment
+from tests.launch.post_mortem import post_mortem
 
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,6 +70,17 @@ def pdserve_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PDSERVE_HOME", str(home))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     return home
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The report of a failure says what its deployments had to say."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Deployment) and (text := post_mortem(value)):
+                report.sections.append((f"deployment of {name}", text))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
