@@ -53,7 +53,7 @@ from pdserve.protocol import (
 )
 from pdserve.shm import ShmLedger, existing
 from pdserve.slurm_variables import without_slurm
-from pdserve.supervised import Supervised, reap_adopted
+from pdserve.supervised import Supervised, reap_adopted, say_failure
 
 _SWEEP_SECONDS = 1.0
 _GUARD_GRACE_SECONDS = 5.0
@@ -106,6 +106,8 @@ class Agent:
         self._emit(Hello(node=self._node, agent=agent, guard=guard, hostname=socket.gethostname()))
         self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
+        for task in background:
+            task.add_done_callback(say_failure)
         touch = []
         if self._pulse is not None and self._lease is not None:
             touch.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))

@@ -138,8 +138,11 @@ class Supervised:
         """Notes the shared memory that the tree has mapped now."""
         self._ledger.record(self.family())
 
-    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(work))
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(say_failure)
+        self._tasks.append(task)
+        return task
 
     async def _watch_exit(self, child: Child) -> None:
         ended = await child.wait()
@@ -172,7 +175,7 @@ class Supervised:
         )
 
     async def _become_ready(self, child: Child) -> None:
-        following = asyncio.create_task(self._follow_log(child))
+        following = self._spawn_task(self._follow_log(child))
         try:
             waited = await wait_ready(
                 self._probe, death=self._death, seconds=self.plan.ready_seconds, clock=time.monotonic
@@ -302,6 +305,14 @@ def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, s
     else:
         base = {name: value for name, value in inherited.items() if name not in rule.unset}
     return {**base, **rule.set, **secrets}
+
+
+def say_failure(task: asyncio.Task[None]) -> None:
+    """For tasks that nobody waits for: a watch that has ended by a fault of ours must not be missed in silence. It goes
+    to the agent's log, with its traceback."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        about = {"message": f"{task.get_coro()} has failed", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(about)
 
 
 def reap_adopted(own: Iterable[int | None]) -> None:

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from pdserve.plan.model import Env, HttpProbe, Process
 from pdserve.protocol import Died, Event, Late, Progress, Started
 from pdserve.shm import ShmLedger, existing
@@ -44,6 +46,7 @@ class Watched:
 
     def __init__(self, process: Process, folder: Path, *, fatal_grace: float) -> None:
         self.events: list[Event] = []
+        self.fails_on: type[Event] | None = None
         self._arrived = asyncio.Event()
         self.supervised = Supervised(
             process,
@@ -56,6 +59,8 @@ class Watched:
         )
 
     def _receive(self, event: Event) -> None:
+        if self.fails_on is not None and isinstance(event, self.fails_on):
+            raise RuntimeError(f"no room for {type(event).__name__}")
         self.events.append(event)
         self._arrived.set()
 
@@ -117,6 +122,20 @@ def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Pat
         return one.all(Died)
 
     assert len(asyncio.run(scenario())) == 1
+
+
+def test_a_watch_that_fails_by_a_fault_of_ours_is_said_with_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with watched(engine(HUNG), tmp_path) as one:
+            one.fails_on = Progress
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert "_follow_log" in caplog.text
+    assert "no room for Progress" in caplog.text
 
 
 def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) -> None:
