@@ -176,18 +176,6 @@ async def pid_end(pid: int) -> None:
         os.close(pidfd)
 
 
-def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int]:
-    """The i-th of n equal parts of these CPUs, all of them without a share. With more parts than CPUs several parts
-    are the same CPU."""
-    every = sorted(cpus)
-    if share is None:
-        return set(every)
-    part, parts = share
-    if parts >= len(every):
-        return {every[part % len(every)]}
-    return set(every[part * len(every) // parts : (part + 1) * len(every) // parts])
-
-
 def spawn(
     argv: Sequence[str],
     *,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import diagnostics, log_rotation, procfs
+from pdserve.cpu_parts import bring_back, share_of_cpus
 from pdserve.health import Answer, Prober, wait_ready
 from pdserve.log_lines import GrowingLog, read_from, split
 from pdserve.log_progress import describe, is_fatal
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
-from pdserve.process import Child, pid_end, share_of_cpus, spawn
+from pdserve.process import Child, pid_end, spawn
 from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
 from pdserve.shm import ShmLedger
 
@@ -70,6 +71,8 @@ class Supervised:
         self._cut_from: int | None = None
         """Where this life begins in what was cut off of the log last; None: nothing of it was."""
         self._child: Child | None = None
+        self._cpus: set[int] | None = None
+        """Its part of them; None: it may use all."""
         self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = False
@@ -98,6 +101,8 @@ class Supervised:
             (self._run_dir / relative).write_text(content)
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
         began = time.monotonic()
+        if cpu_share is not None:
+            self._cpus = share_of_cpus(os.sched_getaffinity(0), cpu_share)
         try:
             self._child = spawn(
                 self.plan.argv,
@@ -105,7 +110,7 @@ class Supervised:
                 log=self._log,
                 marker=f"{self._run_id}/{self.name}",
                 control_stdin=self.plan.control == "stdin",
-                cpus=share_of_cpus(os.sched_getaffinity(0), cpu_share),
+                cpus=self._cpus,
             )
         except OSError as error:
             self._emit(self._died(0, None, f"could not be executed: {error}", began, None))
@@ -202,6 +207,10 @@ class Supervised:
             self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started))
             return
         family = self.family()
+        if self._cpus is not None:
+            # NIXL on CPU binds the main thread of every worker to the last core of each NUMA node, the same for all
+            # engines of a machine (nixl/base_worker.py of vLLM 0.32). Can go when it looks at its own affinity.
+            bring_back(family, self._cpus)
         pinned = set(self.plan.ports.values())
         found = {
             f"{port} {procfs.command(pid)[:40]} ({pid})": port

@@ -35,7 +35,7 @@ FLOORS = [
     {"pdserve.patched", "pdserve.torch_fallback", "pdserve.fetched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
     {"pdserve.protocol", "pdserve.state", "pdserve.host", "pdserve.health", "pdserve.shm", "pdserve.diagnostics"},
-    {"pdserve.process"},
+    {"pdserve.process", "pdserve.cpu_parts"},
     {"pdserve.procfs"},
     {"pdserve.plan"},
     {"pdserve.connectors", "pdserve.cluster_file"},

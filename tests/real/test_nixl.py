@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ import pytest
 import yaml
 from openai import OpenAI
 
+from pdserve import procfs
+from pdserve.cpu_parts import share_of_cpus
 from pdserve.engine_view import engine_snapshot
+from pdserve.plan.cpus import cpu_share
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import brought_up
@@ -30,6 +34,8 @@ CROWD = 40
 MEDIUM, LONG = WORDS * 30, WORDS * 80
 """Prompts that prefill computes in about a second, and in seconds: longer than the proxy waits for the end of one whose
 client has left."""
+LEFT_SECONDS = 120.0
+"""A limit: a worker that is held for 300 s ends its engine."""
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 ENDED = 'pdserve_patch_effects_total{.*effect="leases-ended".*}'
 """Leases that nixl-abandoned-kv has ended; vLLM counts them as expired."""
@@ -97,7 +103,7 @@ class Engines:
     async def left(self) -> None:
         """Returns when the proxy has let go of all that was asked, and prefill's API server has seen what that did to
         its connections: it answers requests in the order in which they and the ends of others come."""
-        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        async with asyncio.timeout(LEFT_SECONDS), httpx.AsyncClient(timeout=LEFT_SECONDS, trust_env=False) as client:
             while any(one["in_flight"] for one in (await client.get(f"{self.endpoint}/workers")).json()["workers"]):
                 await asyncio.sleep(0.05)
             for _ in range(3):
@@ -114,6 +120,17 @@ class Engines:
 @pytest.fixture
 def engines(tiny: Deployment) -> Engines:
     return Engines(tiny)
+
+
+def test_each_engine_keeps_to_its_part_of_the_cpus(tiny: Deployment) -> None:
+    """Also its workers, which NIXL binds to one core of the machine, the same for all engines."""
+    plan = tiny.run.read_plan()
+    for name in (worker.name for worker in plan.proxy.workers):
+        part = share_of_cpus(os.sched_getaffinity(0), cpu_share(plan, name))
+        root = tiny.id_of(name).pid
+        pids = {root, *procfs.descendants(root)}
+        threads = {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
+        assert {cpu for thread in threads for cpu in os.sched_getaffinity(thread)} == part, name
 
 
 def test_every_proof_is_proven(tiny: Deployment) -> None:

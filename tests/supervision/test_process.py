@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
-from pdserve.process import Child, pid_end, send, share_of_cpus, spawn
+from pdserve.cpu_parts import bring_back, share_of_cpus
+from pdserve.process import Child, pid_end, send, spawn
 from pdserve.procfs import ProcessId
 
 READY = "import time; print('up', flush=True); time.sleep(600)"
@@ -27,6 +28,20 @@ if os.fork() == 0:
     time.sleep(600)
 time.sleep(600)
 """
+
+
+BOUND_APART = """
+import os, sys, threading, time
+first, last = map(int, sys.argv[2:])
+def other():
+    os.sched_setaffinity(0, {first})
+    os.sched_setaffinity(os.getpid(), {last})
+    open(sys.argv[1], "w").write("up")
+    time.sleep(600)
+threading.Thread(target=other, daemon=True).start()
+time.sleep(600)
+"""
+"""The thread that was first on one CPU, another one on another."""
 
 
 def start(tmp_path: Path, code: str, *args: str, control_stdin: bool = False) -> Child:
@@ -51,6 +66,26 @@ def test_a_child_keeps_to_its_cpus(tmp_path: Path) -> None:
     )
     asyncio.run(child.wait())
     assert (tmp_path / "child.log").read_text() == f"{{{first}}}\n"
+
+
+def test_threads_that_have_bound_themselves_elsewhere_are_brought_back(tmp_path: Path) -> None:
+    first, *_, last = sorted([*os.sched_getaffinity(0)] * 2)
+    child = start(tmp_path, BOUND_APART, str(tmp_path / "up"), str(first), str(last))
+
+    def bound() -> list[set[int]]:
+        return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{child.pid}/task").iterdir()]
+
+    async def scenario() -> None:
+        await until_file(tmp_path / "up")
+        try:
+            assert bring_back({child.pid}, {first, last}) == 0, "both have chosen among these"
+            assert sorted(map(list, bound())) == [[first], [last]]
+            assert bring_back({child.pid, 2**22}, {first}) == len({first, last}) - 1
+            assert bound() == [{first}, {first}]
+        finally:
+            await child.stop(0)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
