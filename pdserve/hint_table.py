@@ -349,6 +349,12 @@ RULES: tuple[Rule, ...] = (
         "the worker {name} died (exit code {code}), and the engine with it",
         "look for the worker's own last lines above",
     ),
+    _rule(
+        r"TimeoutError: RPC call to (?P<call>execute_model|sample_tokens) timed out",
+        "a worker has not answered {call} within VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300 s if not set): it hangs, in a "
+        "kernel, a collective or a transfer, or gets no CPU",
+        "py-spy dump --pid of the worker shows where, while it hangs; other ranks and nodes may be the cause",
+    ),
     # What has a text of its own, but no rule
     _rule(
         r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",
@@ -369,6 +375,11 @@ RULES: tuple[Rule, ...] = (
 """Causes that a log names."""
 
 LAST_RESORT: tuple[Rule, ...] = (
+    _rule(
+        r"^\(EngineCore[^)]*\) ERROR [^\]]*\] (?P<why>[\w.]+(?:Error|Exception): .+)",
+        "the engine core failed: {why}",
+        "its traceback is the first one of EngineCore in the log; look there for what it was doing",
+    ),
     _rule(
         r"Engine core initialization failed|EngineCore (?:encountered an issue|failed to start)|EngineDeadError",
         "the engine core failed; its own error stands earlier in the log",

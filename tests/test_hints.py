@@ -49,6 +49,7 @@ CAUSES = {
     "vllm-port-taken": ("listens on one of its ports", "--set ports."),
     "vllm-remote-code": ("brings its own code", "trust-remote-code: true"),
     "vllm-repo-offline": ("the hub is offline or not allowed", "model.path"),
+    "vllm-step-timeout": ("has not answered execute_model", "py-spy"),
     "vllm-unknown-flag": ("the flag --no-such-flag", "prefill.args"),
     "vllm-worker-killed": ("worker VllmWorker-0 was killed (SIGKILL)", "memory"),
 }
@@ -129,6 +130,8 @@ OTHER_CAUSES = [
      "worker VllmWorker-1 died (exit code -11)", "last lines"),
     ("HTTPException: 400: Engine ID mismatch for dp_rank=0: expected a, got b", "earlier life", "ports.bootstrap"),
     ("  Value error, something new is wrong [type=value_error, input_value=1]", "something new is wrong", "correct"),
+    ("(EngineCore_DP0 pid=3) ERROR 11-22 13:23:29 [core.py:1512] KeyError: 'req-1'",
+     "the engine core failed: KeyError: 'req-1'", "first one of EngineCore"),
     ("RuntimeError: Engine core initialization failed. See root cause above.", "earlier in the log", "first ERROR"),
 ]  # fmt: skip
 
