@@ -28,7 +28,8 @@ def bring_back(pids: Iterable[int], cpus: set[int]) -> int:
             if not os.sched_getaffinity(thread) <= cpus:
                 os.sched_setaffinity(thread, cpus)
                 moved += 1
-        except ProcessLookupError:
+        except OSError:
+            # It has ended, or is not ours to move: that costs speed, not answers.
             continue
     return moved
 

@@ -14,6 +14,7 @@ import typer
 
 from pdserve import procfs
 from pdserve.candidates import Candidates
+from pdserve.change import change_of
 from pdserve.cli.console import Console
 from pdserve.cli.interpreters import as_running
 from pdserve.cli.plan_recipe import Planned, load, located, plan_for
@@ -28,6 +29,7 @@ from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
 from pdserve.preflight.finding import of_several_nodes, raise_failed
+from pdserve.preflight.memory import given_back
 from pdserve.process import Child
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
@@ -192,14 +194,14 @@ def _as_running(run: RunDir, planned: Planned) -> Planned:
 
 def _check_changes(run: RunDir, planned: Planned) -> None:
     """The preflight of what would be started or replaced, before anything that runs is stopped for it."""
-    old = {process.name: process for process in run.read_plan().processes}
-    state = run.read_state()
-    living = {name for name, process in state.processes.items() if process.phase in ("starting", "ready", "degraded")}
-    starting = [p for p in planned.plan.processes if p.name not in living or old.get(p.name) != p]
-    ours = {port for name in living if name in old for port in old[name].ports.values()}
+    plan = planned.plan
+    change = change_of(run, plan)
+    (node,) = (one.name for one in plan.nodes)
+    starting = [process for process in plan.processes if process.name in change.starting]
+    back = given_back(run.read_plan(), node, change.replaced)
     with located(planned.loaded):
-        check_installed(planned.versions, planned.plan, planned.loaded.recipe)
-        check(planned.plan, starting, held_by_us=ours)
+        check_installed(planned.versions, plan, planned.loaded.recipe)
+        check(plan, starting, held_by_us=change.ports[node], gives_back=back)
 
 
 def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:

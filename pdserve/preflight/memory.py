@@ -21,6 +21,17 @@ def given_back(running: Plan, node: str, replaced: Collection[str]) -> tuple[Lmc
     return tuple(server for server in running.lmcache if server.process in replaced and server.process in there)
 
 
+def freed(facts: MemoryFacts, gives_back: Collection[LmcacheServer]) -> MemoryFacts:
+    """The memory of a node once these servers have stopped."""
+    memory, shm = _sizes(gives_back)
+    return replace(
+        facts,
+        available=facts.available + memory,
+        shm_free=facts.shm_free + shm,
+        limit_free=None if facts.limit_free is None else facts.limit_free + memory,
+    )
+
+
 def find_memory(
     plan: Plan,
     node: str,
@@ -36,12 +47,7 @@ def find_memory(
         return []
     in_memory, in_shm = _sizes(servers)
     memory_back, shm_back = _sizes(gives_back)
-    facts = replace(
-        facts,
-        available=facts.available + memory_back,
-        shm_free=facts.shm_free + shm_back,
-        limit_free=None if facts.limit_free is None else facts.limit_free + memory_back,
-    )
+    facts = freed(facts, gives_back)
     found = []
     need, value = f"{_gib(in_memory)} for LMCache's L1", f"{_gib(facts.usable)} can be used"
     need += _counted(memory_back)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pdserve import host
 from pdserve.errors import StateError
 from tests.launch.deployment import (
     LINE_SECONDS,
@@ -133,6 +134,19 @@ def test_up_does_not_silently_restart_an_engine_that_runs_otherwise(tmp_path: Pa
         code, output = pdserve("up", file, "--set", "decode.args.max-num-seqs=3", "--replace")
         assert code == 0, output
         assert deployment.id_of("decode-0") != before
+
+
+def test_a_larger_lmcache_may_use_the_memory_of_the_one_that_it_replaces(tmp_path: Path, pdserve_home: Path) -> None:
+    # The fake takes none of it: what is free stays so, and the rest must be counted as given back.
+    free = host.memory().usable / 2**30
+    with up(recipe(tmp_path, lmcache__l1_size_gb=round(free * 0.7, 2)), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        larger, too_large = (f"lmcache.l1_size_gb={free * times:.2f}" for times in (1.3, 2.5))
+        code, output = pdserve("up", tmp_path / "fake.yaml", "--set", too_large, "--replace")
+        assert code == 3, output
+        assert "LMCache's L1 needs" in output
+        code, output = pdserve("up", tmp_path / "fake.yaml", "--set", larger, "--replace")
+        assert code == 0, output
 
 
 def test_restart_by_name(tmp_path: Path, pdserve_home: Path) -> None:
