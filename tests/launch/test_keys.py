@@ -72,6 +72,7 @@ STRIKES = """
 import os, signal
 from pdserve.cli import main, up
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so has nohup
 before = up.{function}
 def struck(*arguments, **options):
     made = before(*arguments, **options) if {late} else None
