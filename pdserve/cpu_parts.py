@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
+from contextlib import suppress
+
+from pdserve import procfs
 
 
 def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int]:
@@ -19,25 +21,11 @@ def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int
     return set(every[part * len(every) // parts : (part + 1) * len(every) // parts])
 
 
-def bring_back(pids: Iterable[int], cpus: set[int]) -> int:
-    """Threads of these processes that may run elsewhere may then run on all of `cpus`, and nowhere else; how many there
-    were. Those that have chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
-    moved = 0
-    for thread in _threads(pids):
-        try:
+def bring_back(pids: Iterable[int], cpus: set[int]) -> None:
+    """Threads of these processes that may run elsewhere may from now on run on all of `cpus`, and nowhere else. Those
+    that have chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
+    for thread in procfs.threads(pids):
+        # One that has ended, or is not ours to move: that costs speed, not answers.
+        with suppress(OSError):
             if not os.sched_getaffinity(thread) <= cpus:
                 os.sched_setaffinity(thread, cpus)
-                moved += 1
-        except OSError:
-            # It has ended, or is not ours to move: that costs speed, not answers.
-            continue
-    return moved
-
-
-def _threads(pids: Iterable[int]) -> Iterator[int]:
-    for pid in pids:
-        try:
-            names = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
-        except OSError:
-            continue
-        yield from map(int, names)

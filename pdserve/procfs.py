@@ -87,6 +87,16 @@ def descendants(root: int) -> set[int]:
     return family({root}) - {root}
 
 
+def threads(pids: Iterable[int]) -> Iterator[int]:
+    """The thread IDs of those that still exist, their first threads (the PIDs) among them."""
+    for pid in pids:
+        try:
+            names = [task.name for task in (_PROC / str(pid) / "task").iterdir()]
+        except OSError:
+            continue
+        yield from map(int, names)
+
+
 def _has_environment(pid: int, marker: bytes) -> bool:
     try:
         return marker in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")

@@ -12,8 +12,6 @@ from pdserve.errors import PdserveError
 from tests.launch.deployment import Deployment
 
 _EVENTS, _LINES, _WIDTH = 12, 25, 240
-_WORDY = ("log_tail", "evidence")
-"""Fields that repeat a log."""
 
 
 def post_mortem(deployment: Deployment) -> str:
@@ -27,9 +25,9 @@ def post_mortem(deployment: Deployment) -> str:
 def _lines(deployment: Deployment) -> Iterator[str]:
     run = deployment.run
     for event in deployment.events()[-_EVENTS:]:
-        yield _cut(json.dumps({key: value for key, value in event.items() if key not in _WORDY}))
+        yield _cut(json.dumps(event))
     logs = sorted((run.path / process.log) for process in run.read_plan().processes)
-    for file in (run.path / "failure.md", *logs):
+    for file in (run.failure, *logs):
         if file.exists():
             yield f"-- {file.name}"
             yield from map(_cut, file.read_text(errors="replace").splitlines()[-_LINES:])

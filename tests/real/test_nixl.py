@@ -128,8 +128,7 @@ def test_each_engine_keeps_to_its_part_of_the_cpus(tiny: Deployment) -> None:
     for name in (worker.name for worker in plan.proxy.workers):
         part = share_of_cpus(os.sched_getaffinity(0), cpu_share(plan, name))
         root = tiny.id_of(name).pid
-        pids = {root, *procfs.descendants(root)}
-        threads = {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
+        threads = procfs.threads({root, *procfs.descendants(root)})
         assert {cpu for thread in threads for cpu in os.sched_getaffinity(thread)} == part, name
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -128,12 +128,18 @@ def test_a_watch_that_fails_by_a_fault_of_ours_is_said_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
+        loop, said = asyncio.get_running_loop(), asyncio.Event()
+
+        def say(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            loop.default_exception_handler(context)
+            said.set()
+
+        loop.set_exception_handler(say)
         async with watched(engine(HUNG), tmp_path) as one:
             one.fails_on = Progress
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(said.wait(), 120)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(scenario())
     assert "_follow_log" in caplog.text
     assert "no room for Progress" in caplog.text
 
