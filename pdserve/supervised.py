@@ -36,6 +36,8 @@ _FATAL_GRACE_SECONDS = 10.0
 """From the log line that says that a start has failed to its report, should the process itself not end by then: vLLM's
 worker can hang in the teardown of its KV transport for good."""
 _WATCH_SECONDS = 2.0
+_RETURN_SECONDS = 0.2
+"""Between two looks at one that does not answer: no request is to be turned away once it does again."""
 _UNRESPONSIVE_TRIES = 3
 _FIRST_LOOKS, _LOOKS_AT_THE_SAME = 15, 5
 """Who belongs to a process hardly changes after the first looks, and finding out reads every process of the machine."""
@@ -229,7 +231,7 @@ class Supervised:
         for looks in itertools.count():
             if looks < _FIRST_LOOKS or looks % _LOOKS_AT_THE_SAME == 0:
                 members = procfs.identities(self.family())
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS if responsive else _RETURN_SECONDS)
             held = [member.pid for member in members if procfs.is_stopped(member)]
             answer = Answer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
             failures = 0 if answer.ready else failures + 1

@@ -45,6 +45,7 @@ class Client:
         "first_byte",
         "interruption",
         "last_byte",
+        "on_answer",
         "relayed_bytes",
         "reply",
         "request_id",
@@ -64,6 +65,8 @@ class Client:
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
+        self.on_answer: Callable[[], object] | None = None
+        """Called when an answer begins to be relayed."""
         self.deadline = math.inf
         """time.monotonic() at which it is interrupted; looked at every now and then."""
         self.stream = False
@@ -103,6 +106,8 @@ class Client:
         self._leg = leg
         answer = leg.answer
         assert answer is not None
+        if self.on_answer is not None:
+            self.on_answer()
         self.stream = answer.content_type.startswith(event_stream.CONTENT_TYPE)
         headers = [(b"content-type", answer.content_type.encode("latin-1")), self._id_header()]
         if self.stream:

@@ -1,14 +1,18 @@
 """From a request to the workers that answer it: split or not, which of them, and what to try when one fails.
 
 An attempt that fails before the first byte because of a worker is made again at once with other workers: a new
-transfer and both legs anew. A 4xx is the request's own fault and never tried again.
+transfer and both legs anew. A 4xx is the request's own fault and never tried again. So is what two workers took and
+failed with (5xx): it would fail everywhere, and no worker is blamed. When another worker answers it, the one that
+failed with it is (breaker.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -57,7 +61,7 @@ class Dispatcher:
         self._split: Split = (
             Nixl(registry, engines, config.kv_lease_seconds)
             if config.protocol == "nixl"
-            else Mooncake(registry, engines)
+            else Mooncake(registry, engines, config.served_name)
         )
 
     async def serve(self, request: ClientRequest, client: Client) -> None:
@@ -136,13 +140,20 @@ class Dispatcher:
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]
         avoid: set[Worker] = set()
+        suspect: Worker | None = None
         try:
             while True:
                 request.attempts += 1
                 try:
                     await attempt(avoid)
                 except WorkerFailedError as failure:
+                    if failure.suspect and suspect is not None:
+                        # The second worker that failed with it.
+                        raise failure.error from failure
                     self._once_more(request, client, roles, failure, avoid)
+                    if failure.suspect:
+                        suspect = failure.worker
+                        client.on_answer = partial(_blame, suspect)
                 else:
                     return
         finally:
@@ -172,3 +183,8 @@ class Dispatcher:
         if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
             return "prefill"
         return "decode"
+
+
+def _blame(worker: Worker) -> None:
+    """It failed with a request that another worker answers."""
+    worker.breaker.blamed(asyncio.get_running_loop().time())

@@ -38,16 +38,20 @@ class ApiError(Exception):
 class WorkerFailedError(Exception):
     """One attempt failed at `worker`. `error` is what the client gets if there is no other attempt.
 
-    retry: nothing has reached the client and the request itself is not to blame.
+    retry: nothing has reached the client and the request itself is not known to be to blame.
     avoid: the next attempt should use another worker (false when only our knowledge of it was stale).
+    suspect: the worker took the request and failed with it, so that either is to blame; another worker shows which.
     """
 
-    def __init__(self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True) -> None:
+    def __init__(
+        self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True, suspect: bool = False
+    ) -> None:
         super().__init__(str(error))
         self.worker = worker
         self.error = error
         self.retry = retry
         self.avoid = avoid
+        self.suspect = suspect
 
 
 class ClientGoneError(Exception):
@@ -58,8 +62,11 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def from_upstream(worker: str, status: int, body: bytes) -> ApiError:
-    """The engine's own error with its status; what is not meant for clients becomes a 502."""
+def from_upstream(worker: str, status: int, body: bytes, key_of_client: bool = False) -> ApiError:
+    """The engine's own error with its status; what is not meant for clients becomes a 502. `key_of_client`: it was the
+    client's own key that the engine judged."""
+    if status in (401, 403) and key_of_client:
+        return ApiError(status, "The engine does not accept this API key.")
     if status in (401, 403):
         return ApiError(502, f"{worker} refused the deployment's engine key")
     if status < 400:

@@ -19,6 +19,7 @@ from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
 from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
+from pdserve.pd.catalog import Catalog
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
@@ -89,6 +90,7 @@ class Gateway:
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._reading = Reading(config, self.engines)
+        self._catalog = Catalog(self.registry, self.engines)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
@@ -247,6 +249,7 @@ class Gateway:
         reason: ApiError | ClientGoneError | None = None
         try:
             asked = self._reading.read(dialect, request, client.request_id, trace, received)
+            self._catalog.check(dialect, asked.body)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
             if self.pools.needs_tokens:

@@ -53,6 +53,7 @@ class Leg:
         "_head",
         "_hung_up",
         "_on_complete",
+        "_reused",
         "_status",
         "_streams",
         "answer",
@@ -103,6 +104,8 @@ class Leg:
         self._connecting: asyncio.Task[None] | None = None
         worker.opened()
         self._connection: Connection | None = worker.pool.take()
+        self._reused = self._connection is not None
+        """On a connection that served before: the engine may have closed it without our knowing."""
         if self._connection is not None:
             self._connection.send(head, body, self)
         else:
@@ -167,11 +170,14 @@ class Leg:
         connection.send(self._head, self._body, self)
 
     def unreachable(self, how: str) -> None:
-        self._fail(ApiError(502, f"{self.worker.name} cannot be reached{how}"), retry=True)
+        self.worker.breaker.unreachable(asyncio.get_running_loop().time())
+        error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
+        self._end_with(WorkerFailedError(self.worker, error, retry=True))
 
     # --- Sink
 
     def on_status(self, status: int, content_type: str) -> None:
+        self._reused, self._body = False, b""
         self._status, self._content_type = status, content_type
         self._streams = content_type.startswith(event_stream.CONTENT_TYPE)
 
@@ -192,7 +198,7 @@ class Leg:
             elif self._status == 200:
                 self._answer(complete=False)
             else:
-                self._fail(from_upstream(self.worker.name, self._status, b""), retry=False)
+                self._fail(self._error(b""))
 
     def on_end(self) -> None:
         self._connection = None
@@ -204,16 +210,16 @@ class Leg:
             else:
                 self.poke()
         elif self._status != 200:
-            error = from_upstream(self.worker.name, self._status, self._data)
-            self._fail(error, retry=self._status >= 500)
+            self._fail(self._error(self._data))
         elif self._streams:
-            self._fail(ApiError(502, f"{self.worker.name} ended the stream before its first event"), retry=True)
+            self._fail(ApiError(502, f"{self.worker.name} ended the stream before its first event"))
         else:
             self._answer(complete=True)
 
     def on_sent(self) -> None:
         self.reached = True
-        self._body = b""
+        if not self._reused:
+            self._body = b""
         if self.tell_reached:
             self.poke()
 
@@ -223,10 +229,14 @@ class Leg:
             poke = self.poke
             self.close()
             poke()
+        elif self._reused:
+            # Not a byte of an answer: it was closed before the engine read the request (uvicorn does so behind an
+            # answer of 500, and after a pause). A new connection shows whether the engine is there.
+            self._reused = self.reached = False
+            self._connecting = asyncio.get_running_loop().create_task(dial(self))
         elif self.answer is None:
-            self._fail(ApiError(502, f"{self.worker.name} closed the connection"), retry=True)
+            self._fail(ApiError(502, f"{self.worker.name} closed the connection"))
         else:
-            self.worker.breaker.failed(asyncio.get_running_loop().time())
             client = self._client
             self._end_with(self._failure("closed the connection in the middle of its answer", retry=False))
             if client is not None:
@@ -243,12 +253,15 @@ class Leg:
                 self._answer(complete=False)
             return
         if b'"error"' in event and (error := from_event(self.worker.name, event)) is not None:
-            self._fail(error, retry=error.status >= 500)
+            self._fail(error)
         else:
             self._answer(complete=False)
 
+    def _error(self, body: bytes) -> ApiError:
+        return from_upstream(self.worker.name, self._status, body, self.worker.key_of_client)
+
     def _answer(self, *, complete: bool) -> None:
-        self.worker.breaker.succeeded()
+        self.worker.breaker.succeeded(asyncio.get_running_loop().time())
         self.answer = Answer(self._content_type, self._data, complete)
         self._data = b""
         self.settled, self.complete = True, complete
@@ -256,16 +269,15 @@ class Leg:
             self._completed()
         self.poke()
 
-    def _fail(self, error: ApiError, *, retry: bool) -> None:
-        """The worker has failed, or (4xx) has refused the request, which says nothing against the worker."""
+    def _fail(self, error: ApiError) -> None:
+        """The worker took the request and failed with it, or (4xx) has refused it. Neither says anything against the
+        worker yet."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        if error.status >= 500:
-            self.worker.breaker.failed(asyncio.get_running_loop().time())
-        else:
-            self.worker.breaker.succeeded()
-        self._end_with(WorkerFailedError(self.worker, error, retry=retry))
+        self.worker.breaker.left()
+        failed = error.status >= 500
+        self._end_with(WorkerFailedError(self.worker, error, retry=failed, suspect=failed))
 
     def _end_with(self, failure: WorkerFailedError) -> None:
         self._failed_by(failure)

@@ -22,7 +22,7 @@ async def models(registry: Registry, engines: Engines, served_name: str) -> dict
     listed: dict[str, Any] = {}
     of_roles = []
     for role in reversed(registry.roles):
-        answers = await asyncio.gather(*(_of(worker, engines) for worker in registry.ready(role)))
+        answers = await asyncio.gather(*(models_of(worker, engines) for worker in registry.ready(role)))
         cards = {card["id"]: card for cards in answers for card in cards}
         if cards:
             of_roles.append(set(cards))
@@ -34,7 +34,8 @@ async def models(registry: Registry, engines: Engines, served_name: str) -> dict
     return {"object": "list", "data": [card]}
 
 
-async def _of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:
+async def models_of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:
+    """The cards of what one worker serves; empty when it does not say."""
     try:
         answer = await fetch(worker.pool, "GET", "/v1/models", headers=engines.key_header, timeout=_SECONDS)
         data = json.loads(answer.body)["data"] if answer.status == 200 else []

@@ -5,11 +5,13 @@ of mooncake_connector.py in vLLM 0.21 to 0.33:
 
 - Decode gets transfer_id, remote_bootstrap_addr and remote_engine_id, always all three: with one missing it waits for
   ever. The engine id is new in each life of a prefill and is read from its bootstrap server.
-- A prefill leg whose decode leg was sent gets a moment to finish its one token, so that the KV is delivered and then
+- A prefill leg whose client has left gets a moment to finish its one token, so that the KV is delivered and then
   dropped by decode. If it takes longer both legs are left at once: the patches mooncake-sends and mooncake-pulls then
   release what both sides hold, which without them would wait for the abort timeout.
-- KV that certainly no decode has asked for is delivered to one that drops it, so that prefill frees its blocks now
-  and not at its abort timeout.
+- When one leg is refused or fails, the other one is left, and a transfer that prefill may hold is withdrawn: a decode
+  is asked for something that it is certain to refuse, in the name of the transfer. vLLM then tells prefill that nobody
+  will fetch it (notify_kv_transfer_request_rejected, vllm#41269; the patch mooncake-pulls makes that a message without
+  a wait). Decode does not do so for what its HTTP layer refuses, such as a list of stop words that is too long.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from pdserve.pd import prefill_leg
 from pdserve.pd.background import Background, settle
+from pdserve.pd.body import encode
 from pdserve.pd.client import Client
 from pdserve.pd.engine_ids import EngineIds, Transfer
 from pdserve.pd.engines import Engines
@@ -36,8 +39,12 @@ DELIVER_SECONDS = 1.0
 TAKEN_IN_SECONDS = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
-RELEASE_SECONDS = 5.0
-"""How long a decode may take to fetch and drop what another one may have fetched."""
+REFUSED_SECONDS = 0.25
+"""How long prefill may take to answer once decode has failed: most of what one refuses the other refuses too, and then
+holds nothing."""
+_WITHDRAW_SECONDS = 5.0
+"""How long a decode may take to refuse."""
+_WITHDRAW_PATH = b"/v1/completions"
 _ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
@@ -58,8 +65,9 @@ class Legs:
 class Mooncake:
     """The protocol object of one proxy."""
 
-    def __init__(self, registry: Registry, engines: Engines) -> None:
+    def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:
         self._registry = registry
+        self._served_name = served_name
         self._engines = engines
         self._engine_ids = EngineIds()
         self.background = Background()
@@ -84,7 +92,7 @@ class Mooncake:
             try:
                 await self._first_event(legs, watch)
             except WorkerFailedError as failure:
-                await self._after_failure(request, transfer, legs, failure)
+                await self._after_failure(transfer, legs, failure)
                 raise
             except (ApiError, ClientGoneError, asyncio.CancelledError):
                 # The client left, its time is up, or this proxy is ending.
@@ -163,29 +171,17 @@ class Mooncake:
 
     # --- what happens to legs that nobody waits for
 
-    async def _after_failure(
-        self, request: ClientRequest, transfer: Transfer, legs: Legs, failure: WorkerFailedError
-    ) -> None:
+    async def _after_failure(self, transfer: Transfer, legs: Legs, failure: WorkerFailedError) -> None:
         """Leave both legs to the background. Raises a better explanation of the failure if there is one."""
         if failure.worker is not legs.decode.worker:
             # There will be no KV: decode has nothing to wait for.
             legs.close()
-        elif not legs.decode.reached:
-            self.background.start(self._release(request, transfer, legs))
-        elif failure.error.status < 500:
-            # A decode that refuses a request has told prefill so.
-            self.background.start(self._deliver_and_abort(legs))
-        elif failure.worker.state == "dead" and not legs.prefill.complete:
-            # Nobody fetches the KV: prefill frees it when its request is aborted, and only at its abort timeout if that
-            # has ended.
-            legs.close()
-        elif failure.worker.state == "dead":
-            # It has asked, perhaps, and perhaps not.
-            self.background.start(self._release(request, transfer, legs))
+        elif failure.error.status < 500 or not legs.decode.reached or failure.worker.state == "dead":
+            self.background.start(self._withdraw(transfer, legs))
         else:
-            await self._ask_prefill(request, transfer, legs)
+            await self._ask_prefill(transfer, legs)
 
-    async def _ask_prefill(self, request: ClientRequest, transfer: Transfer, legs: Legs) -> None:
+    async def _ask_prefill(self, transfer: Transfer, legs: Legs) -> None:
         """Decode failed. The fault is the prefill's if that is gone or has another engine id by now."""
         failure = legs.decode.failure
         legs.decode.close()
@@ -195,10 +191,9 @@ class Mooncake:
             legs.close()
             raise
         engine_id = ranks.get(transfer.rank, transfer.engine_id)
+        self.background.start(self._withdraw(replace(transfer, engine_id=engine_id), legs))
         if engine_id == transfer.engine_id:
-            self.background.start(self._deliver_and_abort(legs))
             return
-        self.background.start(self._release(request, replace(transfer, engine_id=engine_id), legs))
         error = failure.error if failure is not None else ApiError(502, f"{transfer.prefill.name} was restarted")
         raise WorkerFailedError(transfer.prefill, error, retry=True, avoid=False) from failure
 
@@ -216,22 +211,30 @@ class Mooncake:
             await settle((decode,), lambda: decode.settled, max(0.0, taken_in - loop.time()))
         legs.close()
 
-    async def _release(self, request: ClientRequest, transfer: Transfer, legs: Legs) -> None:
-        """No decode has asked for this KV. Have one fetch and drop it."""
+    async def _withdraw(self, transfer: Transfer, legs: Legs) -> None:
+        """Decode has failed, perhaps without having asked for the KV: prefill is to keep none of it."""
+        prefill = legs.prefill
         legs.decode.close()
-        await settle((legs.prefill,), lambda: legs.prefill.complete)
-        prefilled = legs.prefill.failure is None
-        legs.prefill.close()
-        decodes = self._registry.ready("decode", () if legs.decode.reached else {legs.decode.worker})
-        if not prefilled or not decodes:
+        await settle((prefill,), lambda: prefill.complete, REFUSED_SECONDS)
+        holds = prefill.failure is None
+        prefill.close()
+        if not holds:
             return
-        dialect = request.dialect
-        body = dialect.prefill_body(request.body, transfer.for_decode())
-        head = self._engines.post(decodes[0], dialect.path.encode(), request.headers, body)
-        leg = Leg(decodes[0], head, body, never)
-        # If the decode before has had it after all, nothing comes any more.
-        await settle((leg,), lambda: leg.complete, RELEASE_SECONDS if legs.decode.reached else None)
+        body = _REFUSED % (encode(self._served_name), transfer.for_decode())
+        headers = self._engines.client_headers((), f"withdraw-{transfer.id}", ours=True)
+        failure = legs.decode.failure
+        broken = legs.decode.worker if failure is None or failure.error.status >= 500 else None
+        for decode in sorted(self._registry.ready("decode"), key=lambda worker: worker is broken):
+            if await self._says_no(decode, headers, body):
+                return
+
+    async def _says_no(self, decode: Worker, headers: bytes, body: bytes) -> bool:
+        """Whether that decode has refused what it was asked."""
+        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never)
+        await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)
+        refused = leg.failure is not None and leg.failure.error.status < 500
         leg.close()
+        return refused
 
     async def _finish(self, leg: Leg) -> None:
         await settle((leg,), lambda: leg.complete)
@@ -249,12 +252,17 @@ class Mooncake:
             log.warning("%s", failure)
 
 
+# Beyond any context: refused before an engine's scheduler sees it. 2**31 - 1 is an integer everywhere.
+_REFUSED = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfer_params":%b}'
+
+
 def _unbroken(decode: Leg) -> None:
     """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, while nothing of
     that has reached the client."""
     failure = decode.failure
     if failure is not None:
-        raise WorkerFailedError(decode.worker, failure.error, retry=failure.retry or decode.answer is not None)
+        retry = failure.retry or decode.answer is not None
+        raise WorkerFailedError(decode.worker, failure.error, retry=retry, suspect=failure.suspect)
 
 
 async def wait_for_slot(prefill: Worker, watch: Watch) -> None:

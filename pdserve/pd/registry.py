@@ -35,6 +35,7 @@ class Worker:
         "config",
         "deaths",
         "healthy",
+        "key_of_client",
         "kv_usage",
         "life",
         "load",
@@ -66,6 +67,8 @@ class Worker:
         """Grows each time that it comes up: what was learnt of an earlier life is void."""
         self.deaths = 0
         self.kv_usage = 0.0
+        self.key_of_client = proxy.auth.client_authorization == "forward"
+        """Requests carry the client's own key: a 401 is the client's."""
         self.outcomes: Counter[str] = Counter()
         """How legs to it have ended: ok, refused (4xx), failed, left."""
         self.watches: set[Watch] = set()
@@ -187,7 +190,7 @@ class Registry:
             worker.life += 1
             worker.kv_usage = 0.0
             worker.healthy = alive
-            worker.breaker.succeeded()
+            worker.breaker.renewed()
         self.changed()
         if state == "ready" and before != "ready":
             for listener in self._on_ready:
@@ -200,7 +203,7 @@ class Registry:
         self.changed()
         if back:
             worker.life += 1
-            worker.breaker.succeeded()
+            worker.breaker.renewed()
             if worker.state == "ready":
                 for listener in self._on_ready:
                     listener(worker)

@@ -60,6 +60,7 @@ class Engine:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         try:
+            responder.drops_next = self.script.stale and request.path in GENERATE
             await self._route(request, responder)
         except ApiError as error:
             if responder.started:
@@ -152,6 +153,11 @@ class Engine:
             status = self.script.prefill_status if params.get("do_remote_decode") else self.script.decode_status
             if status:
                 raise ApiError(status, "scripted failure", "InternalServerError")
+            if self.script.poison in body:
+                raise ApiError(500, "'str' object has no attribute 'get'", "InternalServerError")
+            if isinstance(body.get("stop"), list) and len(body["stop"]) > 4:
+                # Upstream's HTTP layer: no connector hears of it.
+                raise ValueError("stop: List should have at most 4 items after validation")
             shape = (
                 as_chat(request.path, body) if request.path in JOBS else parse(body, chat=request.path == GENERATE[1])
             )

@@ -45,7 +45,7 @@ class Shape:
     cache_salt: str
 
     def check(self, served: str, max_model_len: int) -> None:
-        if self.model not in (None, served):
+        if self.model and self.model != served:
             raise ApiError(404, f"The model `{self.model}` does not exist.", "NotFoundError")
         longest = max(len(prompt) for prompt in self.prompts)
         if longest + self.max_tokens > max_model_len:

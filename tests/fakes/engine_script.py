@@ -54,6 +54,11 @@ class Script:
     """* Decode cannot load the KV that it was sent (kv_load_failure_policy: fail)."""
     eos: int = 0
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
+    poison: str = ""
+    """* A member of a body: a request that has it is answered with 500, as by an exception that nobody caught."""
+    stale: bool = False
+    """* A connection that has been used is closed when its next request comes, unread: as uvicorn does behind
+    an exception that nobody caught, and after a pause."""
     drop_after: int = 0
     """* Closes the connection in the middle of a stream, after so many tokens."""
     keeps_nothing: bool = False

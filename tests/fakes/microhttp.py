@@ -32,6 +32,8 @@ class Responder:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self.started = False
+        self.drops_next = False
+        """The connection's next request is not read."""
 
     async def send(self, status: int, body: bytes | str | Any, *, content_type: str = "application/json") -> None:
         """Anything but text or bytes is sent as JSON."""
@@ -92,6 +94,8 @@ async def serve(host: str, port: int, handler: Handler) -> asyncio.Server:
                     following.cancel()
                     break
                 line = await following
+                if responder.drops_next:
+                    break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
