@@ -182,9 +182,12 @@ class Mooncake:
             await self._ask_prefill(transfer, legs)
 
     async def _ask_prefill(self, transfer: Transfer, legs: Legs) -> None:
-        """Decode failed. The fault is the prefill's if that is gone or has another engine id by now."""
+        """Decode failed. The fault is the prefill's if that failed too, is gone or has another engine id by now."""
         failure = legs.decode.failure
         legs.decode.close()
+        if legs.prefill.failure is not None:
+            legs.close()
+            raise legs.prefill.failure
         try:
             ranks = await self._engine_ids.learn(transfer.prefill)
         except WorkerFailedError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +17,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from pdserve import procfs
 from pdserve.plan.model import HttpProbe
 from pdserve.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
@@ -160,6 +165,71 @@ def test_engines_refuse_whoever_has_no_key(tiny: Deployment) -> None:
         body = {"model": "tiny", "prompt": "x"}
         answer = httpx.post(f"{process.url}/v1/completions", json=body, trust_env=False, timeout=60)
         assert answer.status_code == 401
+
+
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"model": "tiny", "messages": [], "max_tokens": 3}),
+    ("/v1/chat/completions", {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/completions", {"model": "nobody", "prompt": "hi"}),
+    ("/v1/completions", {"model": "tiny", "prompt": [7] * 9000, "max_tokens": 3}),
+    ("/v1/responses", {"model": "nobody", "input": "hi"}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), REFUSED)
+def test_the_proxy_refuses_in_the_words_of_the_engine(tiny: Deployment, path: str, body: dict[str, Any]) -> None:
+    key = {"authorization": f"Bearer {tiny.run.read_key()}"}
+    decode = next(worker for worker in tiny.run.read_plan().proxy.workers if worker.role == "decode")
+    engine = httpx.post(f"{decode.url}{path}", json=body, headers=key, trust_env=False, timeout=60)
+    proxy = httpx.post(f"{tiny.state().endpoint}{path}", json=body, trust_env=False, timeout=60)
+    assert (proxy.status_code, proxy.json()) == (engine.status_code, engine.json())
+
+
+def test_what_engines_refuse_or_fail_with_costs_the_others_nothing(tiny: Deployment) -> None:
+    """440 prompts that were too long once held 1,000 sockets of decode for a minute, in which every request failed."""
+    url = tiny.state().endpoint
+    text = {"model": "tiny", "messages": [{"role": "user", "content": "hello world " * 20_000}]}
+    hostile: list[dict[str, Any]] = [text] * 440
+    # Prefill's leg of these has nothing wrong.
+    hostile += [
+        {"model": "tiny", "messages": [{"role": "user", "content": f"{i} " * 300}], "stop": [""]} for i in range(9)
+    ]
+    hostile += [{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "structured_outputs": "x"}] * 20
+    before = {name: files(tiny, name) for name in ("prefill-0", "decode-0")}
+
+    def attack() -> set[int]:
+        with httpx.Client(base_url=url, trust_env=False, timeout=120) as client:
+            return {client.post("/v1/chat/completions", json=body).status_code for body in hostile}
+
+    def ask(number: int) -> int:
+        body = {"model": "tiny", "prompt": f"prompt {number}", "max_tokens": 4}
+        return httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=120).status_code
+
+    with ThreadPoolExecutor() as pool:
+        attacker = pool.submit(attack)
+        answers: list[int] = []
+        while not attacker.done():
+            answers.append(ask(len(answers)))
+        assert attacker.result() == {400, 500}
+    assert set(answers) == {200}
+    assert {name: files(tiny, name) <= count + 50 for name, count in before.items()} == dict.fromkeys(before, True)
+    until = time.monotonic() + 20  # what is kept for the abort timeout is kept for a minute
+    while (kept := [worker.name for worker in tiny.run.read_plan().proxy.workers if kv_use(worker.url)]) and (
+        time.monotonic() < until
+    ):
+        pass
+    assert kept == []
+
+
+def files(tiny: Deployment, engine: str) -> int:
+    """Descriptors of the engine's process that has most of them."""
+    root = tiny.id_of(engine).pid
+    return max(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in (root, *procfs.descendants(root)))
+
+
+def kv_use(url: str) -> float:
+    page = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+    return float(re.findall(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", page, re.M)[0])
 
 
 def test_a_killed_lmcache_comes_back_and_stores_again(tiny: Deployment) -> None:
