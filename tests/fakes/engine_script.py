@@ -56,6 +56,8 @@ class Script:
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     drop_after: int = 0
     """* Closes the connection in the middle of a stream, after so many tokens."""
+    out_of_sockets: int = 0
+    """* How often a worker of it has had no socket, as the patches count it."""
     keeps_nothing: bool = False
     """* NIXL: a prefill keeps no KV and its answer says nothing of it."""
     hold: str = ""
