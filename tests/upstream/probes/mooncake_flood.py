@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded  # isort: skip
 
@@ -72,29 +73,25 @@ def rejected_by_decode() -> dict[str, Any]:
 
 def more_than_at_once() -> dict[str, Any]:
     """Six pulls where two may have sockets. Clients of some that wait leave; then the others get their KV, in order."""
-    two = mooncake_sockets.pulls_at_once
-    mooncake_sockets.pulls_at_once = lambda _: 2
-    try:
+    with mock.patch.object(mooncake_sockets, "pulls_at_once", return_value=2):
         prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
         prompts = [prompt() for _ in range(6)]
         for number, tokens in enumerate(prompts):
             decode.decode(f"d{number}", f"t{number}", tokens, prefill)
             decode.step()
         until(lambda: False, decode, seconds=0.3)
-        seen: dict[str, Any] = {"asked": sorted(prefill.worker.reqs_need_send)}
-        before = decode.lab.free_blocks
-        decode.lab.abort("d3", "d4")
-        seen["freed"] = rounded(until(lambda: decode.lab.free_blocks == before + 4, decode, seconds=SHORT))
-        prefill.prefill("p3", "t3", prompts[3])
-        until(lambda: prefill.lab.get("p3") is None, prefill, decode, seconds=SHORT)
-        seen["kept for it"] = "t3" in prefill.worker.reqs_need_send
-        for number in (0, 1, 2, 5):
-            prefill.prefill(f"p{number}", f"t{number}", prompts[number])
-        served = until(lambda: not decode.lab.busy, prefill, decode, seconds=SHORT)
-        reasons = [decode.lab.finish_reasons.get(f"d{number}") for number in (0, 1, 2, 5)]
-        return {**seen, "served": rounded(served), "reasons": reasons}
-    finally:
-        mooncake_sockets.pulls_at_once = two
+    seen: dict[str, Any] = {"asked": sorted(prefill.worker.reqs_need_send)}
+    before = decode.lab.free_blocks
+    decode.lab.abort("d3", "d4")
+    seen["freed"] = rounded(until(lambda: decode.lab.free_blocks == before + 4, decode, seconds=SHORT))
+    prefill.prefill("p3", "t3", prompts[3])
+    until(lambda: prefill.lab.get("p3") is None, prefill, decode, seconds=SHORT)
+    seen["kept for it"] = "t3" in prefill.worker.reqs_need_send
+    for number in (0, 1, 2, 5):
+        prefill.prefill(f"p{number}", f"t{number}", prompts[number])
+    served = until(lambda: not decode.lab.busy, prefill, decode, seconds=SHORT)
+    reasons = [decode.lab.finish_reasons.get(f"d{number}") for number in (0, 1, 2, 5)]
+    return {**seen, "served": rounded(served), "reasons": reasons}
 
 
 def no_descriptors() -> dict[str, Any] | None:
