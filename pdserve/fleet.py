@@ -30,6 +30,7 @@ from pdserve.protocol import (
     Progress,
     Push,
     Ready,
+    Sockets,
     Start,
     Started,
     Stop,
@@ -45,6 +46,8 @@ Trouble = Died | Late | Health | Gone
 
 SILENT = "does not answer"
 """Reason for holding a process that lives but is stopped or does not answer its probe."""
+NO_SOCKETS = "out of sockets"
+"""Reason for holding an engine that cannot open another connection: requests that it is sent fail."""
 _OVER = ("pending", "stopped", "dead")
 _FEW_PROCESSES = 32
 _SAVE_SECONDS = 0.1
@@ -107,7 +110,7 @@ class Fleet:
             self._failed(name, f"its node {process.node} is lost")
             return
         state.phase, state.note, state.id = "starting", "", None
-        self.held.get(name, set()).discard(SILENT)
+        self.held.get(name, set()).difference_update((SILENT, NO_SOCKETS))
         state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
@@ -211,6 +214,8 @@ class Fleet:
                 self.record("late", **event.model_dump(exclude={"event", "log_tail"}))
             case Health():
                 self._changed_health(event)
+            case Sockets():
+                self._changed_sockets(event)
             case Stopped():
                 self.state.processes[event.name].phase = self._stopping.pop(event.name, "stopped")
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
@@ -258,7 +263,7 @@ class Fleet:
     def release_all(self) -> None:
         """Every reason but silence is taken back: the deployment as a whole was proven."""
         for name, reasons in self.held.items():
-            for reason in reasons - {SILENT}:
+            for reason in reasons - {SILENT, NO_SOCKETS}:
                 if name in self.state.processes:
                     self.release(name, reason)
 
@@ -273,6 +278,15 @@ class Fleet:
             self.hold(event.name, SILENT)
             self.state.processes[event.name].note = event.why
         self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
+
+    def _changed_sockets(self, event: Sockets) -> None:
+        if event.short:
+            self.hold(event.name, NO_SOCKETS)
+            todo = "raise `ulimit -n` where pdserve is started (for good: /etc/security/limits.conf), then start again"
+            self.record("out_of_sockets", name=event.name, times=event.times, todo=todo)
+        else:
+            self.release(event.name, NO_SOCKETS)
+            self.record("sockets_again", name=event.name, times=event.times)
 
     def _lost(self, event: Gone) -> None:
         self.links.pop(event.node, None)

@@ -158,6 +158,16 @@ class Health(Message):
     why: str = ""
 
 
+class Sockets(Message):
+    """A ready engine has run out of sockets or file descriptors, or has had enough of them for a while."""
+
+    event: Literal["sockets"] = "sockets"
+    name: str
+    short: bool
+    times: int
+    """How often since it was started."""
+
+
 class Stopped(Message):
     """The tree is gone."""
 
@@ -218,7 +228,7 @@ class Gone(Message):
     """Seconds for which the launcher itself had not run when that became known."""
 
 
-Event = Hello | Started | Progress | Ready | Died | Late | Health | Stopped | ToldToEnd | Gone
+Event = Hello | Started | Progress | Ready | Died | Late | Health | Sockets | Stopped | ToldToEnd | Gone
 """What a link hands on. Pulse, Leaving and Answered end in the link."""
 Said = Event | Pulse | Leaving | Answered
 

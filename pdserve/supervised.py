@@ -19,8 +19,9 @@ from pdserve.log_progress import describe, is_fatal
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
 from pdserve.process import Child, pid_end, spawn
-from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Started, Stopped
+from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Sockets, Started, Stopped
 from pdserve.shm import ShmLedger
+from pdserve.socket_shortage import SocketShortage
 
 TAIL_LINES = 400
 """Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
@@ -226,8 +227,10 @@ class Supervised:
         await self._watch_health(child)
 
     async def _watch_health(self, child: Child) -> None:
-        """While it serves: is it stopped, does it still answer? Only changes are events."""
+        """While it serves: is it stopped, does it still answer, has it sockets? Only changes are events."""
         failures, responsive = 0, True
+        records = self.plan.env.set.get("PDSERVE_PATCH_RECORD")
+        shortage = SocketShortage(Path(records)) if records and self.plan.patches else None
         for looks in itertools.count():
             if looks < _FIRST_LOOKS or looks % _LOOKS_AT_THE_SAME == 0:
                 members = procfs.identities(self.family())
@@ -241,6 +244,8 @@ class Supervised:
             elif responsive and (held or failures >= _UNRESPONSIVE_TRIES):
                 responsive = False
                 self._emit(Health(name=self.name, responsive=False, why=answer.said))
+            if shortage is not None and shortage.look():
+                self._emit(Sockets(name=self.name, short=shortage.lasts, times=shortage.times))
 
     async def _probe(self) -> Answer:
         if self.plan.probe is None:

@@ -131,6 +131,8 @@ _TEXTS: dict[str, Any] = {
     "late": lambda e: f"{e['name']:<12} not ready after {e['seconds']:.0f} s",
     "unresponsive": lambda e: f"{e['name']:<12} does not answer: {e['why']}",
     "responsive": lambda e: f"{e['name']:<12} answers again",
+    "out_of_sockets": lambda e: f"{e['name']:<12} ran out of sockets or file descriptors: {e['todo']}",
+    "sockets_again": lambda e: f"{e['name']:<12} has sockets again",
     "given_up": lambda e: f"{e['name']:<12} {e['why']}; treated as dead",
     "restarting": lambda e: f"{e['name']:<12} restart {e['attempt']} in {e['after_seconds']:.0f} s",
     "cache_down": lambda e: f"{e['name']:<12} is down: {', '.join(e['engines'])} get no traffic until it is back",

@@ -13,6 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.patches import mooncake_sockets
+from pdserve.patches.mooncake_lines import Lines
+
+NAME = "mooncake-pulls"
+"""The patch that all of this belongs to."""
+
 
 @dataclass
 class OpenPull:
@@ -39,12 +45,22 @@ class Peer:
         self.address = address
         self.batch = Batch(batch, self)
         self.unsettled = set(batch)
+        self.asked = False
+        """Before, it cannot write."""
+        self.starved = False
+        """There was no socket to ask it with."""
         self.lost = False
         self.answered = False
         """It has said its last word; what that leaves out is not written."""
         self.over = asyncio.Event()
         """Lost, or all is settled: no answer is of interest any more."""
         self.tasks: set[asyncio.Task[Any]] = set()
+
+    def ask(self) -> bool:
+        """Its turn has come; for what is left of the batch. False: nothing is."""
+        self.batch = Batch({request: self.batch[request] for request in self.batch if request in self.unsettled}, self)
+        self.asked = bool(self.batch)
+        return self.asked
 
     def close(self) -> None:
         for task in self.tasks:
@@ -70,6 +86,10 @@ class OpenPulls:
         self._pulls: dict[str, OpenPull] = {}
         self._peers: set[Peer] = set()
         self._failed_blocks: queue.SimpleQueue[set[int]] = queue.SimpleQueue()
+        mooncake_sockets.widen(worker.async_zmq_ctx)
+        self.lines = Lines(worker, NAME)
+        self.turns = asyncio.Semaphore(mooncake_sockets.pulls_at_once(worker.async_zmq_ctx))
+        """The pulls beyond this number wait, in order, and have no sockets."""
 
     @classmethod
     def of(cls, worker: Any) -> OpenPulls:
@@ -92,8 +112,13 @@ class OpenPulls:
         found = {request: self._pulls.get(request) for request in metas}
         return [request for request, pull in found.items() if pull is not None and pull.peers_left is None]
 
+    def is_wanted(self, request: str) -> bool:
+        """Whether somebody waits for its KV; else prefill only has to be told to free its own."""
+        pull = self._pulls.get(request)
+        return pull is not None and pull.has_blocks and not pull.withdrawn
+
     def open_peer(self, address: str, metas: dict[str, Any]) -> Peer:
-        """Without the pulls that were withdrawn before this peer was asked."""
+        """Without the pulls that were withdrawn before this peer was asked: these are settled."""
         batch = {}
         for request, meta in metas.items():
             pull = self._pulls.get(request)
@@ -129,6 +154,8 @@ class OpenPulls:
             for peer in self._peers:
                 if request in peer.unsettled:
                     told.setdefault(peer, {})[request] = pull.meta.transfer_id
+                    if not peer.asked:
+                        self.settle(peer, request, failed=False)
         yield from told.items()
 
     def transfers(self, peer: Peer) -> dict[str, str]:

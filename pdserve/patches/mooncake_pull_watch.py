@@ -12,12 +12,11 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from pdserve.patches import effects
-from pdserve.patches.mooncake_open_pulls import OpenPulls, Peer
+from pdserve.patches import effects, mooncake_sockets
+from pdserve.patches.mooncake_lines import Answer
+from pdserve.patches.mooncake_open_pulls import NAME, OpenPulls, Peer
 from pdserve.patches.mooncake_peer import refuses, watch
-from pdserve.patches.mooncake_withdrawal import Withdrawal
 
-NAME = "mooncake-pulls"
 SETTLE_SECONDS = 1.0
 """After a prefill has died. What it sent lies in the buffers of this host, and the transfer engine's own threads (or
 the network adapter) still write it: until then the blocks must not become another request's."""
@@ -45,7 +44,7 @@ def with_withdrawals(original: Callable[..., None]) -> Callable[..., None]:
 async def _withdraw(worker: Any, requests: Collection[str]) -> None:
     for peer, transfers in OpenPulls.of(worker).withdraw(requests):
         effects.count(NAME, "pulls-withdrawn", len(transfers))
-        _spawn(peer, _tell(worker, peer, transfers))
+        _tell(worker, peer, transfers)
 
 
 def registered(original: _Async) -> _Async:
@@ -82,12 +81,47 @@ def asked(original: Callable[..., None]) -> Callable[..., None]:
 def watched(original: _Async) -> _Async:
     async def receive_kv_from_single_worker(self: Any, worker_addr: str, pull_metas: dict[str, Any]) -> None:
         pulls = OpenPulls.of(self)
-        peer = pulls.open_peer(worker_addr, pull_metas)
-        if peer.unsettled:
-            await _pull(self, peer, original)
-        pulls.close_peer(peer)
+        wanted = {request: meta for request, meta in pull_metas.items() if pulls.is_wanted(request)}
+        rest = {request: meta for request, meta in pull_metas.items() if request not in wanted}
+        await asyncio.gather(
+            _pull_in_turn(self, pulls.open_peer(worker_addr, wanted), original),
+            _release(self, worker_addr, rest, original),
+        )
 
     return receive_kv_from_single_worker
+
+
+async def _pull_in_turn(worker: Any, peer: Peer, original: _Async) -> None:
+    pulls = OpenPulls.of(worker)
+    if peer.unsettled:
+        async with pulls.turns:
+            if peer.ask():
+                await _pull(worker, peer, original)
+    pulls.close_peer(peer)
+
+
+async def _release(worker: Any, address: str, metas: dict[str, Any], original: _Async) -> None:
+    """Has prefill free what nobody pulls: requests that were rejected, have ended, or have all of their KV here.
+
+    Upstream pulls no blocks, which waits at prefill until that has the KV: for ever, if it has rejected the request
+    too. A prefill without the patch is asked like this all the same.
+    """
+    if not metas:
+        return
+    pulls = OpenPulls.of(worker)
+    peer = pulls.open_peer(address, metas)
+    answer = await pulls.lines.withdraw(address, {request: meta.transfer_id for request, meta in metas.items()})
+    if answer is Answer.REFUSED:
+        effects.count(NAME, "withdrawals-refused")
+        await _pull_in_turn(worker, peer, original)
+        return
+    if answer is Answer.GONE:
+        _forget_address(worker, address)
+    else:
+        effects.count(NAME, "transfers-released", len(metas))
+    for request in list(peer.unsettled):
+        pulls.settle(peer, request, failed=False)
+    pulls.close_peer(peer)
 
 
 async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
@@ -101,7 +135,10 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
     over.cancel()
     error, _ = await asyncio.gather(pull, over, return_exceptions=True)
     reason = f"prefill gave no answer ({error!r})" if error is not None else "prefill's answer left them out"
-    if peer.unsettled and not peer.lost and not peer.answered:
+    if peer.starved:
+        reason = "this decode worker has no socket left to ask prefill with"
+        OpenPulls.of(worker).lines.withdraw(peer.address, OpenPulls.of(worker).transfers(peer))
+    elif peer.unsettled and not peer.lost and not peer.answered:
         # Upstream's own limit, or a broken socket: prefill may still write, so it is asked not to, and believed.
         reason = "prefill did not answer in time"
         await _withdrawn_or_gone(worker, peer)
@@ -115,7 +152,7 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
 
 async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
     """Returns when the peer has let go of what it was asked for, refuses connections, or does not take withdrawals."""
-    telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
+    telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
     while not telling.done():
         await asyncio.wait({telling}, timeout=_LOOK_SECONDS)
         if not telling.done() and await refuses(peer.address):
@@ -132,13 +169,28 @@ def _forget_address(worker: Any, address: str) -> None:
 
 def monitoring(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_zmq_socket(*args: Any, **kwargs: Any) -> Any:
-        sock = original(*args, **kwargs)
         asking = _asking.get()
-        if asking is not None:
-            _watch(*asking, sock)
-        return sock
+        return original(*args, **kwargs) if asking is None else _monitored(*asking, lambda: original(*args, **kwargs))
 
     return make_zmq_socket
+
+
+def _monitored(worker: Any, peer: Peer, make: Callable[[], Any]) -> Any:
+    import zmq
+
+    sock = None
+    try:
+        sock = make()
+        _watch(worker, peer, sock)
+        mooncake_sockets.need_a_descriptor()
+    except (zmq.ZMQError, OSError) as error:
+        if sock is not None:
+            sock.close()
+        if mooncake_sockets.is_exhaustion(error):
+            peer.starved = True
+            mooncake_sockets.count(NAME, error)
+        raise
+    return sock
 
 
 def _watch(worker: Any, peer: Peer, sock: Any) -> None:
@@ -153,35 +205,33 @@ def _watch(worker: Any, peer: Peer, sock: Any) -> None:
         if telling is not None:
             telling.cancel()  # its answer may have been lost with its connection
         if peer.unsettled:
-            telling = _spawn(peer, _tell(worker, peer, OpenPulls.of(worker).transfers(peer)))
+            telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
 
     watch(sock, peer.address, lost=lost, reconnecting=reconnecting)
 
 
-def _spawn(peer: Peer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """In a task that ends with the peer's pull, outside of the context in which sockets are monitored."""
-    task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
+def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[None]:
+    """Withdraws from one prefill worker; the task ends with its answer, or with the peer's pull."""
+    answer = OpenPulls.of(worker).lines.withdraw(peer.address, transfers)
+    # Outside of the context in which sockets are monitored.
+    task = asyncio.get_running_loop().create_task(
+        _answered(worker, peer, transfers, answer), context=contextvars.Context()
+    )
     peer.tasks.add(task)
     task.add_done_callback(peer.tasks.discard)
     return task
 
 
-async def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> None:
-    """Withdraw from one prefill worker. One without the patch refuses, and its pull ends as upstream ends it."""
-    import zmq
-    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
-
-    try:
-        with upstream.make_zmq_socket(worker.async_zmq_ctx, peer.address, zmq.DEALER, bind=False, linger=0) as sock:
-            await sock.send(Withdrawal(transfers).encode())
-            response = worker._xfer_resp_decoder.decode(await sock.recv())
-    except zmq.ContextTerminated:
-        return
-    if response.status == upstream.MooncakeXferResponseStatus.ERROR:
+async def _answered(worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[Answer]) -> None:
+    """A prefill without the patch refuses, and its pull ends as upstream ends it."""
+    found = await answer
+    if found is Answer.REFUSED:
         effects.count(NAME, "withdrawals-refused")
-        log.warning("%s does not take withdrawals: %s", peer.address, response.err_msg)
-        return
-    _fail(worker, peer, response.ok_reqs or (), "the connection to prefill broke during the pull")
+    elif found is Answer.GONE:
+        peer.lost = True
+        peer.over.set()
+    else:
+        _fail(worker, peer, transfers, "the connection to prefill broke during the pull")
 
 
 def settled(original: Callable[..., None]) -> Callable[..., None]:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import mooncake_pull_watch as watch
+from pdserve.patches import mooncake_sockets
+from pdserve.patches.mooncake_open_pulls import NAME as _NAME
 from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
 
-_NAME = watch.NAME
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
 _WORKER = f"{_MODULE}.MooncakeConnectorWorker"
 _SCHEDULER = f"{_MODULE}.MooncakeConnectorScheduler"
@@ -89,7 +90,8 @@ PATCH = Patch(
     summary=(
         "A decode request whose KV cannot come (client gone, prefill dead or without an answer) holds its blocks for "
         "the abort timeout and 60 s, before vllm 0.30 for ever. Its pull is withdrawn or failed at once; its blocks "
-        "are released when no prefill worker can write them any more, not before."
+        "are released when no prefill worker can write them any more, not before. A rejected request is no pull that "
+        "waits at prefill and holds a socket: its transfer is withdrawn. Pulls beyond what the sockets allow wait."
     ),
     issue="https://github.com/vllm-project/vllm/issues/35943",
     targets=(
@@ -116,6 +118,8 @@ PATCH = Patch(
         "withdrawals-refused": "withdrawals that a prefill without the patch did not understand",
         "pulls-failed": "pulls whose request was told that its KV will not come",
         "peers-lost": "times that a prefill worker was gone while it was pulled from",
+        "transfers-released": "transfers that nobody pulls and that prefill was told to free",
+        mooncake_sockets.OUT_OF_SOCKETS: mooncake_sockets.HELP,
     },
     remove_when="upstream withdraws the pulls of aborted requests and notices that a prefill is gone",
     apply=apply,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from pdserve.patches import effects
+from pdserve.patches import effects, mooncake_sockets
 from pdserve.patches.mooncake_withdrawal import SideChannelDecoder, Withdrawal
 from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
@@ -21,8 +22,12 @@ from pdserve.patches.wrap import wrap
 _NAME = "mooncake-sends"
 _WORKER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector.MooncakeConnectorWorker"
 _GONE = "the prefill was aborted, or decode no longer wants its KV"
-_REMEMBERED = 20_000
-"""Transfer ids of each kind. A pull follows its prefill within seconds, so this is minutes of aborts at any load."""
+_REMEMBERED_SECONDS = 600.0
+"""A withdrawn id is of use until its prefill ends, and an aborted one until its pull comes. Both may be minutes away
+where requests queue."""
+_REMEMBERED = 500_000
+"""Ids of each kind, against the memory of a flood: about 100 MB. Rejected requests name one each, and an id must not be
+forgotten early because of those of others: this is 800 a second for all of that time."""
 
 log = logging.getLogger("pdserve.patches")
 
@@ -38,18 +43,19 @@ def apply() -> None:
 
 
 class _Remembered:
-    """The latest transfer ids."""
+    """Transfer ids that were named lately."""
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[str, float] = OrderedDict()
 
     def __contains__(self, transfer: str) -> bool:
         return transfer in self._ids
 
     def add(self, transfer: str) -> None:
-        self._ids[transfer] = None
+        now = time.monotonic()
+        self._ids[transfer] = now
         self._ids.move_to_end(transfer)
-        if len(self._ids) > _REMEMBERED:
+        while len(self._ids) > _REMEMBERED or next(iter(self._ids.values())) < now - _REMEMBERED_SECONDS:
             self._ids.popitem(last=False)
 
     def discard(self, transfer: str) -> None:
@@ -79,7 +85,10 @@ class _Sends:
 
     def start(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
         """In a task of its own: upstream awaits it in one of 2 * num_workers tasks, which then serve nobody else."""
-        task = asyncio.ensure_future(self._answering(identity, sock, work))
+        self.keep(asyncio.ensure_future(self._answering(identity, sock, work)))
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Until it ends, or the worker does."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -242,6 +251,8 @@ def _listening(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaita
     async def _mooncake_sender_listener(self: Any, ready_event: Any) -> None:
         self._xfer_meta_decoder = SideChannelDecoder(self._xfer_meta_decoder)
         sends = _Sends.of(self)
+        mooncake_sockets.widen(self.async_zmq_ctx)
+        sends.keep(asyncio.ensure_future(mooncake_sockets.look_out(_NAME)))
         try:
             await original(self, ready_event)
         finally:
@@ -295,6 +306,7 @@ PATCH = Patch(
         "pulls-answered-at-once": "pulls that came after their transfer was aborted or withdrawn",
         "transfers-withdrawn": "transfers dropped because decode withdrew its pull",
         "unwanted-freed": "prefills whose KV was freed at once because nobody will fetch it",
+        mooncake_sockets.OUT_OF_SOCKETS: mooncake_sockets.HELP,
     },
     remove_when="upstream answers pulls of aborted prefills and waits outside its sender tasks",
     apply=apply,

@@ -14,6 +14,7 @@ from pdserve.pd.settings import Health
 
 log = logging.getLogger("pdserve.proxy")
 
+_NO_SOCKETS = re.compile(rb'^pdserve_patch_effects_total\{[^}]*effect="out-of-sockets"[^}]*\} ([0-9.eE+-]+)$', re.M)
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
 
 
@@ -25,6 +26,10 @@ class HealthChecks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._missed: Counter[str] = Counter()
         """Pages of figures in a row that did not come."""
+        self._lacked: dict[str, float] = {}
+        """How often each worker has had no socket, when it was looked at last."""
+        self._starving: set[str] = set()
+        """Workers of which that number rises. What they are sent fails, though they answer every check."""
 
     def watch(self, worker: Worker) -> None:
         """Begins to look at a worker, until it is removed from the registry."""
@@ -41,9 +46,11 @@ class HealthChecks:
         while self._registry.workers.get(worker.name) is worker:
             if worker.state in ("ready", "draining"):
                 failures = 0 if await self._check(worker) else failures + 1
-                healthy = failures < self._settings.failures
+                starving = worker.name in self._starving
+                healthy = failures < self._settings.failures and not starving
                 if healthy != worker.healthy and (healthy is False or failures == 0):
-                    log.warning("%s is %s", worker.name, "healthy again" if healthy else "not healthy: left alone")
+                    why = "out of sockets or file descriptors (raise its ulimit -n)" if starving else "not healthy"
+                    log.warning("%s is %s", worker.name, "healthy again" if healthy else f"{why}: left alone")
                     self._registry.set_health(worker, healthy)
                     self._changed()
             else:
@@ -67,11 +74,21 @@ class HealthChecks:
             log.info("%s: no new figure of its KV use: %s", worker.name, error)
             if self._missed[worker.name] >= self._settings.failures:
                 self._is_as_full(worker, 0.0)  # unknown: nobody is turned away by an old figure for ever
+                self._starving.discard(worker.name)
             return True
         self._missed[worker.name] = 0
         # An engine with several ranks is as full as its fullest one.
         self._is_as_full(worker, max(map(float, _KV_USAGE.findall(figures.body)), default=0.0))
+        self._has_lacked(worker.name, sum(map(float, _NO_SOCKETS.findall(figures.body))))
         return True
+
+    def _has_lacked(self, name: str, times: float) -> None:
+        """The first look at a worker tells nothing: it may have been long ago."""
+        if times > self._lacked.get(name, times):
+            self._starving.add(name)
+        else:
+            self._starving.discard(name)
+        self._lacked[name] = times
 
     def _is_as_full(self, worker: Worker, usage: float) -> None:
         if usage != worker.kv_usage:

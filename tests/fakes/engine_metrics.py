@@ -25,4 +25,7 @@ def metrics_page(engine: Engine) -> str:
     lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
     for source, count in engine.source_tokens.items():
         lines.append(f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {count}')
+    lines.append(
+        f'pdserve_patch_effects_total{{effect="out-of-sockets",patch="mooncake-pulls"}} {engine.script.out_of_sockets}'
+    )
     return "\n".join(lines) + "\n"

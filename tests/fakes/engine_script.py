@@ -61,6 +61,8 @@ class Script:
     an exception that nobody caught, and after a pause."""
     drop_after: int = 0
     """* Closes the connection in the middle of a stream, after so many tokens."""
+    out_of_sockets: int = 0
+    """* How often a worker of it has had no socket, as the patches count it."""
     keeps_nothing: bool = False
     """* NIXL: a prefill keeps no KV and its answer says nothing of it."""
     hold: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,35 @@ def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, 
         output = died_serving(deployment)
     assert "VLLM::EngineCor" in output
     assert "of prefill" in output
+
+
+def test_an_engine_without_sockets_leaves_routing_and_one_event_says_what_to_do(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        records = serving(deployment).run.patches / "decode-0"
+        lacking(records, 3)
+        deployment.command.expect("decode-0     ran out of sockets or file descriptors: raise `ulimit -n`")
+        assert routing(deployment, "decode-0")[-1] == "draining"
+        code, output = pdserve("status", "--json")
+        status = read_json(output)
+        assert (code, status["phase"]) == (5, "degraded")
+        assert "out of sockets" in status["processes"]["decode-0"]["note"]
+        lacking(records, 8)
+        deployment.command.expect("decode-0     has sockets again")
+        deployment.command.expect("deployment is ready")
+        (event,) = deployment.events("out_of_sockets")
+        assert (event["name"], event["times"]) == ("decode-0", 3)
+        assert routing(deployment, "decode-0")[-1] == "ready"
+
+
+def lacking(records: Path, times: int) -> None:
+    """What the record of a worker says that has had no socket so often."""
+    (worker,) = (path for path in records.glob("*.json") if json.loads(path.read_text())["kind"] == "worker")
+    record = json.loads(worker.read_text()) | {"effects": {"mooncake-pulls": {"out-of-sockets": times}}}
+    partial = worker.with_suffix(".partial")
+    partial.write_text(json.dumps(record))
+    partial.replace(worker)
 
 
 def test_restart_as_the_recipe_says(tmp_path: Path, pdserve_home: Path) -> None:

@@ -197,6 +197,19 @@ def test_05_an_engine_that_is_slow_to_tell_its_figures_serves_on(deployment: Dep
     assert deployment.complete().status_code == 200
 
 
+def test_05_an_engine_without_sockets_is_left_alone_until_it_has_some(deployment: Deployment) -> None:
+    """It answers its checks, and every request that it is sent fails."""
+    deployment.up(2, 1, routing=ROUND_ROBIN, health=QUICK_HEALTH, prefill={"out_of_sockets": 7})
+    times = 7
+    while workers(deployment)["prefill-0"]["healthy"]:
+        times += 1
+        deployment.prefills[0].script(out_of_sockets=times)
+    deployment.proxy.until("prefill-0 is out of sockets or file descriptors")
+    deployment.proxy.until("prefill-0 is healthy again")
+    assert workers(deployment)["prefill-1"]["healthy"], "what was before the first look is no news"
+    assert statuses(deployment, 4) == [200] * 4
+
+
 # --- 7: the turns of the two pools are not in step
 
 

@@ -116,7 +116,9 @@ def test_a_prefill_without_the_patch_is_not_broken_by_a_withdrawal(version: str)
         assert seen["freed early"] is None, "it may still write"
         assert seen["freed by the transfer"] < AT_ONCE
         assert seen["next served"] is not None
-    assert measured(version)["effects"]["mooncake-pulls/withdrawals-refused"] == 1
+        assert seen["a rejected one is pulled"], "there is no other way to have its KV freed"
+        assert seen["released by its transfer"] < AT_ONCE
+    assert measured(version)["effects"]["mooncake-pulls/withdrawals-refused"] == 2
 
 
 def test_a_pull_whose_connection_broke_is_withdrawn_over_a_new_one(version: str) -> None:
@@ -169,6 +171,40 @@ def test_a_restarted_prefill_registers_beside_a_live_bootstrap_server(version: s
     assert [patched[name] for name in refused] == [400, 200, 200], "only the dead give way"
     assert patched["the same again, moved"] == 200
     assert (patched["known"], patched["known then"]) == ("one", ["two", ["0", "1"]])
+
+
+def test_2000_rejected_requests_take_no_sockets_from_the_others_unless_unpatched(version: str) -> None:
+    unpatched, patched = both(version, "rejected")
+    assert unpatched["served"] is None, "the request between them: the sockets are gone"
+    assert unpatched["ended"] is None
+    assert unpatched["kept"] > 0, "at prefill, which has never heard of them"
+    assert patched["served"] < AT_ONCE
+    assert patched["ended"] < 1
+    assert patched["descriptors"] < 20
+    assert patched["kept"] == 0
+
+
+def test_a_prefill_frees_the_kv_of_a_request_that_decode_rejects_whichever_is_first(version: str) -> None:
+    _, patched = both(version, "rejected_by_decode")
+    assert patched["after its prefill"] < 1
+    assert patched["before it"] < 1
+
+
+def test_pulls_beyond_the_limit_wait_without_a_socket_and_in_order(version: str) -> None:
+    unpatched, patched = both(version, "more_than_at_once")
+    assert unpatched["asked"] == ["t0", "t1", "t2", "t3", "t4", "t5"]
+    assert patched["asked"] == ["t0", "t1"]
+    assert patched["freed"] < AT_ONCE, "those whose clients left while they waited"
+    assert not patched["kept for it"], "prefill was told all the same"
+    assert patched["served"] < AT_ONCE
+    assert patched["reasons"] == ["length"] * 4
+
+
+def test_without_a_descriptor_a_pull_fails_at_once_and_later_ones_do_not(version: str) -> None:
+    _, patched = both(version, "no_descriptors")
+    assert patched["ended"] < AT_ONCE
+    assert patched["reason"] == "error"
+    assert patched["then served"] < AT_ONCE
 
 
 def test_what_the_patches_do_is_counted(version: str) -> None:

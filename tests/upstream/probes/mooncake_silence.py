@@ -10,6 +10,7 @@ from typing import Any
 from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt, rounded, slowed  # isort: skip
 
 from tests.upstream.mooncake_lab import Engine, Relay, impatient, remote_prefill, until
+from tests.upstream.probes import mooncake_flood as flood
 
 
 def killed() -> dict[str, Any]:
@@ -54,7 +55,18 @@ def other_peer() -> dict[str, Any]:
         prefill.prefill("p2", "t2", tokens)
         decode.decode("d2", "t2", tokens, prefill)
         served = until(arrived(decode, "d2"), decode, seconds=LONG)
-    return {"freed early": rounded(freed), "freed by the transfer": rounded(then), "next served": rounded(served)}
+        flood.reject(decode, "d3", prefill, "t3")
+        until(lambda: False, decode, seconds=0.3)
+        pulled = flood.open_pulls(decode) > 0
+        prefill.prefill("p3", "t3", prompt())
+        released = until(lambda: not flood.open_pulls(decode), decode, seconds=SHORT)
+    return {
+        "freed early": rounded(freed),
+        "freed by the transfer": rounded(then),
+        "next served": rounded(served),
+        "a rejected one is pulled": pulled,
+        "released by its transfer": rounded(released),
+    }
 
 
 def reconnected() -> dict[str, Any]:

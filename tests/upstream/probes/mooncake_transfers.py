@@ -34,6 +34,7 @@ from pdserve.patches import (
     mooncake_sends,
 )
 from pdserve.patches.verdict import judge
+from tests.upstream.probes import mooncake_flood as flood
 from tests.upstream.probes import mooncake_requests as parameters
 from tests.upstream.probes import mooncake_silence as silence
 
@@ -276,6 +277,10 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
         same_id_in_one_batch,
         silence.unanswered,
         bootstrap,
+        flood.rejected,
+        flood.rejected_by_decode,
+        flood.more_than_at_once,
+        flood.no_descriptors,
     )
 }
 

@@ -1,0 +1,81 @@
+"""How many sockets and file descriptors a Mooncake worker may have, and what happens when there are none left."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from pdserve.patches import effects
+
+OUT_OF_SOCKETS = "out-of-sockets"
+"""The effect under which each patch counts it. The proxy and the agent look for this name."""
+HELP = "times that a worker had no socket or file descriptor left (a look every second, and each pull that failed)"
+
+_DESCRIPTORS = 131_072
+"""Enough for all sockets of a context. A hard limit can be a thousand million, and some libraries count up to it."""
+_SOCKETS_A_PULL = 3
+"""A DEALER, and both ends of its monitor."""
+_DESCRIPTORS_A_PULL = 5
+"""One for each socket, its TCP connection, and one more while somebody looks whether its prefill still listens."""
+_SOCKETS_KEPT = 64
+"""For withdrawals, whatever the pulls take: three a prefill worker."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+_LOOK_SECONDS = 1.0
+
+log = logging.getLogger("pdserve.patches")
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether a ZMQError or an OSError says that there is no socket or descriptor left."""
+    return getattr(error, "errno", None) in _EXHAUSTED
+
+
+def widen(context: Any) -> None:
+    """Raises what the process and the zmq context may open as far as it goes. Before the context's first socket: from
+    then on libzmq keeps to the 1,023 of its default."""
+    import zmq
+
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def pulls_at_once(context: Any) -> int:
+    """How many pulls may have sockets. A quarter of the free descriptors is left to whatever else the process opens."""
+    import zmq
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    free = (limit - sum(1 for _ in Path("/proc/self/fd").iterdir())) * 3 // 4
+    sockets = context.get(zmq.MAX_SOCKETS) - _SOCKETS_KEPT
+    return max(1, min(int(sockets) // _SOCKETS_A_PULL, free // _DESCRIPTORS_A_PULL))
+
+
+def need_a_descriptor() -> None:
+    """Raises OSError where there is none: libzmq makes a connection later, and would try in silence again and again."""
+    os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def count(patch: str, error: BaseException) -> None:
+    """Has the exhaustion known: on /metrics, to the proxy and to the deployment."""
+    effects.count(patch, OUT_OF_SOCKETS)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    log.error("this worker is out of sockets (%s; its limit of file descriptors is %s): raise ulimit -n", error, soft)
+
+
+async def look_out(patch: str) -> None:
+    """Counts every second in which the process has no descriptor left: libzmq does not say that it cannot accept."""
+    while True:
+        try:
+            need_a_descriptor()
+        except OSError as error:
+            if is_exhaustion(error):
+                count(patch, error)
+        await asyncio.sleep(_LOOK_SECONDS)
