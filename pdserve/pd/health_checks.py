@@ -14,6 +14,8 @@ from pdserve.pd.settings import Health
 
 log = logging.getLogger("pdserve.proxy")
 
+_RETURN_SECONDS = 0.25
+"""Between two checks of a worker that does not answer: no request is to be turned away once it does again."""
 _NO_SOCKETS = re.compile(rb'^pdserve_patch_effects_total\{[^}]*effect="out-of-sockets"[^}]*\} ([0-9.eE+-]+)$', re.M)
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
 
@@ -45,27 +47,38 @@ class HealthChecks:
         failures = 0
         while self._registry.workers.get(worker.name) is worker:
             if worker.state in ("ready", "draining"):
-                failures = 0 if await self._check(worker) else failures + 1
-                starving = worker.name in self._starving
-                healthy = failures < self._settings.failures and not starving
-                if healthy != worker.healthy and (healthy is False or failures == 0):
-                    why = "out of sockets or file descriptors (raise its ulimit -n)" if starving else "not healthy"
-                    log.warning("%s is %s", worker.name, "healthy again" if healthy else f"{why}: left alone")
-                    self._registry.set_health(worker, healthy)
-                    self._changed()
+                failures = 0 if await self._answers(worker) else failures + 1
+                self._judge(worker, failures)
+                if not failures:
+                    # Not before: one that goes on after a pause takes requests while its page is still being made.
+                    await self._read_figures(worker)
+                    self._judge(worker, failures)
             else:
                 failures = 0
-            await asyncio.sleep(self._settings.interval_seconds)
+            comes_back = not worker.healthy and worker.name not in self._starving
+            seconds = self._settings.interval_seconds
+            await asyncio.sleep(min(_RETURN_SECONDS, seconds) if comes_back else seconds)
 
-    async def _check(self, worker: Worker) -> bool:
-        limit = self._settings.timeout_seconds
+    def _judge(self, worker: Worker, failures: int) -> None:
+        starving = worker.name in self._starving
+        healthy = failures < self._settings.failures and not starving
+        if healthy != worker.healthy and (healthy is False or failures == 0):
+            why = "out of sockets or file descriptors (raise its ulimit -n)" if starving else "not healthy"
+            log.warning("%s is %s", worker.name, "healthy again" if healthy else f"{why}: left alone")
+            self._registry.set_health(worker, healthy)
+            self._changed()
+
+    async def _answers(self, worker: Worker) -> bool:
         try:
-            health = await fetch(worker.pool, "GET", "/health", timeout=limit)
+            health = await fetch(worker.pool, "GET", "/health", timeout=self._settings.timeout_seconds)
         except FetchError as error:
-            log.info("%s: %s", worker.name, error)
+            if worker.healthy:
+                log.info("%s: %s", worker.name, error)
             return False
-        if health.status != 200:
-            return False
+        return health.status == 200
+
+    async def _read_figures(self, worker: Worker) -> None:
+        limit = self._settings.timeout_seconds
         try:
             figures = await fetch(worker.pool, "GET", "/metrics", headers=self._headers, timeout=limit)
         except FetchError as error:
@@ -75,12 +88,11 @@ class HealthChecks:
             if self._missed[worker.name] >= self._settings.failures:
                 self._is_as_full(worker, 0.0)  # unknown: nobody is turned away by an old figure for ever
                 self._starving.discard(worker.name)
-            return True
+            return
         self._missed[worker.name] = 0
         # An engine with several ranks is as full as its fullest one.
         self._is_as_full(worker, max(map(float, _KV_USAGE.findall(figures.body)), default=0.0))
         self._has_lacked(worker.name, sum(map(float, _NO_SOCKETS.findall(figures.body))))
-        return True
 
     def _has_lacked(self, name: str, times: float) -> None:
         """The first look at a worker tells nothing: it may have been long ago."""

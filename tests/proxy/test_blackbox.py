@@ -6,6 +6,7 @@ The numbers are those of the findings; the behaviour is shown on the real proces
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -186,6 +187,20 @@ def test_05_a_dead_worker_on_the_same_host_is_left_alone_and_comes_back(deployme
     deployment.proxy.until("prefill-0 is healthy again")
     assert statuses(deployment, 4) == [200] * 4
     assert deployment.prefills[0].state()["finished"] == 2
+
+
+def test_05_an_engine_that_goes_on_after_a_pause_is_used_at_once(deployment: Deployment) -> None:
+    """However long it is between two checks of healthy ones."""
+    deployment.up()
+    decode = deployment.decodes[0]
+    decode.process.send_signal(signal.SIGSTOP)
+    with Deployment(deployment.folder) as other:
+        workers = [fake.config().model_dump() for fake in deployment.fakes]
+        other.up(0, 0, workers=workers, health={"interval_seconds": 3600, "timeout_seconds": 0.5, "failures": 1})
+        other.proxy.until("decode-0 is not healthy")
+        decode.process.send_signal(signal.SIGCONT)
+        other.proxy.until("decode-0 is healthy again")
+        assert other.complete().status_code == 200
 
 
 def test_05_an_engine_that_is_slow_to_tell_its_figures_serves_on(deployment: Deployment) -> None:
