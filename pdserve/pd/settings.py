@@ -52,7 +52,8 @@ class Admission(Settings):
 
 
 class Breaker(Settings):
-    """When a worker that fails is left alone. Answers of 4xx never count."""
+    """When a worker that fails is left alone. Answers of 4xx never count; an answer of 5xx counts when another worker
+    has answered the same request, and this one has answered nobody for `open_seconds`."""
 
     failures: Count = Field(default=5, description="Failures in a row after which a worker is left alone.")
     open_seconds: Seconds = Field(default=10, description="How long, before one request tries it again.")
