@@ -51,7 +51,7 @@ class AdminWorkers:
 class AdminServer:
     """Owns its socket and, for a unix socket, the file."""
 
-    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload) -> None:
+    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload, figures: admin.Figures) -> None:
         """RecipeError: the token's file cannot be used. StartError: the address cannot be had."""
         token = None if settings.token_file is None else read_token(Path(settings.token_file))
         self._file: AdminSocket | None = None
@@ -68,7 +68,7 @@ class AdminServer:
                 todo="see who has it (ss -lntxp) and end that, or give proxy.admin another port or socket",
             ) from error
         config = uvicorn.Config(
-            admin.app(workers, reload, token),
+            admin.app(workers, reload, figures, token),
             access_log=False,
             log_level="warning",
             lifespan="off",

@@ -98,7 +98,9 @@ class Gateway:
         self._admin = (
             None
             if config.admin is None or numbers.process != 0
-            else AdminServer(config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all)
+            else AdminServer(
+                config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all, partial(self.page, keys=True)
+            )
         )
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,9 +193,9 @@ class Gateway:
         self.registry.set_state(config.name, "ready", alive=False)
         self._health.watch(added)
 
-    def page(self) -> bytes:
-        """What Prometheus reads, over all processes of this proxy."""
-        return self.metrics.page(() if self._pages is None else self._pages.others())
+    def page(self, *, keys: bool = False) -> bytes:
+        """What Prometheus reads, over all processes of this proxy. `keys`: also what names API keys, for the admin."""
+        return self.metrics.page(() if self._pages is None else self._pages.others(), keys=keys)
 
     def _reconfigure(self, fresh: ProxyConfig) -> None:
         if fresh.routing != self.config.routing:

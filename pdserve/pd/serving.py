@@ -51,7 +51,9 @@ class Serving(Settings):
         "engines speak plain HTTP, on loopback or on the nodes' network.",
     )
     admin: Admin | None = Field(
-        default=None, description="Endpoints that change the running proxy; null: there are none."
+        default=None,
+        description="Endpoints that change the running proxy, and /metrics with the series of each API key, which the "
+        "clients' port leaves out; null: there are none.",
     )
     log: LogFormat = Field(default="text", description="One line a request, for people or for machines.")
     otel: Otel | None = Field(default=None, description="OpenTelemetry spans; null: none.")

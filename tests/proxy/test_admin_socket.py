@@ -32,7 +32,7 @@ class NoWorkers:
 
 
 def server(path: Path) -> AdminServer:
-    return AdminServer(Admin(socket=str(path)), NoWorkers(), dict)
+    return AdminServer(Admin(socket=str(path)), NoWorkers(), dict, bytes)
 
 
 @pytest.fixture
