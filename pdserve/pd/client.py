@@ -18,6 +18,7 @@ from pdserve.pd.http.reply import Reply
 if TYPE_CHECKING:
     from pdserve.pd.dialects import Dialect
     from pdserve.pd.leg import Leg
+    from pdserve.pd.usage_meter import UsageMeter
     from pdserve.pd.waiting import Watch
 
 _END_BYTES = 256
@@ -45,6 +46,7 @@ class Client:
         "first_byte",
         "interruption",
         "last_byte",
+        "meter",
         "relayed_bytes",
         "reply",
         "request_id",
@@ -64,6 +66,8 @@ class Client:
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
+        self.meter: UsageMeter | None = None
+        """Counts what it is given, for a key with a limit of tokens."""
         self.deadline = math.inf
         """time.monotonic() at which it is interrupted; looked at every now and then."""
         self.stream = False
@@ -101,6 +105,8 @@ class Client:
     def relay(self, leg: Leg) -> None:
         """Sends a leg's answer on, as it comes, from what has come already. Poked when it has ended."""
         self._leg = leg
+        if self.meter is not None:
+            self.meter.worker = leg.worker.name
         answer = leg.answer
         assert answer is not None
         self.stream = answer.content_type.startswith(event_stream.CONTENT_TYPE)
@@ -110,6 +116,8 @@ class Client:
         data, answer.data = answer.data, b""
         if answer.complete and not self.stream:
             data = self._honest(data)
+            if self.meter is not None:
+                self.meter.part(data)
             self.reply.start(200, headers, len(data))
             self._tail = data[-_TAIL_BYTES:]
             self._count(data)
@@ -150,6 +158,10 @@ class Client:
             self._pending, data = data[end:], data[:end]
             if not data:
                 return
+        if self.meter is not None:
+            data = self.meter.events(data)
+            if not data:
+                return
         data = self._honest(data)
         self._before, self._tail = self._tail, data
         self._count(data)
@@ -160,6 +172,8 @@ class Client:
         if self._pending:
             pending, self._pending = self._honest(self._pending), b""
             self._write_part(pending)
+        if self.meter is not None:
+            self._write_part(self.meter.rest())
         done = self.dialect.end_of_stream
         if self.stream and done is not None and done not in self._tail[-_END_BYTES:]:
             self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
@@ -187,7 +201,8 @@ class Client:
             self.reply.start(error.status, headers, len(body))
             self.reply.end(body)
         elif self.stream and not self._mid_event:
-            self.reply.end(self.dialect.error_event(error, self._tail))
+            held = self.meter.rest() if self.meter is not None else b""
+            self.reply.end(held + self.dialect.error_event(error, self._tail))
         else:
             # Half of a JSON document or of an event cannot be completed: the client must see that it is cut.
             self.reply.cut()
@@ -214,6 +229,8 @@ class Client:
         return honest(data, self.cached_tokens)
 
     def _write_part(self, data: bytes) -> None:
+        if self.meter is not None and not self.stream:
+            self.meter.part(data)
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if data:
             self._count(data)

@@ -46,6 +46,7 @@ from pdserve.pd.request_log import RequestLog
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import open_spans
+from pdserve.pd.usage_meter import Fingerprints, metered
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -81,6 +82,8 @@ class Gateway:
         self.metrics = Metrics()
         self.log = RequestLog(write_stderr, config.log)
         self.quotas = Quotas(numbers) if self.keys is not None else None
+        self._fingerprints = Fingerprints()
+        self.registry.on_ready(lambda worker: self._fingerprints.forget(worker.name))
         self._spans = open_spans(config.otel, config.served_name)
         self._app = app
         self._loop = asyncio.get_running_loop()
@@ -251,6 +254,8 @@ class Gateway:
             asked = self._reading.read(dialect, request, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
+                if request.key.tokens_per_minute is not None:
+                    asked.body, client.meter = metered(dialect, asked.body, self._fingerprints)
             if self.pools.needs_tokens:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:
