@@ -40,6 +40,7 @@ from pdserve.protocol import (
     Died,
     Hello,
     Leaving,
+    Progress,
     Pulse,
     Push,
     Said,
@@ -57,6 +58,7 @@ from pdserve.supervised import Supervised, reap_adopted, say_failure
 
 _SWEEP_SECONDS = 1.0
 _GUARD_GRACE_SECONDS = 5.0
+_MANY_BYTES = 1024 * 1024
 _FAREWELL_SECONDS = 2.0
 """How long a leaving agent waits for its last events to be taken."""
 
@@ -92,6 +94,7 @@ class Agent:
         self._asks: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
         self._outlet = Outlet(sys.stdout.fileno())
+        self._behind = False
 
     async def serve(self) -> None:
         """Obeys until the pipe closes, a signal arrives or the launcher says so; then stops everything."""
@@ -161,7 +164,7 @@ class Agent:
                         self._track(self._stop(order.name, order.grace), self._stops)
                     case Push():
                         if order.name in self._processes:
-                            self._processes[order.name].push(order.line)
+                            self._processes[order.name].push(order.about, order.line)
                     case Shutdown():
                         break
         except AgentProtocolError as error:
@@ -227,6 +230,14 @@ class Agent:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def _emit(self, said: Said) -> None:
+        """Events wait for a launcher that does not read (one that is held in a debugger); those that a later one of
+        their kind makes worthless do not, once there are many."""
+        behind = self._outlet.waiting > _MANY_BYTES
+        if behind != self._behind:
+            self._behind = behind
+            _log("the launcher does not read: its news wait here" if behind else "the launcher reads again")
+        if behind and isinstance(said, Pulse | Progress):
+            return
         self._outlet.write(encode(said))
 
 

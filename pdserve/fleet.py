@@ -154,7 +154,7 @@ class Fleet:
         for process in self.plan.processes:
             if process.control == "stdin" and process.node in self.links:
                 line = json.dumps({"worker": worker, "state": self._routing[worker]})
-                self.links[process.node].send(Push(name=process.name, line=line))
+                self.links[process.node].send(Push(name=process.name, about=worker, line=line))
 
     def on_node_of(self, name: str) -> AskNode:
         """A way to make HTTP requests from the node of a process. Where its agent is gone, they say so."""

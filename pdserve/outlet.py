@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+
+BEHIND_SECONDS = 5.0
+"""A peer that takes nothing for so long is said to be behind."""
 
 
 class Outlet:
     """Writes what it is given, in order; what the other side does not take yet is kept. Belongs to one event loop."""
 
-    def __init__(self, descriptor: int) -> None:
-        """`descriptor` stays the caller's to close, after `close`."""
+    def __init__(self, descriptor: int, on_empty: Callable[[], None] | None = None) -> None:
+        """`descriptor` stays the caller's to close, after `close`. `on_empty`: called when the other side has taken
+        what had to wait."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self._waiting = bytearray()
         self._open = True
+        self._on_empty = on_empty
         self._empty = asyncio.Event()
         self._empty.set()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._waiting)
 
     def write(self, data: bytes) -> None:
         """Sends, now or as soon as the other side reads. A peer that has gone is not an error here."""
@@ -30,8 +41,13 @@ class Outlet:
         self._waiting += data
         if self._empty.is_set():
             self._empty.clear()
-            self._loop.add_writer(self._descriptor, self._flush)
+            self._loop.add_writer(self._descriptor, self._writable)
             self._flush()
+
+    def _writable(self) -> None:
+        self._flush()
+        if self._open and self._empty.is_set() and self._on_empty is not None:
+            self._on_empty()
 
     def _flush(self) -> None:
         try:
@@ -58,3 +74,50 @@ class Outlet:
         self._open = False
         self._waiting.clear()
         self._idle()
+
+
+class Newest:
+    """Lines to somebody who may not read for a while: of those about one thing only the newest waits, and what waits
+    is bounded. For states, which the newest one says in whole."""
+
+    def __init__(self, descriptor: int, behind: Callable[[bool], None]) -> None:
+        """`behind`: told True when lines have waited for some seconds, and False when they have been taken after all.
+        `descriptor` as for Outlet."""
+        self._outlet = Outlet(descriptor, self._pump)
+        self._behind = behind
+        self._lines: dict[str, bytes] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+
+    def write(self, about: str, line: bytes) -> None:
+        """Sends it, in the place of an older one about the same that has not been sent yet."""
+        self._lines.pop(about, None)
+        self._lines[about] = line
+        self._pump()
+
+    def close(self) -> None:
+        """Drops what is waiting and writes nothing more."""
+        self._lines.clear()
+        self._outlet.close()
+        self._caught_up()
+
+    def _pump(self) -> None:
+        while self._lines and not self._outlet.waiting:
+            about = next(iter(self._lines))
+            self._outlet.write(self._lines.pop(about))
+        if not self._outlet.waiting:
+            self._caught_up()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BEHIND_SECONDS, self._late)
+
+    def _late(self) -> None:
+        self._told = True
+        self._behind(True)
+
+    def _caught_up(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._told:
+            self._told = False
+            self._behind(False)

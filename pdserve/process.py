@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdserve import procfs
+from pdserve.outlet import Newest
 from pdserve.procfs import ProcessId
 
 MARKER = "PDSERVE_PROCESS"
@@ -50,6 +51,7 @@ class Child:
 
     def __init__(self, popen: subprocess.Popen[bytes], marker: str) -> None:
         self._popen = popen
+        self._control: Newest | None = None
         self._marker = f"{MARKER}={marker}".encode()
         identity = procfs.identify(popen.pid)
         # Unreaped, so the entry in /proc is still there even if the program has already ended.
@@ -77,16 +79,14 @@ class Child:
             ended = Exit(self._popen.wait())
         return ended
 
-    def write_line(self, line: str) -> bool:
-        """Sends a line to its stdin; False when it no longer reads."""
-        if self._popen.stdin is None:
-            return False
-        try:
-            self._popen.stdin.write(line.encode() + b"\n")
-            self._popen.stdin.flush()
-        except OSError:
-            return False
-        return True
+    def tell(self, about: str, line: str, behind: Callable[[bool], None]) -> None:
+        """Sends a line to its stdin, without waiting for it: while it does not read, only the newest line about each
+        thing waits. `behind` is told when that lasts, and when it is over. One that has gone is no error here."""
+        if self._popen.stdin is None or self._popen.stdin.closed:
+            return
+        if self._control is None:
+            self._control = Newest(self._popen.stdin.fileno(), behind)
+        self._control.write(about, line.encode() + b"\n")
 
     async def stop(self, grace: float, before_kill: Callable[[], None] | None = None) -> bool:
         """TERM to the root, which stops its own children; then TERM and KILL for what is left of the family.
@@ -104,6 +104,8 @@ class Child:
         orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
         forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill)
         await self.wait()
+        if self._control is not None:
+            self._control.close()
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()

@@ -47,10 +47,12 @@ class Stop(Message):
 
 
 class Push(Message):
-    """Write a line to the stdin of a process that has `control: stdin`."""
+    """Write a line to the stdin of a process that has `control: stdin`. `about`: what it tells the state of; while the
+    process does not read, a newer line takes the place of an older one about the same."""
 
     do: Literal["push"] = "push"
     name: str
+    about: str
     line: str
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
@@ -123,10 +124,16 @@ class Supervised:
         self._spawn_task(self._become_ready(self._child))
         self._spawn_task(self._bound_log())
 
-    def push(self, line: str) -> None:
-        """Writes a line to the process's stdin; a process that no longer reads is about to be reported dead."""
+    def push(self, about: str, line: str) -> None:
+        """Writes a line to the process's stdin, as far as that reads; a process that no longer does is said in the
+        agent's log, and about to be reported as one that does not answer, or dead."""
         if self._child is not None:
-            self._child.write_line(line)
+            self._child.tell(about, line, self._reads)
+
+    def _reads(self, behind: bool) -> None:
+        what = "does not read its control channel: it gets the newest states when it does" if behind else "reads again"
+        with contextlib.suppress(OSError):  # nobody reads our own log
+            print(f"{self.name} {what}", file=sys.stderr, flush=True)
 
     async def stop(self, grace: float) -> None:
         """Ends the tree and reports Stopped. Its own death is no longer news from here on."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from pdserve.pd.client import Client
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.metrics import Metrics
@@ -11,14 +9,9 @@ from pdserve.pd.quotas import Use
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.request_log import Outcome, RequestLine, RequestLog
 from pdserve.pd.spans import Spans, StageTime, Trace
+from pdserve.pd.usage_meter import tokens_in
 
 _CLIENT_LEFT = 499
-_USAGE = re.compile(
-    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cache_read_input_tokens|cache_creation_input_tokens)"'
-    rb" ?: ?(\d+)"
-)
-_ANSWER = (b"completion_tokens", b"output_tokens")
-"""All others are of the prompt: Anthropic's input_tokens are those that no cache had."""
 
 
 class Accounting:
@@ -64,7 +57,7 @@ class Accounting:
                 self._span(trace, line, request, client, now)
         self._counted(line, request, reason)
         if use is not None:
-            use.end(None if prompt is None else prompt + (completion or 0))
+            use.end(prompt, completion or 0)
         self.log.add(line)
 
     def _staged(self, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
@@ -154,15 +147,10 @@ def _stage(request: ClientRequest | None) -> str:
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
     """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
+    if client.meter is not None:
+        return client.meter.prompt, client.meter.answer
     words = client.last_words
     at = words.rfind(b'"usage"')
     if at < 0:
         return None, None
-    prompt: int | None = None
-    answer: int | None = None
-    for name, count in dict(_USAGE.findall(words, at)).items():
-        if name in _ANSWER:
-            answer = int(count)
-        else:
-            prompt = (prompt or 0) + int(count)
-    return prompt, answer
+    return tokens_in(words[at:])

@@ -1,4 +1,5 @@
-"""The admin endpoints: workers come and go while the proxy serves, keys and policies are read again.
+"""The admin endpoints: workers come and go while the proxy serves, keys and policies are read again, and the figures
+show each API key.
 
 They are on a port or socket of their own and ask for their own token, never for a client's key.
 """
@@ -6,13 +7,15 @@ They are on a port or socket of their own and ask for their own token, never for
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from pdserve.pd.config import WorkerConfig, WorkerRole
 from pdserve.pd.errors import ApiError, bad_request
@@ -42,6 +45,10 @@ class Reload(Protocol):
     def __call__(self) -> dict[str, str]: ...
 
 
+Figures = Callable[[], bytes]
+"""The page for Prometheus, with the series that name API keys: those are not on the clients' port."""
+
+
 class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /workers."""
 
@@ -53,10 +60,10 @@ class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     kv_replay_url: str | None = None
 
 
-def app(workers: Workers, reload: Reload, token: str | None) -> FastAPI:
+def app(workers: Workers, reload: Reload, figures: Figures, token: str | None) -> FastAPI:
     """The admin's application, errors in OpenAI's shape."""
     application = FastAPI(title="pdserve proxy admin", docs_url=None, redoc_url=None, openapi_url=None)
-    application.include_router(router(workers, reload, token))
+    application.include_router(router(workers, reload, figures, token))
 
     @application.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -65,7 +72,7 @@ def app(workers: Workers, reload: Reload, token: str | None) -> FastAPI:
     return application
 
 
-def router(workers: Workers, reload: Reload, token: str | None) -> APIRouter:
+def router(workers: Workers, reload: Reload, figures: Figures, token: str | None) -> APIRouter:
     """The endpoints. They raise ApiError, for the application to answer. `token`: None asks for none."""
     guarded = APIRouter(dependencies=[Depends(_guard(token))])
 
@@ -101,6 +108,10 @@ def router(workers: Workers, reload: Reload, token: str | None) -> APIRouter:
     @guarded.post("/reload")
     async def reload_all() -> dict[str, str]:
         return reload()
+
+    @guarded.get("/metrics")
+    async def metrics() -> Response:
+        return Response(figures(), media_type=CONTENT_TYPE_LATEST)
 
     return guarded
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import uvicorn
 
 from pdserve.errors import StartError
 from pdserve.pd import admin
+from pdserve.pd.admin_socket import AdminSocket
 from pdserve.pd.config import WorkerConfig
 from pdserve.pd.control import Controlled
 from pdserve.pd.keys import read_token
@@ -51,20 +51,24 @@ class AdminWorkers:
 class AdminServer:
     """Owns its socket and, for a unix socket, the file."""
 
-    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload) -> None:
+    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload, figures: admin.Figures) -> None:
         """RecipeError: the token's file cannot be used. StartError: the address cannot be had."""
         token = None if settings.token_file is None else read_token(Path(settings.token_file))
-        self._path = None if settings.socket is None else Path(settings.socket)
+        self._file: AdminSocket | None = None
         try:
-            self._socket = _bound(settings)
+            if settings.socket is not None:
+                self._file = AdminSocket(Path(settings.socket))
+                self._socket = self._file.listener
+            else:
+                self._socket = _bound(settings)
         except OSError as error:
             raise StartError(
                 f"the admin's listener cannot have {settings.socket or settings.port}: {error.strerror or error}",
                 where="proxy.admin",
-                todo="see who has it (ss -lntxp), or give proxy.admin another port or socket",
+                todo="see who has it (ss -lntxp) and end that, or give proxy.admin another port or socket",
             ) from error
         config = uvicorn.Config(
-            admin.app(workers, reload, token),
+            admin.app(workers, reload, figures, token),
             access_log=False,
             log_level="warning",
             lifespan="off",
@@ -78,11 +82,12 @@ class AdminServer:
         self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
+        if self._file is not None:
+            self._file.remove()
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.wait({self._task})
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        self._socket.close()
 
 
 class _Quiet(uvicorn.Server):
@@ -94,20 +99,8 @@ class _Quiet(uvicorn.Server):
 
 
 def _bound(settings: Admin) -> socket.socket:
-    if settings.socket is None:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((settings.host, settings.port or 0))
-        return sock
-    path = Path(settings.socket)
-    if path.is_socket():
-        # Left by a proxy that was killed: two cannot serve the same deployment.
-        path.unlink()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        sock.bind(settings.socket)
-    finally:
-        os.umask(before)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((settings.host, settings.port or 0))
     return sock

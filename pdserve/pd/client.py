@@ -18,6 +18,7 @@ from pdserve.pd.http.reply import Reply
 if TYPE_CHECKING:
     from pdserve.pd.dialects import Dialect
     from pdserve.pd.leg import Leg
+    from pdserve.pd.usage_meter import UsageMeter
     from pdserve.pd.waiting import Watch
 
 _END_BYTES = 256
@@ -45,6 +46,7 @@ class Client:
         "first_byte",
         "interruption",
         "last_byte",
+        "meter",
         "on_answer",
         "relayed_bytes",
         "reply",
@@ -67,6 +69,8 @@ class Client:
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
         self.on_answer: Callable[[], object] | None = None
         """Called when an answer begins to be relayed."""
+        self.meter: UsageMeter | None = None
+        """Counts what it is given, for a key with a limit of tokens."""
         self.deadline = math.inf
         """time.monotonic() at which it is interrupted; looked at every now and then."""
         self.stream = False
@@ -104,6 +108,8 @@ class Client:
     def relay(self, leg: Leg) -> None:
         """Sends a leg's answer on, as it comes, from what has come already. Poked when it has ended."""
         self._leg = leg
+        if self.meter is not None:
+            self.meter.worker = leg.worker.name
         answer = leg.answer
         assert answer is not None
         if self.on_answer is not None:
@@ -115,6 +121,8 @@ class Client:
         data, answer.data = answer.data, b""
         if answer.complete and not self.stream:
             data = self._honest(data)
+            if self.meter is not None:
+                self.meter.part(data)
             self.reply.start(200, headers, len(data))
             self._tail = data[-_TAIL_BYTES:]
             self._count(data)
@@ -155,6 +163,10 @@ class Client:
             self._pending, data = data[end:], data[:end]
             if not data:
                 return
+        if self.meter is not None:
+            data = self.meter.events(data)
+            if not data:
+                return
         data = self._honest(data)
         self._before, self._tail = self._tail, data
         self._count(data)
@@ -165,6 +177,8 @@ class Client:
         if self._pending:
             pending, self._pending = self._honest(self._pending), b""
             self._write_part(pending)
+        if self.meter is not None:
+            self._write_part(self.meter.rest())
         done = self.dialect.end_of_stream
         if self.stream and done is not None and done not in self._tail[-_END_BYTES:]:
             self.interrupt(ApiError(502, f"{self._name()} ended its answer early"))
@@ -192,7 +206,8 @@ class Client:
             self.reply.start(error.status, headers, len(body))
             self.reply.end(body)
         elif self.stream and not self._mid_event:
-            self.reply.end(self.dialect.error_event(error, self._tail))
+            held = self.meter.rest() if self.meter is not None else b""
+            self.reply.end(held + self.dialect.error_event(error, self._tail))
         else:
             # Half of a JSON document or of an event cannot be completed: the client must see that it is cut.
             self.reply.cut()
@@ -219,6 +234,8 @@ class Client:
         return honest(data, self.cached_tokens)
 
     def _write_part(self, data: bytes) -> None:
+        if self.meter is not None and not self.stream:
+            self.meter.part(data)
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if data:
             self._count(data)

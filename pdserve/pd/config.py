@@ -1,6 +1,6 @@
 """What the proxy is told at start: plain data, written to the run directory by the launcher. No secrets.
 
-Every section has defaults: a configuration that names only addresses, workers and timeouts is complete.
+How the proxy serves has defaults: a configuration that names only its port and its workers is complete.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pdserve.pd.routing_settings import Routing
-from pdserve.pd.settings import Admin, Admission, Auth, Breaker, Health, Limits, LogFormat, Otel, Tls, UpstreamTls
+from pdserve.pd.serving import Serving
 
 WorkerRole = Literal["prefill", "decode", "aggregated"]
 Protocol = Literal["mooncake", "nixl", "aggregated"]
@@ -40,34 +39,20 @@ class WorkerConfig(Frozen):
     """tcp://host:port where events that were missed can be asked for again."""
 
 
-class ProxyConfig(Frozen):
-    """The proxy's whole configuration. The engine key comes in the environment (PDSERVE_ENGINE_KEY)."""
+class ProxyConfig(Serving):
+    """The proxy's whole configuration: how it serves, and for whom. The engine key comes in the environment
+    (PDSERVE_ENGINE_KEY)."""
 
-    host: str
+    # Written by programs, which have what YAML does not: numbers as text, lists as tuples.
+    model_config = ConfigDict(strict=False)
+
     port: int
     served_name: str
     protocol: Protocol
     workers: tuple[WorkerConfig, ...]
-    request_timeout_seconds: float
-    connect_timeout_seconds: float
-    drain_seconds: float
-    max_body_bytes: int
     transfer_slots: int = 20
     """Mooncake: transfers that one prefill worker runs at once (2 * num_workers)."""
     kv_lease_seconds: Annotated[float, Field(gt=0)] = 30
     """NIXL: how long a prefill keeps KV that no decode has asked for (kv_lease_duration)."""
     processes: Annotated[int, Field(ge=1)] = 1
     """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""
-    prewarm: bool = True
-    """One token goes through every pair of prefill and decode as soon as both are ready."""
-    routing: Routing = Routing()
-    admission: Admission = Admission()
-    breaker: Breaker = Breaker()
-    health: Health = Health()
-    limits: Limits = Limits()
-    auth: Auth = Auth()
-    tls: Tls | None = None
-    upstream_tls: UpstreamTls | None = None
-    admin: Admin | None = None
-    log: LogFormat = "text"
-    otel: Otel | None = None

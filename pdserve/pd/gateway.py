@@ -47,6 +47,7 @@ from pdserve.pd.request_log import RequestLog
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import open_spans
+from pdserve.pd.usage_meter import Fingerprints, metered
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -82,6 +83,8 @@ class Gateway:
         self.metrics = Metrics()
         self.log = RequestLog(write_stderr, config.log)
         self.quotas = Quotas(numbers) if self.keys is not None else None
+        self._fingerprints = Fingerprints()
+        self.registry.on_ready(lambda worker: self._fingerprints.forget(worker.name))
         self._spans = open_spans(config.otel, config.served_name)
         self._app = app
         self._loop = asyncio.get_running_loop()
@@ -100,7 +103,9 @@ class Gateway:
         self._admin = (
             None
             if config.admin is None or numbers.process != 0
-            else AdminServer(config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all)
+            else AdminServer(
+                config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all, partial(self.page, keys=True)
+            )
         )
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,9 +198,9 @@ class Gateway:
         self.registry.set_state(config.name, "ready", alive=False)
         self._health.watch(added)
 
-    def page(self) -> bytes:
-        """What Prometheus reads, over all processes of this proxy."""
-        return self.metrics.page(() if self._pages is None else self._pages.others())
+    def page(self, *, keys: bool = False) -> bytes:
+        """What Prometheus reads, over all processes of this proxy. `keys`: also what names API keys, for the admin."""
+        return self.metrics.page(() if self._pages is None else self._pages.others(), keys=keys)
 
     def _reconfigure(self, fresh: ProxyConfig) -> None:
         if fresh.routing != self.config.routing:
@@ -252,6 +257,8 @@ class Gateway:
             self._catalog.check(dialect, asked.body)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
+                if request.key.tokens_per_minute is not None:
+                    asked.body, client.meter = metered(dialect, asked.body, self._fingerprints)
             if self.pools.needs_tokens:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:

@@ -15,10 +15,9 @@ from pdserve.pd.engines import Engines
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.pools import Pools
 from pdserve.pd.registry import Registry, Worker
-from pdserve.pd.routing.build import kv_index
+from pdserve.pd.routing.build import kv_events_of
 from pdserve.pd.routing.kv_sources import Source, sources_from, sources_of
 from pdserve.pd.routing.kv_subscriber import KvSubscriber
-from pdserve.pd.routing.settings import KvEventsSettings
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -55,12 +54,11 @@ class KvFeeds:
             await subscriber.close()
 
     def _made(self) -> dict[str, KvSubscriber]:
-        settings = KvEventsSettings()
-        indices = {role: kv_index(policy) for role, policy in self._pools.policies.items()}
+        listening = {role: kv_events_of(policy) for role, policy in self._pools.policies.items()}
         return {
-            role: KvSubscriber(index, settings.replay_timeout_seconds)
-            for role, index in indices.items()
-            if index is not None
+            role: KvSubscriber(policy.index, policy.replay_timeout_seconds)
+            for role, policy in listening.items()
+            if policy is not None
         }
 
     async def tokens(self, dialect: Dialect, body: Body, served_name: str) -> Sequence[int] | None:

@@ -72,11 +72,11 @@ class Metrics:
         """For `page` in another process."""
         return msgspec.msgpack.encode(self._numbers())
 
-    def page(self, others: Iterable[bytes] = ()) -> bytes:
-        """The text for Prometheus, with the snapshots of other processes added. msgspec.MsgspecError: one of them is
-        none."""
+    def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:
+        """The text for Prometheus, with the snapshots of other processes added. `keys`: also what names API keys, which
+        is not for everybody. msgspec.MsgspecError: one of the snapshots is none."""
         decoded = [msgspec.msgpack.decode(one, type=Snapshot) for one in others]
-        return render(merge([self._numbers(), *decoded]))
+        return render(merge([self._numbers(), *decoded]), keys=keys)
 
     def _numbers(self) -> Snapshot:
         histograms: dict[str, tuple[list[int], float]] = {}

@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 Labels = tuple[str, ...]
 
 PREFIX = "pdserve_proxy_"
+_KEY = "key"
+"""The label of series that name API keys."""
 
 Stage = Literal["queue", "prefill", "kv_transfer", "ttft", "itl", "e2e"]
 _SLOW = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -39,7 +41,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "failovers": ("Attempts that were made once more elsewhere.", ("role", "reason")),
     "cancellations": ("Clients that left, by the stage they left in.", ("stage",)),
     "admission_rejections": ("429 of a pool's gate.", ("pool", "reason")),
-    "quota_rejections": ("429 of a key's limits.", ("key", "limit")),
+    "quota_rejections": ("429 of a key's limits.", (_KEY, "limit")),
     "unauthorized": ("Requests without a valid key.", ()),
     "prompt_tokens": ("Prompt tokens, as engines reported them.", ()),
     "cached_prompt_tokens": ("Prompt tokens that prefill had in a cache.", ()),
@@ -56,7 +58,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "breaker_open": ("1: left alone after failures.", ("role", "worker")),
     "queue_depth": ("Requests waiting for a place in a pool.", ("pool",)),
     "pool_requests": ("Requests in a pool.", ("pool",)),
-    "key_requests": ("Requests in flight of a key.", ("key",)),
+    "key_requests": ("Requests in flight of a key.", (_KEY,)),
     "connections": ("Open client connections.", ()),
     "draining": ("1: shutting down.", ()),
 }
@@ -72,10 +74,10 @@ class Snapshot(msgspec.Struct):
     gauges: list[tuple[str, Labels, float]]
 
 
-def render(numbers: Snapshot) -> bytes:
-    """The text for Prometheus."""
+def render(numbers: Snapshot, *, keys: bool) -> bytes:
+    """The text for Prometheus. `keys`: with the series that name API keys."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Page(numbers))
+    registry.register(_Page(numbers, keys=keys))
     return generate_latest(registry)
 
 
@@ -106,8 +108,9 @@ def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 
 class _Page(Collector):
-    def __init__(self, numbers: Snapshot) -> None:
+    def __init__(self, numbers: Snapshot, *, keys: bool) -> None:
         self._numbers = numbers
+        self._keys = keys
 
     def collect(self) -> Iterator[Metric]:
         for stage, (about, bounds) in STAGES.items():
@@ -117,7 +120,7 @@ class _Page(Collector):
             yield histogram
         for name, (about, labels) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, about, labels=labels)
-            series = self._numbers.counters.get(name, [])
+            series = self._numbers.counters.get(name, []) if self._shows(labels) else []
             # A counter without labels is there from the start, so that its first increase is seen as one.
             for values, count in series or ([] if labels else [((), 0)]):
                 counter.add_metric(values, count)
@@ -125,9 +128,12 @@ class _Page(Collector):
         for name, (about, labels) in GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, about, labels=labels)
             for other, values, number in self._numbers.gauges:
-                if other == name:
+                if other == name and self._shows(labels):
                     gauge.add_metric(values, number)
             yield gauge
+
+    def _shows(self, labels: Labels) -> bool:
+        return self._keys or _KEY not in labels
 
 
 def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

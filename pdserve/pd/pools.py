@@ -11,7 +11,6 @@ from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.conditional import decide
 from pdserve.pd.routing.policy import Policy
-from pdserve.pd.routing_settings import of_role, policy_of, thresholds
 
 
 class Pools:
@@ -26,10 +25,8 @@ class Pools:
     def configure(self, config: ProxyConfig) -> None:
         """Other policies from now on; what they had learnt is gone."""
         routing = config.routing
-        self.policies: dict[WorkerRole, Policy] = {
-            role: make(policy_of(routing, role).kind, role, of_role(routing, role)) for role in self._registry.roles
-        }
-        self._thresholds = thresholds(routing) if routing.conditional is not None else None
+        self.policies: dict[WorkerRole, Policy] = {role: make(routing, role) for role in self._registry.roles}
+        self._thresholds = routing.conditional
         self.needs_tokens = any(policy.needs_tokens for policy in self.policies.values())
         """A policy wants exact token ids."""
 

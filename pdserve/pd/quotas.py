@@ -110,12 +110,12 @@ class Use:
         self._estimate = estimate
         self._second = second
 
-    def end(self, tokens: int | None) -> None:
-        """The request is over and has used so many tokens, prompt and answer; None: the estimate stands. A second
-        time does nothing."""
+    def end(self, prompt: int | None, answer: int = 0) -> None:
+        """The request is over and has used so many tokens. `prompt` None: the estimate stands for it. A second time
+        does nothing."""
         quotas, self._quotas = self._quotas, None
         if quotas is not None and self._row is not None:
-            quotas._end(self._row, 0 if tokens is None else tokens - self._estimate, self._second)
+            quotas._end(self._row, answer + (0 if prompt is None else prompt - self._estimate), self._second)
 
 
 _UNLIMITED = Use(None, None, 0, 0)

@@ -1,6 +1,7 @@
 """Which worker gets a request: the `routing` part of the settings.
 
-The knobs are those of the dataclasses in pd/routing/settings.py, which `of_role` makes of them.
+The policies (pd/routing) get these models themselves. What is needed for each request they read once, when they are
+made: an attribute of a model costs more than one of their own.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pdserve.pd.routing import settings as knobs
 from pdserve.pd.settings import Count, Seconds, Settings, Share
 
+Role = Literal["prefill", "decode", "aggregated"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -127,27 +128,11 @@ class Routing(Settings):
     )
 
 
-def policy_of(routing: Routing, role: knobs.Role) -> RoundRobin | LeastLoaded | PowerOfTwo | PrefixAware | KvEvents:
+def policy_of(routing: Routing, role: Role) -> Policy:
     """The policy of a role's pool."""
-    return {"prefill": routing.prefill, "decode": routing.decode, "aggregated": routing.aggregated}[role]
-
-
-def of_role(routing: Routing, role: knobs.Role) -> knobs.RoutingSettings:
-    """What the policy of a role's pool gets."""
-    policy = policy_of(routing, role)
-    own = policy.model_dump(exclude={"kind"})
-    affinity = routing.affinity
-    return knobs.RoutingSettings(
-        load=knobs.LoadSettings(**routing.load.model_dump()),
-        prefix=knobs.PrefixSettings(**own) if isinstance(policy, PrefixAware) else knobs.PrefixSettings(),
-        kv_events=knobs.KvEventsSettings(**own) if isinstance(policy, KvEvents) else knobs.KvEventsSettings(),
-        affinity=knobs.AffinitySettings(enabled=affinity is not None, header=(affinity and affinity.header) or ""),
-    )
-
-
-def thresholds(routing: Routing) -> knobs.ConditionalSettings:
-    """Those of conditional disaggregation."""
-    asked = routing.conditional or Conditional()
-    return knobs.ConditionalSettings(
-        min_prompt_tokens=asked.min_prompt_tokens or 0, max_missing_tokens=asked.max_missing_tokens or 0
-    )
+    policies: dict[Role, Policy] = {
+        "prefill": routing.prefill,
+        "decode": routing.decode,
+        "aggregated": routing.aggregated,
+    }
+    return policies[role]

@@ -114,7 +114,8 @@ class UpstreamTls(Settings):
 
 
 class Admin(Settings):
-    """Endpoints that change the running proxy: workers, and reloading keys and policies. Never on the clients' port."""
+    """Endpoints that change the running proxy: workers, and reloading keys and policies; and /metrics with the figures
+    of each API key, which the clients' port does not name. Never on the clients' port."""
 
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(default=None, description="TCP port; or `socket`.")
     host: str = Field(default="127.0.0.1", min_length=1, description="Address that the port is on.")

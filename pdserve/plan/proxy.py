@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from pdserve.pd.config import ProxyConfig, WorkerConfig
+from pdserve.pd.serving import Serving
 from pdserve.plan.environment import proxy_env
 from pdserve.plan.kv_transfer import Protocol
 from pdserve.plan.model import HttpProbe, Node, Process
@@ -39,32 +40,22 @@ def proxy_config(
     """What the proxy is told: every instance of every role, by its leader's address. Files of the recipe are relative
     to `recipe_dir`, the admin socket to the run directory."""
     proxy = recipe.proxy
-
+    located: dict[str, Any] = {
+        "auth": _located(proxy.auth, recipe_dir, "keys_file"),
+        "tls": proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
+        "upstream_tls": proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
+        "admin": proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
+    }
     return ProxyConfig(
-        host=proxy.host,
+        **{name: getattr(proxy, name) for name in Serving.model_fields.keys() - located.keys()},
+        **located,
         port=ports.first(NAME, "http"),
         served_name=recipe.model.served_name,
         protocol=protocol,
         workers=tuple(_worker(instance, ports) for instance in instances),
-        request_timeout_seconds=proxy.request_timeout_seconds,
-        connect_timeout_seconds=proxy.connect_timeout_seconds,
-        drain_seconds=proxy.drain_seconds,
-        max_body_bytes=proxy.max_body_bytes,
         transfer_slots=_transfer_slots(recipe),
         kv_lease_seconds=_lease_seconds(recipe),
         processes=proxy.workers,
-        prewarm=proxy.prewarm,
-        routing=proxy.routing,
-        admission=proxy.admission,
-        breaker=proxy.breaker,
-        health=proxy.health,
-        limits=proxy.limits,
-        auth=_located(proxy.auth, recipe_dir, "keys_file"),
-        tls=proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
-        upstream_tls=proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
-        admin=proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
-        log=proxy.log,
-        otel=proxy.otel,
     )
 
 

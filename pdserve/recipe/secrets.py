@@ -10,10 +10,14 @@ from pdserve.recipe.problems import Path, Problem
 
 
 def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
-    """Every literal value under a key that names a secret, and every URL with a password, anywhere in the document.
+    """Every literal value under a key that names a secret, every URL with a password, and every `{secret: NAME}` where
+    no process looks it up, anywhere in the document.
 
     Only the key is named in what is reported, never the value.
     """
+    if isinstance(data, dict) and "secret" in data and _on_a_command_line(path):
+        yield Problem(path, "a secret cannot stand here: it is looked up for env only", _instead(path, _wanted(path)))
+        return
     if isinstance(data, dict):
         for key, value in data.items():
             yield from literal(value, (*path, key))
@@ -25,16 +29,29 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
     if show.secret_value(data):
         yield Problem(path, "a URL with a password: it would be saved and logged", _instead(path, "NAME"))
     elif _named_secret(path) and isinstance(data, str | int) and not isinstance(data, bool):
-        key = str(next(p for p in reversed(path) if isinstance(p, str)))
-        name = key if len(path) > 1 and path[-2] == "env" else key.upper().replace("-", "_")
         yield Problem(
-            path, "looks like a secret with a literal value: it would be saved and logged", _instead(path, name)
+            path,
+            "looks like a secret with a literal value: it would be saved and logged",
+            _instead(path, _wanted(path)),
         )
 
 
+_ON_COMMAND_LINES = ("args", "extra_args", "l2", "config")
+"""Keys whose values end on a command line, as text or as JSON."""
+
+
+def _on_a_command_line(path: Path) -> bool:
+    return any(part in _ON_COMMAND_LINES for part in path[:-1])
+
+
+def _wanted(path: Path) -> str:
+    """The variable for a secret that stands there."""
+    key = str(next(p for p in reversed(path) if isinstance(p, str)))
+    return key if len(path) > 1 and path[-2] == "env" else key.upper().replace("-", "_")
+
+
 def _named_secret(path: Path) -> bool:
-    free = ("args", "env", "extra_args", "l2", "config")
-    inside = any(part in free for part in path[:-1])
+    inside = _on_a_command_line(path) or "env" in path[:-1]
     key = next((p for p in reversed(path) if isinstance(p, str)), "")
     return inside and key != "secret" and show.secret_name(key)
 

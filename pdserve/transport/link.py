@@ -17,16 +17,22 @@ from pdserve.protocol import (
     Because,
     Event,
     Gone,
+    Hello,
     Leaving,
     Method,
     Order,
     Pulse,
     Said,
+    Start,
+    Stop,
+    ToldToEnd,
     decode_event,
     encode,
 )
 
 _LINE_LIMIT = 16 * 1024 * 1024
+_MANY_BYTES = 1024 * 1024
+"""Of orders that an agent has not read: then none is sent that can be done without."""
 _SHORTEST_SECONDS = 0.01
 BEATS = 5
 """Beats in the length of a heartbeat: four may be late before a node counts as lost."""
@@ -61,6 +67,8 @@ class AgentLink:
         """It was lost without a word: what its node does is not known."""
         self._heard: float | None = None
         """Not before its first word: until then a container may still be on its way."""
+        self._ordered: set[str] = set()
+        """Processes that this agent was told of: it has nothing to say of others."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
         self._ids = count(1)
         self._heartbeat = heartbeat
@@ -73,6 +81,10 @@ class AgentLink:
 
     def send(self, order: Order) -> None:
         """Sends one order; never blocks. An agent that is gone is reported by Gone, not here."""
+        if isinstance(order, Start | Stop):
+            self._ordered.add(order.process.name if isinstance(order, Start) else order.name)
+        if isinstance(order, Beat) and self._outlet.waiting > _MANY_BYTES:
+            return  # what waits tells the same
         self._outlet.write(encode(order))
 
     async def ask(
@@ -88,6 +100,8 @@ class AgentLink:
         order = Ask(id=next(self._ids), method=method, url=url, headers=dict(headers or {}), body=body, seconds=seconds)
         if self._gone:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
+        if self._outlet.waiting > _MANY_BYTES:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} does not read its orders")
         answer = self._asked[order.id] = asyncio.get_running_loop().create_future()
         self.send(order)
         try:
@@ -121,7 +135,24 @@ class AgentLink:
         elif isinstance(said, Leaving):
             self._lost(said.how, because=said.because)
         elif not isinstance(said, Pulse):
+            self._check_own(said)
             self._receive(said)
+
+    def _check_own(self, event: Event) -> None:
+        """AgentProtocolError: it speaks of a node or a process that is not its own."""
+        if isinstance(event, Gone):
+            whose = "the end of an agent, which only its link can tell"
+        elif isinstance(event, Hello | ToldToEnd):
+            whose = "" if event.node == self.node else f"the node {event.node}"
+        else:
+            whose = "" if event.name in self._ordered else f"{event.name}, which it was never told to start"
+        if whose:
+            raise AgentProtocolError(
+                f"an agent reported {event.event} of {whose}",
+                where=f"agent@{self.node}",
+                cause="the command that starts the agent reaches another node, or another pdserve runs there",
+                todo=f"compare the address of {self.node} with the host that answers there, and `pdserve --version`",
+            )
 
     async def _keep_in_touch(self, heartbeat: float) -> None:
         loop, interval = asyncio.get_running_loop(), heartbeat / BEATS

@@ -25,6 +25,10 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.kind, "param": None, "code": self.status}}
 
 
+FINGERPRINT = {"system_fingerprint": "vllm-0.32.0-tp1"}
+"""Of a stream: in its event with the usage, else in the last event of each choice."""
+
+
 @dataclass
 class Shape:
     """A request body, understood."""
@@ -36,6 +40,7 @@ class Shape:
     max_tokens: int
     stream: bool
     usage: bool
+    continuous: bool
     ignore_eos: bool
     stop_token_ids: list[int]
     token_ids: bool
@@ -76,6 +81,7 @@ def parse(body: dict[str, Any], *, chat: bool) -> Shape:
         max_tokens=max_tokens,
         stream=stream,
         usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        continuous=bool((body.get("stream_options") or {}).get("continuous_usage_stats")),
         ignore_eos=bool(body.get("ignore_eos")),
         stop_token_ids=body.get("stop_token_ids") or [],
         token_ids=bool(body.get("return_token_ids")),
@@ -143,10 +149,11 @@ class Job:
 
     def last_event(self, index: int) -> bytes:
         empty: dict[str, Any] = {"delta": {}} if self.shape.chat else {"text": ""}
-        return self._event({"index": index, **empty, "finish_reason": self.finish_reason})
+        fingerprint = {} if self.shape.usage else FINGERPRINT
+        return self._event({"index": index, **empty, "finish_reason": self.finish_reason}, **fingerprint)
 
     def usage_event(self) -> bytes | None:
-        return self._event(None, usage=self._usage()) if self.shape.usage else None
+        return self._event(None, usage=self._usage(), **FINGERPRINT) if self.shape.usage else None
 
     def opening(self) -> Iterator[bytes]:
         """Events that are sent before the engine has done anything."""
@@ -162,7 +169,8 @@ class Job:
     def _event(self, choice: dict[str, Any] | None, **more: Any) -> bytes:
         head = self._head("chat.completion.chunk" if self.shape.chat else "text_completion")
         choices = [] if choice is None else [{"logprobs": None, "finish_reason": None} | choice]
-        return b"data: " + json.dumps({**head, "choices": choices, **more}).encode() + b"\n\n"
+        counts = {"usage": self._usage()} if self.shape.usage and self.shape.continuous else {}
+        return b"data: " + json.dumps({**head, "choices": choices, **counts, **more}).encode() + b"\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": 0, "model": self.args.served_model_name}

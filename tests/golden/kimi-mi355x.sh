@@ -185,37 +185,11 @@ run_proxy() {
   cat >"$RUN_DIR/proxy.json" <<'END_OF_FILE'
 {
   "host": "127.0.0.1",
-  "port": 8000,
-  "served_name": "kimi-k2.5",
-  "protocol": "mooncake",
-  "workers": [
-    {
-      "name": "prefill-0",
-      "role": "prefill",
-      "url": "http://127.0.0.1:8100",
-      "bootstrap_url": "http://127.0.0.1:8998",
-      "ranks": 1,
-      "kv_events_url": null,
-      "kv_replay_url": null
-    },
-    {
-      "name": "decode-0",
-      "role": "decode",
-      "url": "http://127.0.0.1:8200",
-      "bootstrap_url": null,
-      "ranks": 1,
-      "kv_events_url": null,
-      "kv_replay_url": null
-    }
-  ],
+  "prewarm": true,
   "request_timeout_seconds": 3600.0,
   "connect_timeout_seconds": 5.0,
   "drain_seconds": 30.0,
   "max_body_bytes": 67108864,
-  "transfer_slots": 20,
-  "kv_lease_seconds": 30.0,
-  "processes": 1,
-  "prewarm": true,
   "routing": {
     "prefill": {
       "kind": "least_loaded"
@@ -287,7 +261,33 @@ run_proxy() {
   "upstream_tls": null,
   "admin": null,
   "log": "text",
-  "otel": null
+  "otel": null,
+  "port": 8000,
+  "served_name": "kimi-k2.5",
+  "protocol": "mooncake",
+  "workers": [
+    {
+      "name": "prefill-0",
+      "role": "prefill",
+      "url": "http://127.0.0.1:8100",
+      "bootstrap_url": "http://127.0.0.1:8998",
+      "ranks": 1,
+      "kv_events_url": null,
+      "kv_replay_url": null
+    },
+    {
+      "name": "decode-0",
+      "role": "decode",
+      "url": "http://127.0.0.1:8200",
+      "bootstrap_url": null,
+      "ranks": 1,
+      "kv_events_url": null,
+      "kv_replay_url": null
+    }
+  ],
+  "transfer_slots": 20,
+  "kv_lease_seconds": 30.0,
+  "processes": 1
 }
 END_OF_FILE
   PDSERVE_ENGINE_KEY="${engine_key:?}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from pdserve.pd.routing_settings import Routing
 
 
 @dataclass
@@ -15,3 +18,14 @@ class Worker:
 
 def workers(count: int, prefix: str = "worker") -> list[Worker]:
     return [Worker(f"{prefix}-{index}") for index in range(count)]
+
+
+PolicyName = Literal["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
+POLICIES: list[PolicyName] = ["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
+
+
+def everywhere(policy: PolicyName, *, affinity: bool = False) -> Routing:
+    """The settings of a proxy that has this policy in every pool."""
+    kind = {"kind": policy}
+    sessions: dict[str, str] | None = {} if affinity else None
+    return Routing.model_validate({"prefill": kind, "decode": kind, "aggregated": kind, "affinity": sessions})

@@ -45,7 +45,7 @@ class Admin:
         self.pool = Pool()
         self.reloads = 0
         headers = {} if header is None else {"authorization": header}
-        self.http = TestClient(admin.app(self.pool, self._reload, token), headers=headers)
+        self.http = TestClient(admin.app(self.pool, self._reload, lambda: b"figures", token), headers=headers)
 
     def _reload(self) -> dict[str, str]:
         self.reloads += 1

@@ -101,6 +101,19 @@ def test_nobody_gets_in_without_the_admins_token(admin: httpx.Client, deployment
     assert deployment.proxy.http.delete("/workers/decode-0").status_code == 404
 
 
+def test_only_the_admin_sees_the_names_of_keys_in_the_figures(admin: httpx.Client, deployment: Deployment) -> None:
+    assert deployment.complete().status_code == 200
+    # With a client's key too: it is not to know the others.
+    for headers in ({}, {"authorization": f"Bearer {CLIENT}"}):
+        page = httpx.get(f"{deployment.proxy.http.base_url}/metrics", headers=headers, timeout=90)
+        assert page.status_code == 200
+        assert "pdserve_proxy_requests_total{" in page.text
+        assert "team" not in page.text
+        assert 'key="' not in page.text
+    assert 'pdserve_proxy_key_requests{key="team"} 0.0' in admin.get("/metrics").text
+    assert admin.get("/metrics", headers={"authorization": "Bearer x"}).status_code == 401
+
+
 @pytest.mark.parametrize("how", ["admin", "SIGHUP"])
 def test_keys_and_policies_are_read_again_while_a_stream_runs(
     admin: httpx.Client, deployment: Deployment, tmp_path: Path, how: str

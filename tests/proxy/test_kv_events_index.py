@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.pd.routing.ask import Ask
-from pdserve.pd.routing.build import kv_index, make
+from pdserve.pd.routing.build import make
 from pdserve.pd.routing.kv_events import KvEvents
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_wire import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
-from pdserve.pd.routing.settings import RoutingSettings
-from tests.proxy.candidates import Worker, workers
+from tests.proxy.candidates import Worker, everywhere, workers
 
 BLOCK = 2
 
@@ -261,11 +260,9 @@ def test_memory_is_bounded_and_what_is_left_is_true(
 
 
 def kv_events() -> tuple[KvEvents, KvIndex]:
-    policy = make("kv_events", "prefill", RoutingSettings(), Random(1))
-    index = kv_index(policy)
+    policy = make(everywhere("kv_events"), "prefill", Random(1))
     assert isinstance(policy, KvEvents)
-    assert index is not None
-    return policy, index
+    return policy, policy.index
 
 
 def test_the_policy_prefers_who_holds_most() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.policy import Policy
-from pdserve.pd.routing.settings import AffinitySettings, PolicyName, Role, RoutingSettings
-from tests.proxy.candidates import Worker, workers
+from pdserve.pd.routing_settings import Role
+from tests.proxy.candidates import PolicyName, Worker, everywhere, workers
 
 
 def affinity(policy: PolicyName = "round_robin", role: Role = "decode") -> Policy:
-    return make(policy, role, RoutingSettings(affinity=AffinitySettings(enabled=True)), Random(1))
+    return make(everywhere(policy, affinity=True), role, Random(1))
 
 
 def ask(session: str | None, prompt: bytes = b"x" * 1024) -> Ask:

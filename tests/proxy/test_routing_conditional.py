@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.pd.routing.conditional import WAY_WHYS, decide
-from pdserve.pd.routing.settings import ConditionalSettings
+from pdserve.pd.routing_settings import Conditional
+
+
+def limits(min_prompt: int, max_missing: int) -> Conditional:
+    """0: there is none."""
+    return Conditional(min_prompt_tokens=min_prompt or None, max_missing_tokens=max_missing or None)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ from pdserve.pd.routing.settings import ConditionalSettings
     ],
 )
 def test_table(estimate: int, held: int, min_prompt: int, max_missing: int, way: str, why: str) -> None:
-    decision = decide(estimate, held, ConditionalSettings(min_prompt, max_missing))
+    decision = decide(estimate, held, limits(min_prompt, max_missing))
     assert (decision.way, decision.why) == (way, why)
 
 
@@ -37,7 +42,7 @@ tokens = st.integers(0, 10_000)
 def test_holding_more_never_sends_a_prompt_to_prefill(
     estimate: int, held: int, more: int, min_prompt: int, max_missing: int
 ) -> None:
-    thresholds = ConditionalSettings(min_prompt, max_missing)
+    thresholds = limits(min_prompt, max_missing)
     first, second = decide(estimate, held, thresholds), decide(estimate, held + more, thresholds)
     assert first.why in WAY_WHYS
     assert not (first.way == "decode-only" and second.way == "disaggregate")

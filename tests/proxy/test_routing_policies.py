@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.errors import RecipeError
+from pdserve.pd import routing_settings
 from pdserve.pd.routing.ask import Ask
-from pdserve.pd.routing.build import kv_index, make
+from pdserve.pd.routing.build import kv_events_of, make
 from pdserve.pd.routing.policy import WHYS
-from pdserve.pd.routing.settings import AffinitySettings, PolicyName, Role, RoutingSettings
-from tests.proxy.candidates import Worker, workers
+from pdserve.pd.routing_settings import Role, Routing
+from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
-POLICIES: list[PolicyName] = ["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
 ROLES: list[Role] = ["prefill", "decode", "aggregated"]
 ASK = Ask(prompt=b'[{"role":"user","content":"hello"}]', tokens=[1, 2, 3], estimate=3)
-PLAIN = RoutingSettings()
 
 loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(0, 1)), min_size=1, max_size=8).map(
     lambda drawn: [Worker(f"w{i}", *figures) for i, figures in enumerate(drawn)]
@@ -32,8 +32,7 @@ loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(
 def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
     policy: PolicyName, affinity: bool, candidates: list[Worker], role: Role, session: str | None, seed: int
 ) -> None:
-    settings = RoutingSettings(affinity=AffinitySettings(enabled=affinity))
-    made = make(policy, role, settings, Random(seed))
+    made = make(everywhere(policy, affinity=affinity), role, Random(seed))
     ask = Ask(prompt=b"x" * 600, tokens=[1] * 150, estimate=150, session=session)
     for _ in range(3):
         choice = made.choose(candidates, ask)
@@ -49,7 +48,7 @@ def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_at_rest_every_candidate_is_chosen_in_time(policy: PolicyName, role: Role, count: int) -> None:
-    made = make(policy, role, PLAIN, Random(1))
+    made = make(everywhere(policy), role, Random(1))
     pool = workers(count)
     assert {made.choose(pool, ASK).worker.name for _ in range(40 * count)} == {worker.name for worker in pool}
 
@@ -59,7 +58,7 @@ def test_at_rest_every_candidate_is_chosen_in_time(policy: PolicyName, role: Rol
 def test_at_rest_every_pair_has_its_turn(policy: PolicyName, prefills: int, decodes: int) -> None:
     """Two pools in step only ever form the pairs (0, 0) and (1, 1)."""
     random = Random(7)
-    prefill, decode = make(policy, "prefill", PLAIN, random), make(policy, "decode", PLAIN, random)
+    prefill, decode = make(everywhere(policy), "prefill", random), make(everywhere(policy), "decode", random)
     ps, ds = workers(prefills, "prefill"), workers(decodes, "decode")
     rounds = 60 * prefills * decodes
     pairs = Counter((prefill.choose(ps, ASK).worker.name, decode.choose(ds, ASK).worker.name) for _ in range(rounds))
@@ -69,20 +68,20 @@ def test_at_rest_every_pair_has_its_turn(policy: PolicyName, prefills: int, deco
 @pytest.mark.parametrize("role", ROLES)
 @given(count=st.integers(1, 8), rounds=st.integers(1, 20))
 def test_round_robin_gives_each_worker_one_turn_a_round(role: Role, count: int, rounds: int) -> None:
-    made = make("round_robin", role, PLAIN, Random(count))
+    made = make(everywhere("round_robin"), role, Random(count))
     pool = workers(count)
     for _ in range(rounds):
         assert len({made.choose(pool, ASK).worker.name for _ in range(count)}) == count
 
 
 def test_round_robin_of_prefill_keeps_one_order() -> None:
-    made = make("round_robin", "prefill", PLAIN, Random(1))
+    made = make(everywhere("round_robin"), "prefill", Random(1))
     assert [made.choose(workers(3), ASK).worker.name[-1] for _ in range(7)] == list("0120120")
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_who_was_away_does_not_get_the_turns_that_it_missed(role: Role) -> None:
-    made = make("round_robin", role, PLAIN, Random(3))
+    made = make(everywhere("round_robin"), role, Random(3))
     pool = workers(3)
     made.choose(pool, ASK)
     for _ in range(100):
@@ -93,7 +92,7 @@ def test_who_was_away_does_not_get_the_turns_that_it_missed(role: Role) -> None:
 
 @given(candidates=loads)
 def test_least_loaded_prefill_has_fewest_prompt_tokens_then_fewest_requests(candidates: list[Worker]) -> None:
-    choice = make("least_loaded", "prefill", PLAIN, Random(1)).choose(candidates, ASK)
+    choice = make(everywhere("least_loaded"), "prefill", Random(1)).choose(candidates, ASK)
     assert (choice.worker.prompt_tokens, choice.worker.requests) == min(
         (worker.prompt_tokens, worker.requests) for worker in candidates
     )
@@ -102,7 +101,7 @@ def test_least_loaded_prefill_has_fewest_prompt_tokens_then_fewest_requests(cand
 @given(candidates=loads)
 def test_least_loaded_decode_has_fewest_streams_and_kv(candidates: list[Worker]) -> None:
     """A full KV cache counts as 32 streams."""
-    choice = make("least_loaded", "decode", PLAIN, Random(1)).choose(candidates, ASK)
+    choice = make(everywhere("least_loaded"), "decode", Random(1)).choose(candidates, ASK)
     assert choice.worker.requests + int(32 * choice.worker.kv_usage) == min(
         worker.requests + int(32 * worker.kv_usage) for worker in candidates
     )
@@ -110,13 +109,13 @@ def test_least_loaded_decode_has_fewest_streams_and_kv(candidates: list[Worker])
 
 def test_decode_with_a_fuller_cache_gets_fewer_streams() -> None:
     full, empty = Worker("full", requests=4, kv_usage=0.9), Worker("empty", requests=20, kv_usage=0.1)
-    assert make("least_loaded", "decode", PLAIN).choose([full, empty], ASK).worker is empty
+    assert make(everywhere("least_loaded"), "decode").choose([full, empty], ASK).worker is empty
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_burst_is_split_evenly(role: Role) -> None:
     """24 requests over two workers are 12 and 12, not 13 and 11."""
-    made = make("least_loaded", role, PLAIN, Random(5))
+    made = make(everywhere("least_loaded"), role, Random(5))
     pool = workers(2)
     for _ in range(24):
         chosen = made.choose(pool, ASK).worker
@@ -133,7 +132,7 @@ def test_power_of_two_never_takes_the_one_that_is_busier_than_all_others(
         worker.prompt_tokens, worker.requests = 10, 10
         worker.kv_usage = 0.0
     candidates[0].prompt_tokens = candidates[0].requests = 11
-    made = make("power_of_two", role, PLAIN, Random(seed))
+    made = make(everywhere("power_of_two"), role, Random(seed))
     chosen = {made.choose(candidates, ASK).worker.name for _ in range(30)}
     assert (candidates[0].name in chosen) == (len(candidates) == 1)
 
@@ -141,7 +140,7 @@ def test_power_of_two_never_takes_the_one_that_is_busier_than_all_others(
 def test_power_of_two_is_not_least_loaded() -> None:
     """The least of eight is among two drawn in a quarter of all draws."""
     pool = [Worker(f"w{index}", requests=index, prompt_tokens=index) for index in range(8)]
-    made = make("power_of_two", "decode", PLAIN, Random(2))
+    made = make(everywhere("power_of_two"), "decode", Random(2))
     turns = Counter(made.choose(pool, ASK).worker.name for _ in range(2000))
     assert 400 < turns["w0"] < 600
     assert set(turns) == {f"w{index}" for index in range(7)}
@@ -150,7 +149,15 @@ def test_power_of_two_is_not_least_loaded() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("affinity", [False, True])
 def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinity: bool) -> None:
-    made = make(policy, "decode", RoutingSettings(affinity=AffinitySettings(enabled=affinity)))
+    made = make(everywhere(policy, affinity=affinity), "decode")
     assert made.name == policy
     assert made.needs_tokens == (policy == "kv_events")
-    assert (kv_index(made) is not None) == (policy == "kv_events")
+    assert (kv_events_of(made) is not None) == (policy == "kv_events")
+
+
+def test_a_policy_that_nobody_knows_is_an_error_that_names_those_that_there_are() -> None:
+    unknown = Routing().model_copy(update={"decode": routing_settings.Load()})
+    with pytest.raises(RecipeError) as caught:
+        make(unknown, "decode")
+    assert caught.value.where == "proxy.routing.decode"
+    assert caught.value.todo == f"write one of {', '.join(POLICIES)}"

@@ -13,8 +13,9 @@ from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.prefix_aware import PrefixAware
-from pdserve.pd.routing.settings import LoadSettings, PrefixSettings, Role, RoutingSettings
-from tests.proxy.candidates import Worker, workers
+from pdserve.pd.routing_settings import Load, Role
+from pdserve.pd.routing_settings import PrefixAware as PrefixSettings
+from tests.proxy.candidates import Worker, everywhere, workers
 
 ROLES: list[Role] = ["prefill", "decode", "aggregated"]
 
@@ -24,13 +25,13 @@ def ask(prompt: bytes) -> Ask:
 
 
 def prefix_aware(role: Role = "prefill", **settings: float) -> PrefixAware:
-    burden = Burden(role, LoadSettings(), Random(1))
+    burden = Burden(role, Load(), Random(1))
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_conversation_stays_where_it_began(role: Role) -> None:
-    policy = make("prefix_aware", role, RoutingSettings(), Random(1))
+    policy = make(everywhere("prefix_aware"), role, Random(1))
     pool = workers(4)
     prompts = [bytes(f"conversation {number} ", "ascii") * 60 for number in range(8)]
     homes = []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pdserve.pd import routing_settings
-from pdserve.pd.routing import settings as knobs
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.proxy import Proxy
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
@@ -233,32 +230,14 @@ proxy:
 """
     )
     proxy = load(tmp_path, text).recipe.proxy
-    routing = routing_settings.of_role(proxy.routing, "prefill")
-    assert (routing.kv_events.max_blocks, routing.load.slack_requests) == (1000, 2)
-    assert routing.affinity == knobs.AffinitySettings(enabled=True, header="x-conversation")
-    assert routing_settings.of_role(proxy.routing, "decode").prefix.block_bytes == 128
-    assert routing_settings.thresholds(proxy.routing) == knobs.ConditionalSettings(32, 64)
-
-
-def test_what_a_section_leaves_out_is_what_the_policies_themselves_have() -> None:
-    routing = Proxy().routing
-    for role in ("prefill", "decode", "aggregated"):
-        assert routing_settings.of_role(routing, role) == knobs.RoutingSettings(
-            affinity=knobs.AffinitySettings(enabled=False, header="")
-        )
-    assert routing_settings.thresholds(routing) == knobs.ConditionalSettings()
-
-
-@pytest.mark.parametrize(
-    ("described", "used"),
-    [
-        (routing_settings.PrefixAware(), knobs.PrefixSettings()),
-        (routing_settings.KvEvents(), knobs.KvEventsSettings()),
-        (routing_settings.Load(), knobs.LoadSettings()),
-    ],
-)
-def test_every_knob_of_a_policy_can_be_set_and_has_its_default(described: Any, used: Any) -> None:
-    assert described.model_dump(exclude={"kind"}) == asdict(used)
+    routing = proxy.routing
+    assert isinstance(routing.prefill, routing_settings.KvEvents)
+    assert (routing.prefill.max_blocks, routing.load.slack_requests) == (1000, 2)
+    assert routing.affinity is not None
+    assert routing.affinity.header == "x-conversation"
+    assert isinstance(routing.decode, routing_settings.PrefixAware)
+    assert routing.decode.block_bytes == 128
+    assert routing.conditional == routing_settings.Conditional(min_prompt_tokens=32, max_missing_tokens=64)
 
 
 def test_another_policy_replaces_an_inherited_one_as_a_whole(tmp_path: Path) -> None:

@@ -113,3 +113,33 @@ def test_lmcache_gets_no_secrets_at_all(tmp_path: Path) -> None:
 def test_an_option_with_a_secret_is_shortened_wherever_it_is_named(tmp_path: Path) -> None:
     told = refused(tmp_path, CPU, f"engine.env.HF_TOKEN={VALUE}")
     assert told.startswith("--set engine.env.HF_TOKEN=...: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "todo"),
+    [
+        ("engine: {args: {hf-token: {secret: HF}}}", "engine.args.hf-token", "engine.env.HF_TOKEN: {secret: HF_TOKEN}"),
+        ("prefill: {args: {api-key: {secret: HF}}}", "prefill.args.api-key", "engine.env.API_KEY: {secret: API_KEY}"),
+        ("engine: {args: {middleware: [{secret: HF}]}}", "engine.args.middleware.0", "command lines are readable"),
+        ("engine: {args: {x: {deep: [{a: {secret: HF}}]}}}", "engine.args.x.deep.0.a", "command lines are readable"),
+        ("lmcache: {extra_args: {s3-key: {secret: HF}}}", "lmcache.extra_args.s3-key", "let the L2 adapter read a"),
+        ("lmcache: {l2: [{type: resp, password: {secret: HF}}]}", "lmcache.l2.0.password", "let the L2 adapter read"),
+        ("decode: {connector: {kind: raw, config: {k: {secret: HF}}}}", "decode.connector.config.k", "command lines"),
+    ],
+)
+def test_a_secret_where_it_would_end_on_a_command_line_is_refused(
+    tmp_path: Path, change: str, where: str, todo: str
+) -> None:
+    (tmp_path / "base.yaml").write_text(CPU)
+    told = refused(tmp_path, f"extends: base.yaml\n{change}\n")
+    assert f"recipe.yaml:2: {where}: a secret cannot stand here: it is looked up for env only" in told
+    assert todo in told
+
+
+def test_a_secret_in_env_is_looked_up_for_engine_role_and_container(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(CPU)
+    own = "engine: {env: {HF_TOKEN: {secret: A}}}\nprefill: {env: {HF_TOKEN: {secret: B}}}\n"
+    recipe = load(tmp_path, f"extends: base.yaml\n{own}").recipe
+    assert recipe.engine.env["HF_TOKEN"] == SecretRef(secret="A")
+    assert recipe.prefill is not None
+    assert recipe.prefill.env["HF_TOKEN"] == SecretRef(secret="B")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve import outlet, procfs
 from pdserve.cpu_parts import bring_back, share_of_cpus
 from pdserve.process import Child, pid_end, send, spawn
 from pdserve.procfs import ProcessId
@@ -215,12 +215,54 @@ def test_waiting_for_a_pid_that_is_gone_returns() -> None:
     asyncio.run(asyncio.wait_for(pid_end(2**22 + 1), 30))
 
 
-def test_a_push_to_a_reader_that_left_is_reported(tmp_path: Path) -> None:
-    async def scenario() -> bool:
+def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
         child = start(tmp_path, "pass", control_stdin=True)
         await child.wait()
-        written = child.write_line("{}")
+        child.tell("prefill-0", "{}", lambda behind: None)
         await child.stop(grace=1)
-        return written
+        child.tell("prefill-0", "{}", lambda behind: None)
 
-    assert asyncio.run(scenario()) is False
+    asyncio.run(scenario())
+
+
+READS_LATER = """
+import os, sys
+os.kill(os.getpid(), 19)
+for line in sys.stdin:
+    print(line, end="", flush=True)
+"""
+
+
+def test_a_process_that_does_not_read_holds_nobody_and_gets_the_newest_states_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "BEHIND_SECONDS", 0.01)
+
+    async def scenario() -> tuple[list[bool], list[str]]:
+        child = start(tmp_path, READS_LATER, control_stdin=True)
+        said: list[bool] = []
+        told = asyncio.Event()
+
+        def behind(is_behind: bool) -> None:
+            said.append(is_behind)
+            told.set()
+
+        for number in range(5_000):
+            for worker in ("prefill-0", "decode-0"):
+                child.tell(worker, f"{worker} {number:0100}", behind)
+        await asyncio.wait_for(told.wait(), 30)
+        told.clear()
+        # It may not have stopped itself yet.
+        while not told.is_set():
+            os.kill(child.pid, signal.SIGCONT)
+            await asyncio.sleep(0.01)
+        while (tmp_path / "child.log").read_text().count(f"{4_999:0100}") < 2:
+            await asyncio.sleep(0.01)
+        await child.stop(grace=30)
+        return said, (tmp_path / "child.log").read_text().splitlines()
+
+    said, lines = asyncio.run(scenario())
+    assert said == [True, False]
+    assert sorted(lines[-2:]) == sorted(f"{worker} {4_999:0100}" for worker in ("prefill-0", "decode-0"))
+    assert len(lines) < 10_000

@@ -1,43 +1,59 @@
-"""A policy from its name in the recipe."""
+"""The policy of a pool, made from the routing settings."""
 
 from __future__ import annotations
 
 from random import Random, SystemRandom
+from typing import get_args
 
+from pdserve.errors import RecipeError
+from pdserve.pd import routing_settings
 from pdserve.pd.routing.affinity import Affinity
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.kv_events import KvEvents
-from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.least_loaded import LeastLoaded
 from pdserve.pd.routing.policy import Policy
 from pdserve.pd.routing.power_of_two import PowerOfTwo
 from pdserve.pd.routing.prefix_aware import PrefixAware
 from pdserve.pd.routing.round_robin import RoundRobin
-from pdserve.pd.routing.settings import PolicyName, Role, RoutingSettings
+from pdserve.pd.routing_settings import Role, Routing, policy_of
 
 
-def make(policy: PolicyName, role: Role, settings: RoutingSettings, random: Random | None = None) -> Policy:
-    """For one pool. `random`: a seeded one makes its choices repeatable."""
+def make(routing: Routing, role: Role, random: Random | None = None) -> Policy:
+    """For one pool. `random`: a seeded one makes its choices repeatable. RecipeError: there is no such policy."""
     if random is None:
         random = Random(SystemRandom().getrandbits(64))  # noqa: S311  # spreads load, protects nothing
-    burden = Burden(role, settings.load, random)
-    made = _plain(policy, role, settings, burden, random)
-    return Affinity(made, burden) if settings.affinity.enabled else made
+    burden = Burden(role, routing.load, random)
+    made = _plain(policy_of(routing, role), role, burden, random)
+    return made if routing.affinity is None else Affinity(made, burden)
 
 
-def kv_index(policy: Policy) -> KvIndex | None:
-    """What a KvSubscriber must feed for this policy."""
+def kv_events_of(policy: Policy) -> KvEvents | None:
+    """The policy whose index a KvSubscriber must feed; None: this one listens to nobody."""
     inner = policy.inner if isinstance(policy, Affinity) else policy
-    return inner.index if isinstance(inner, KvEvents) else None
+    return inner if isinstance(inner, KvEvents) else None
 
 
-def _plain(policy: PolicyName, role: Role, settings: RoutingSettings, burden: Burden, random: Random) -> Policy:
-    if policy == "round_robin":
-        return RoundRobin(role, random)
-    if policy == "least_loaded":
-        return LeastLoaded(burden)
-    if policy == "power_of_two":
-        return PowerOfTwo(burden, random)
-    if policy == "prefix_aware":
-        return PrefixAware(burden, settings.prefix)
-    return KvEvents(burden, settings.kv_events, KvIndex(settings.kv_events.max_blocks))
+def _plain(settings: routing_settings.Policy, role: Role, burden: Burden, random: Random) -> Policy:
+    match settings:
+        case routing_settings.RoundRobin():
+            return RoundRobin(role, random)
+        case routing_settings.LeastLoaded():
+            return LeastLoaded(burden)
+        case routing_settings.PowerOfTwo():
+            return PowerOfTwo(burden, random)
+        case routing_settings.PrefixAware():
+            return PrefixAware(burden, settings)
+        case routing_settings.KvEvents():
+            return KvEvents(burden, settings)
+    # Only for who goes past the types: the proxy's configuration has been checked.
+    raise RecipeError(
+        f"there is no routing policy {settings!r}",
+        where=f"proxy.routing.{role}",
+        todo=f"write one of {', '.join(policy_names())}",
+    )
+
+
+def policy_names() -> tuple[str, ...]:
+    """As recipes name them."""
+    union, _ = get_args(routing_settings.Policy)
+    return tuple(model.model_fields["kind"].default for model in get_args(union))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 from pdserve.pd.routing.policy import Candidate, W
-from pdserve.pd.routing.settings import LoadSettings, Role
 from pdserve.pd.routing.turns import Turns
+from pdserve.pd.routing_settings import Load as LoadSettings
+from pdserve.pd.routing_settings import Role
 
 Load = tuple[int, int]
 
@@ -17,7 +18,11 @@ class Burden:
 
     def __init__(self, role: Role, settings: LoadSettings, random: Random) -> None:
         self.role = role
-        self._settings = settings
+        self._kv_weight = float(settings.kv_weight)
+        self._slack_tokens = settings.slack_tokens
+        self._slack_requests = settings.slack_requests
+        self._slack_ratio = float(settings.slack_ratio)
+        self._max_kv_usage = float(settings.max_kv_usage)
         # At rest all loads are equal and ties decide: in the two pools they must not go in step.
         self._turns = Turns(random if role == "decode" else None)
 
@@ -29,7 +34,7 @@ class Burden:
         """
         if self.role == "prefill":
             return worker.prompt_tokens, worker.requests
-        return worker.requests + int(worker.kv_usage * self._settings.kv_weight), worker.prompt_tokens
+        return worker.requests + int(worker.kv_usage * self._kv_weight), worker.prompt_tokens
 
     def least(self, candidates: Sequence[W]) -> W:
         """One with the least load; several with the same have it in turn."""
@@ -49,14 +54,13 @@ class Burden:
         """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
         if worker is least:
             return False
-        settings = self._settings
-        if self.role != "decode" and worker.prompt_tokens - least.prompt_tokens > settings.slack_tokens + saved:
+        if self.role != "decode" and worker.prompt_tokens - least.prompt_tokens > self._slack_tokens + saved:
             return True
         if self.role == "prefill":
             return False
-        if worker.requests > settings.slack_ratio * least.requests + settings.slack_requests:
+        if worker.requests > self._slack_ratio * least.requests + self._slack_requests:
             return True
-        return worker.kv_usage >= settings.max_kv_usage and least.kv_usage < settings.max_kv_usage
+        return worker.kv_usage >= self._max_kv_usage and least.kv_usage < self._max_kv_usage
 
     def forget(self, name: str) -> None:
         self._turns.forget(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pdserve.pd.routing.settings import ConditionalSettings
+from pdserve.pd.routing_settings import Conditional
 
 Way = Literal["disaggregate", "decode-only"]
 WayWhy = Literal[
@@ -31,13 +31,14 @@ _HELD = Decision("decode-only", "held")
 _LONG = Decision("disaggregate", "long")
 
 
-def decide(estimate: int, held_by_decode: int, thresholds: ConditionalSettings) -> Decision:
+def decide(estimate: int, held_by_decode: int, thresholds: Conditional) -> Decision:
     """Both in tokens, `held_by_decode` of this prompt at the decode worker that was chosen.
 
     A prompt of which decode holds nothing is never "held", however short: that is what min_prompt_tokens is for.
     """
-    if estimate < thresholds.min_prompt_tokens:
+    least, most_missing = thresholds.min_prompt_tokens, thresholds.max_missing_tokens
+    if least is not None and estimate < least:
         return _SHORT
-    if thresholds.max_missing_tokens and held_by_decode and estimate - held_by_decode <= thresholds.max_missing_tokens:
+    if most_missing is not None and held_by_decode and estimate - held_by_decode <= most_missing:
         return _HELD
-    return _LONG if thresholds.min_prompt_tokens or thresholds.max_missing_tokens else _OFF
+    return _OFF if least is None and most_missing is None else _LONG

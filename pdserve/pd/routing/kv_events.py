@@ -13,7 +13,7 @@ from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.policy import Candidate, Choice, W
-from pdserve.pd.routing.settings import KvEventsSettings
+from pdserve.pd.routing_settings import KvEvents as KvEventsSettings
 
 
 class KvEvents:
@@ -22,16 +22,18 @@ class KvEvents:
     name = "kv_events"
     needs_tokens = True
 
-    def __init__(self, burden: Burden, settings: KvEventsSettings, index: KvIndex) -> None:
+    def __init__(self, burden: Burden, settings: KvEventsSettings) -> None:
         self._burden = burden
-        self._settings = settings
-        self.index = index
+        self._min_match_ratio = float(settings.min_match_ratio)
+        self.index = KvIndex(settings.max_blocks)
+        self.replay_timeout_seconds = float(settings.replay_timeout_seconds)
+        """For who feeds the index."""
 
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
         if ask.tokens is None:
             return Choice(self._burden.least(candidates), "no_tokens")
         held = [self.matched(candidate, ask) for candidate in candidates]
-        return by_match(candidates, held, self._burden, ask, self._settings.min_match_ratio)
+        return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
     def routed(self, worker: Candidate, ask: Ask) -> None:
         """The worker's events will tell what it kept."""

@@ -15,7 +15,7 @@ from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.policy import Candidate, Choice, W
-from pdserve.pd.routing.settings import PrefixSettings
+from pdserve.pd.routing_settings import PrefixAware as PrefixSettings
 
 
 class PrefixAware:
@@ -26,17 +26,19 @@ class PrefixAware:
 
     def __init__(self, burden: Burden, settings: PrefixSettings) -> None:
         self._burden = burden
-        self._settings = settings
+        self._block_bytes = settings.block_bytes
+        self._max_blocks = settings.max_blocks
+        self._min_match_ratio = float(settings.min_match_ratio)
         self._sent: dict[str, OrderedDict[int, None]] = {}
 
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
-        chain = ask.prompt_chain(self._settings.block_bytes)
+        chain = ask.prompt_chain(self._block_bytes)
         held = [self._held(candidate.name, chain, ask) for candidate in candidates]
-        return by_match(candidates, held, self._burden, ask, self._settings.min_match_ratio)
+        return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
     def routed(self, worker: Candidate, ask: Ask) -> None:
-        bound = self._settings.max_blocks
-        names = ask.prompt_chain(self._settings.block_bytes).first(bound)
+        bound = self._max_blocks
+        names = ask.prompt_chain(self._block_bytes).first(bound)
         sent = self._sent.get(worker.name)
         if sent is None:
             sent = self._sent[worker.name] = OrderedDict()
@@ -55,7 +57,7 @@ class PrefixAware:
         self._burden.forget(name)
 
     def matched(self, worker: Candidate, ask: Ask) -> int:
-        return self._held(worker.name, ask.prompt_chain(self._settings.block_bytes), ask)
+        return self._held(worker.name, ask.prompt_chain(self._block_bytes), ask)
 
     @property
     def blocks(self) -> int:

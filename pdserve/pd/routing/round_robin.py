@@ -7,8 +7,8 @@ from random import Random
 
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.policy import Candidate, Choice, W
-from pdserve.pd.routing.settings import Role
 from pdserve.pd.routing.turns import Turns
+from pdserve.pd.routing_settings import Role
 
 
 class RoundRobin:

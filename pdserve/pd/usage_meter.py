@@ -1,0 +1,195 @@
+"""How many tokens a client was given, for a key that has a limit of tokens a minute.
+
+An engine says so at the end of a stream, and only to who asks. So for such a key decode is asked to count in every
+event (`stream_options`), and what the client did not ask for is taken out again: it gets the bytes that it would have
+got. Who leaves in the middle is counted by the last event that was relayed. Responses and Messages always count at the
+end; until then, and where an engine does not count, an event with text is at least one token, or one for 4 bytes.
+
+vLLM puts `system_fingerprint` into the last event of each choice, unless an event with the usage follows, which has it
+then. So the last event of a choice is held until the fingerprint of that engine is known, and gets it.
+
+In a JSON text quotes inside a string have a backslash, so that nothing here ever matches what a model has said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pdserve.pd.body import Body, encode
+from pdserve.pd.dialects import CHAT, COMPLETIONS, Dialect
+from pdserve.pd.http import event_stream
+
+_USAGE = re.compile(rb', ?"usage" ?: ?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+_COUNTS = re.compile(
+    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cache_read_input_tokens|cache_creation_input_tokens)"'
+    rb" ?: ?(\d+)"
+)
+_ANSWER = (b"completion_tokens", b"output_tokens")
+"""All others are of the prompt: Anthropic's input_tokens are those that no cache had."""
+_NO_CHOICE = re.compile(rb'"choices" ?: ?\[\]')
+_INDEX = re.compile(rb'"index" ?: ?(\d+)')
+_FINISHED = re.compile(rb'"finish_reason" ?: ?"')
+_FINGERPRINT = re.compile(rb', ?"system_fingerprint" ?: ?"(?:[^"\\]|\\.)*"')
+_HAS_TEXT = re.compile(rb'\.delta"|"content_block_delta"|"choices"')
+_TEXT = re.compile(
+    rb'"(?:delta|text|content|thinking|reasoning|reasoning_content|partial_json|arguments)" ?: ?"((?:[^"\\]|\\.)+)"'
+)
+_BYTES_PER_TOKEN = 4
+_MAX_HELD = 1024 * 1024
+_WINDOW = 1024
+"""Of the beginning of an answer's usage, at the end of one piece of it."""
+_FLAG: TypeAdapter[bool | None] = TypeAdapter(bool | None)
+
+
+class Fingerprints:
+    """What workers call themselves in this life, as the member of an event."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, bytes] = {}
+
+    def forget(self, worker: str) -> None:
+        """It may be another one when it is back."""
+        self.known.pop(worker, None)
+
+
+class UsageMeter:
+    """Of one answer."""
+
+    __slots__ = ("_by_choice", "_estimate", "_fingerprints", "_held", "_hides", "_hides_total", "_total", "_window",
+                 "prompt", "worker")  # fmt: skip
+
+    def __init__(self, fingerprints: Fingerprints, *, hides: bool = False, hides_total: bool = False) -> None:
+        """`hides`: the client did not ask for the counts in each event; `hides_total`: nor for the event with all."""
+        self._fingerprints = fingerprints
+        self._hides, self._hides_total = hides, hides_total
+        self.worker = ""
+        self.prompt: int | None = None
+        """Tokens of the prompt, as the engine says; None: it has not said."""
+        self._total: int | None = None
+        self._by_choice: dict[bytes, int] = {}
+        self._estimate = 0
+        self._held: list[bytes | None] = []
+        """None is the place of a fingerprint."""
+        self._window = b""
+
+    @property
+    def answer(self) -> int | None:
+        """Tokens that the client was given; None: nothing is known of any."""
+        if self._total is not None:
+            return self._total
+        return max(sum(self._by_choice.values()), self._estimate) or None
+
+    def part(self, data: bytes) -> None:
+        """A part of an answer that is no stream, or all of it."""
+        window = self._window + data
+        at = window.rfind(b'"usage"')
+        found = _USAGE.search(window, max(0, at - 2)) if at >= 0 else None
+        if found is not None:
+            self._says(found[0])
+        self._window = window[-_WINDOW:]
+
+    def events(self, data: bytes) -> bytes:
+        """What the client gets of whole events, or of a part of a very large one."""
+        *events, last = data.split(event_stream.END)
+        given = [self._event(event, event_stream.END) for event in events]
+        if last:
+            given.append(self._event(last, b""))
+        return b"".join(given)
+
+    def rest(self) -> bytes:
+        """What is held: nothing more will come."""
+        return self._released(b"")
+
+    def _event(self, event: bytes, end: bytes) -> bytes:
+        found = _USAGE.search(event)
+        if found is None:
+            self._estimated(event)
+            return self._released(b"") + event + end
+        index = _INDEX.search(event)
+        if _NO_CHOICE.search(event) is not None or b'"choices"' not in event or index is None:
+            return self._with_all(event + end, found[0])
+        _, answer = tokens_in(found[0])
+        self._by_choice[index[1]] = max(answer or 0, self._by_choice.get(index[1], 0))
+        if not self._hides:
+            return event + end
+        before, after = event[: found.start()], event[found.end() :] + end
+        if self._hides_total and _FINISHED.search(event) is not None:
+            fingerprint = self._fingerprints.known.get(self.worker)
+            if fingerprint is None or self._held:
+                return self._hold(before, None, after)
+            return before + fingerprint + after
+        return self._hold(before + after) if self._held else before + after
+
+    def _with_all(self, event: bytes, usage: bytes) -> bytes:
+        """The event that has the usage of the whole answer; of Messages also the first one, which has the prompt's."""
+        if b'"message_start"' in event:
+            self.prompt = tokens_in(usage)[0]
+        else:
+            self._says(usage)
+        if not self._hides_total:
+            return event
+        found = _FINGERPRINT.search(event)
+        fingerprint = b"" if found is None else found[0]
+        self._fingerprints.known[self.worker] = fingerprint
+        return self._released(fingerprint)
+
+    def _says(self, usage: bytes) -> None:
+        prompt, answer = tokens_in(usage)
+        if prompt is not None:
+            self.prompt = prompt
+        self._total = answer or 0
+
+    def _estimated(self, event: bytes) -> None:
+        if _HAS_TEXT.search(event) is not None:
+            texts = _TEXT.findall(event)
+            if texts:
+                self._estimate += max(1, sum(map(len, texts)) // _BYTES_PER_TOKEN)
+
+    def _hold(self, *pieces: bytes | None) -> bytes:
+        self._held.extend(pieces)
+        return b"" if sum([len(piece) for piece in self._held if piece is not None]) < _MAX_HELD else self.rest()
+
+    def _released(self, fingerprint: bytes) -> bytes:
+        if not self._held:
+            return b""
+        held, self._held = self._held, []
+        return b"".join([fingerprint if piece is None else piece for piece in held])
+
+
+def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[Body, UsageMeter]:
+    """The request as decode gets it, and the meter of its answer."""
+    options = body.get("stream_options")
+    if dialect not in (CHAT, COMPLETIONS) or not _flag(body.get("stream")) or not isinstance(options, dict | None):
+        return body, UsageMeter(fingerprints)
+    asked: dict[str, Any] = options or {}
+    usage = _flag(asked.get("include_usage"))
+    continuous = usage and _flag(asked.get("continuous_usage_stats"))
+    if usage is None or continuous is None:
+        # No engine takes that.
+        return body, UsageMeter(fingerprints)
+    wanted = encode({**asked, "include_usage": True, "continuous_usage_stats": True})
+    body = Body(bytes(body.spliced(plus={"stream_options": wanted})))
+    return body, UsageMeter(fingerprints, hides=not continuous, hides_total=not usage)
+
+
+def tokens_in(usage: bytes) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer; None: it does not say."""
+    prompt: int | None = None
+    answer: int | None = None
+    for name, count in dict(_COUNTS.findall(usage)).items():
+        if name in _ANSWER:
+            answer = int(count)
+        else:
+            prompt = (prompt or 0) + int(count)
+    return prompt, answer
+
+
+def _flag(value: Any) -> bool | None:
+    """As engines read one: 1 and "on" are true. None: it is none."""
+    try:
+        return _FLAG.validate_python(value) or False
+    except ValidationError:
+        return None

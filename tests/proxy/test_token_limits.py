@@ -1,0 +1,197 @@
+"""Tokens a minute of a key: an answer's tokens are counted, whatever the client asks for and whenever it leaves."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pdserve.pd.body import Body
+from pdserve.pd.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from pdserve.pd.usage_meter import Fingerprints, UsageMeter, metered
+from tests.proxy.deployment import MODEL, Deployment
+
+LIMITED, FREE = "a-limited-key", "a-free-key"
+USAGE, CONTINUOUS = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
+PROMPT = "one two three"
+CHAT_BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 7}
+TEXT_BODY: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 7}
+
+
+@pytest.fixture
+def limited(deployment: Deployment, tmp_path: Path) -> Deployment:
+    """1P1D and two keys: one with a limit of tokens, and one without."""
+    keys = [
+        {"name": "limited", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 1_000_000},
+        {"name": "free", "sha256": sha256(FREE.encode()).hexdigest()},
+    ]
+    (tmp_path / "keys").write_text("".join(json.dumps(key) + "\n" for key in keys))
+    return deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+
+
+def stream(deployment: Deployment, key: str, path: str, body: dict[str, Any]) -> bytes:
+    headers = {"authorization": f"Bearer {key}", "x-request-id": "the-same"}
+    answer = deployment.proxy.http.post(path, json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+@pytest.mark.parametrize("options", [None, {}, USAGE, CONTINUOUS, {"continuous_usage_stats": True}])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)])
+def test_the_client_gets_the_bytes_that_it_would_have_got_and_all_is_counted(
+    limited: Deployment, path: str, body: dict[str, Any], n: int, options: dict[str, Any] | None
+) -> None:
+    whole = {**body, "stream": True, "n": n, **({} if options is None else {"stream_options": options})}
+    # From now on the prompt is in a cache, and all answers say so.
+    stream(limited, FREE, path, {**body, "stream": True})
+    # Twice: what the engine calls itself is known the second time.
+    for _ in range(2):
+        assert stream(limited, LIMITED, path, whole) == stream(limited, FREE, path, whole)
+    page = limited.proxy.http.get("/metrics").text
+    total = next(line for line in page.splitlines() if line.startswith("pdserve_proxy_completion_tokens_total"))
+    # The free key's count too where the client asks for usage.
+    times = 4 if options and options.get("include_usage") else 2
+    assert float(total.split()[1]) == times * 7 * n
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT_BODY),
+        ("/v1/completions", TEXT_BODY),
+        ("/v1/chat/completions", {**CHAT_BODY, "stream_options": USAGE}),
+        ("/v1/messages", CHAT_BODY),
+        ("/v1/responses", {"model": MODEL, "input": PROMPT, "max_output_tokens": 7}),
+    ],
+)
+def test_who_leaves_in_the_middle_has_used_what_it_got(limited: Deployment, path: str, body: dict[str, Any]) -> None:
+    limited.decodes[0].script(hold="token")
+    headers = {"authorization": f"Bearer {LIMITED}"}
+    with limited.proxy.http.stream("POST", path, json={**body, "stream": True}, headers=headers) as answer:
+        # The first token, and not what comes before it.
+        next(line for line in answer.iter_lines() if "delta" in line or line.startswith('data: {"id"'))
+    while "pdserve_proxy_cancellations_total{" not in (page := limited.proxy.http.get("/metrics").text):
+        pass
+    limited.decodes[0].script(hold="")
+    assert "pdserve_proxy_completion_tokens_total 1.0" in page
+
+
+EVENT = b'data: {"id":"x","choices":[{"index":%d,"delta":{"content":"%s"},"logprobs":null,"finish_reason":%s}]%s}\n\n'
+COUNT = b',"usage":{"prompt_tokens":5,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":{"x":1}}'
+NAMED = b',"system_fingerprint":"vllm-0.32.0-tp1"'
+TOTAL = b'data: {"id":"x","choices":[]' + COUNT % (15, 10) + NAMED + b"}\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def from_engine(index: int, text: bytes, tokens: int, finish: bytes = b"null") -> bytes:
+    return EVENT % (index, text, finish, COUNT % (5 + tokens, tokens))
+
+
+def to_client(index: int, text: bytes, finish: bytes = b"null") -> bytes:
+    return EVENT % (index, text, finish, b"" if finish == b"null" else NAMED)
+
+
+def test_last_events_wait_for_the_name_of_the_engine_in_order_and_only_once() -> None:
+    prints = Fingerprints()
+    sent = [
+        (0, b"a", 3, b"null"),
+        (1, b"b", 4, b"null"),
+        (0, b"c", 4, b'"stop"'),
+        (1, b"d", 6, b'"length"'),
+    ]
+    meter = UsageMeter(prints, hides=True, hides_total=True)
+    got = [meter.events(from_engine(*event)) for event in sent]
+    assert got[2:] == [b"", b""]
+    assert meter.answer == 10
+    got += [meter.events(TOTAL), meter.events(DONE)]
+    expected = [to_client(index, text, finish) for index, text, _, finish in sent]
+    assert b"".join(got) == b"".join(expected) + DONE
+    assert (meter.prompt, meter.answer) == (5, 10)
+    again = UsageMeter(prints, hides=True, hides_total=True)
+    assert [again.events(from_engine(*event)) for event in sent] == expected
+    prints.forget("")
+    third = UsageMeter(prints, hides=True, hides_total=True)
+    assert third.events(from_engine(*sent[2])) == b""
+    # Cut before it was known: what the client would have had is not lost.
+    assert third.rest() == EVENT % (0, b"c", b'"stop"', b"")
+
+
+def test_what_a_model_says_is_not_taken_for_a_count() -> None:
+    meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
+    said = rb",\"usage\":{\"completion_tokens\":99}, \"choices\":[]"
+    assert meter.events(from_engine(0, said, 2)) == to_client(0, said)
+    assert meter.answer == 2
+
+
+def test_a_larger_interval_between_events_hides_no_tokens() -> None:
+    meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
+    meter.events(from_engine(0, b"a lot of text", 1000))
+    assert meter.answer == 1000
+
+
+def test_an_engine_that_does_not_count_is_counted_by_its_text() -> None:
+    meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
+    for text in (b"a", b"x" * 40):
+        event = EVENT % (0, text, b"null", b"")
+        assert meter.events(event) == event
+    assert meter.answer == 11
+
+
+def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> None:
+    answer = b'{"choices":[{"text":"hi"}]' + COUNT % (12, 7) + b',"prompt_token_ids":[' + b"1," * 5000 + b"1]}"
+    whole, pieces = UsageMeter(Fingerprints()), UsageMeter(Fingerprints())
+    whole.part(answer)
+    for start in range(0, len(answer), 40):
+        pieces.part(answer[start : start + 40])
+    assert (whole.prompt, whole.answer) == (pieces.prompt, pieces.answer) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ("", {"include_usage": True, "continuous_usage_stats": True}),
+        (',"stream_options":null', {"include_usage": True, "continuous_usage_stats": True}),
+        (
+            ',"stream_options":{"include_usage":0,"other":[1]}',
+            {"include_usage": True, "other": [1], "continuous_usage_stats": True},
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", ["true", "1", '"on"'])
+def test_decode_is_asked_to_count_and_other_options_stay(options: str, sent: dict[str, Any], stream: str) -> None:
+    body, _ = metered(CHAT, Body(f'{{"messages":[],"stream":{stream}{options}}}'.encode()), Fingerprints())
+    assert body.get("stream_options") == sent
+    assert body.raw_value("stream") == stream.encode()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        (CHAT, b'{"stream":false}'),
+        (CHAT, b'{"stream":"what"}'),
+        (COMPLETIONS, b'{"stream":true,"stream_options":[]}'),
+        (COMPLETIONS, b'{"stream":true,"stream_options":{"include_usage":"what"}}'),
+        (RESPONSES, b'{"stream":true}'),
+        (MESSAGES, b'{"stream":true}'),
+    ],
+)
+def test_other_bodies_stay_as_they_are(dialect: Any, body: bytes) -> None:
+    assert metered(dialect, Body(body), Fingerprints())[0].raw == body
+
+
+def test_tokens_of_an_answer_count_for_the_limit(deployment: Deployment, tmp_path: Path) -> None:
+    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 60}
+    (tmp_path / "keys").write_text(json.dumps(key) + "\n")
+    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    headers = {"authorization": f"Bearer {LIMITED}"}
+
+    def ask() -> httpx.Response:
+        body = {**TEXT_BODY, "max_tokens": 50, "stream": True}
+        return deployment.proxy.http.post("/v1/completions", json=body, headers=headers)
+
+    assert [ask().status_code for _ in range(2)] == [200, 429]

@@ -1,0 +1,79 @@
+"""An agent speaks of its own node and of its own processes only."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from pdserve.procfs import ProcessId
+from pdserve.protocol import (
+    Died,
+    Event,
+    Gone,
+    Health,
+    Hello,
+    Late,
+    Message,
+    Progress,
+    Ready,
+    Started,
+    Stop,
+    Stopped,
+    ToldToEnd,
+    encode,
+)
+from pdserve.transport.link import AgentLink
+
+ID = ProcessId(pid=1, start_ticks=1)
+NEWS: list[Message] = [
+    Started(name="decode-0", id=ID),
+    Progress(name="decode-0", text="loading"),
+    Ready(name="decode-0", seconds=1),
+    Died(name="decode-0", pid=1, code=1, how="exit 1", seconds=1, while_starting=False),
+    Late(name="decode-0", seconds=1, last_answer="", diagnostics=""),
+    Health(name="decode-0", responsive=False),
+    Stopped(name="decode-0", forced=False, seconds=1),
+]
+OF_ANOTHER: list[Message] = [
+    Hello(node="b", agent=ID, guard=ID, hostname="b"),
+    ToldToEnd(node="b", signal="SIGTERM"),
+    Gone(node="b", how="as if"),
+    *NEWS,
+]
+
+
+async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
+    """What reaches the launcher of an agent of node a that says this, after orders for one process."""
+    script = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
+    argv = [sys.executable, "-c", script, encode(said).decode()]
+    popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    events: list[Event] = []
+    arrived = asyncio.Event()
+
+    def receive(event: Event) -> None:
+        events.append(event)
+        arrived.set()
+
+    link = AgentLink("a", popen, receive)
+    link.send(Stop(name=told_of, grace=1))
+    await asyncio.wait_for(arrived.wait(), 60)
+    assert await link.close(60)
+    assert popen.stdout is not None
+    popen.stdout.close()
+    return events
+
+
+@pytest.mark.parametrize("said", OF_ANOTHER, ids=lambda said: type(said).__name__)
+def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere(said: Message) -> None:
+    (event,) = asyncio.run(heard(said))
+    assert isinstance(event, Gone)
+    assert event.node == "a"
+    assert event.how.startswith("agent@a: an agent reported ")
+
+
+@pytest.mark.parametrize("said", NEWS, ids=lambda said: type(said).__name__)
+def test_news_of_a_process_that_it_was_told_of_is_taken(said: Message) -> None:
+    assert asyncio.run(heard(said, told_of="decode-0"))[0] == said
