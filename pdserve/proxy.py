@@ -37,7 +37,7 @@ from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
-from pdserve.pd.models import models
+from pdserve.pd.models import engine_version, models
 from pdserve.pd.processes import Processes, line_of
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 from pdserve.pd.shared_numbers import Numbers
@@ -46,6 +46,9 @@ from pdserve.pd.shared_pages import Pages
 log = logging.getLogger("pdserve.proxy")
 
 ENGINE_KEY = "PDSERVE_ENGINE_KEY"
+_LATER = {"retry-after": str(RETRY_AFTER_SECONDS)}
+_LONGEST_PATH = 200
+"""Of a path that is said back to whoever asked for it."""
 
 
 def create_app() -> FastAPI:
@@ -61,8 +64,7 @@ def create_app() -> FastAPI:
     async def ready() -> JSONResponse:
         """Requests can be served: every pool has a ready worker."""
         ok, body = app.state.gateway.readiness()
-        headers = None if ok else {"retry-after": str(RETRY_AFTER_SECONDS)}
-        return JSONResponse(body, status_code=200 if ok else 503, headers=headers)
+        return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else _LATER)
 
     @app.get("/workers")
     async def workers() -> dict[str, Any]:
@@ -72,10 +74,32 @@ def create_app() -> FastAPI:
     async def metrics() -> Response:
         return Response(app.state.gateway.page(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.post("/ping")
+    @app.get("/ping")
+    async def ping() -> Response:
+        """What SageMaker asks: as an engine says that it can serve, the deployment does."""
+        ok = app.state.gateway.readiness()[0]
+        return Response(status_code=200 if ok else 503, headers=None if ok else _LATER)
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Of the deployment, as an engine says it of itself."""
+        return {"server_load": app.state.gateway.load()}
+
+    @app.get("/version")
+    async def version() -> JSONResponse:
+        """vLLM's, from the first engine that answers."""
+        gateway: Gateway = app.state.gateway
+        return JSONResponse(await engine_version(gateway.registry, gateway.engines))
+
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         gateway: Gateway = app.state.gateway
         return await models(gateway.registry, gateway.engines, gateway.config.served_name)
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
     _answer_errors_in_openai_shape(app)
     return app
@@ -83,8 +107,11 @@ def create_app() -> FastAPI:
 
 def _answer_errors_in_openai_shape(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        answer = ApiError(error.status_code, str(error.detail))
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        said = str(error.detail)
+        if error.status_code == 404:
+            said = f"{said}: this proxy has no route {request.url.path[:_LONGEST_PATH]}"
+        answer = ApiError(error.status_code, said)
         return JSONResponse(answer.body(), status_code=answer.status, headers=dict(error.headers or {}))
 
 

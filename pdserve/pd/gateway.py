@@ -21,7 +21,7 @@ from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerConfig
-from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
+from pdserve.pd.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
 from pdserve.pd.entrance import Entrance
@@ -46,11 +46,12 @@ from pdserve.pd.request_log import RequestLog
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import open_spans
+from pdserve.pd.stored import StoredResponses, method_of, stored_at
 
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
-_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
+_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
 
 
@@ -89,6 +90,7 @@ class Gateway:
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._reading = Reading(config, self.engines)
+        self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
@@ -126,19 +128,24 @@ class Gateway:
 
     def handle(self, request: Request, reply: Reply) -> None:
         dialect = BY_PATH.get(request.path)
+        method = b"POST"
         if dialect is None:
-            self._start(bridge.serve(self._app, request, reply), request, reply)
-        elif request.method == b"POST":
+            dialect = stored_at(request.path)
+            if dialect is None:
+                self._start(bridge.serve(self._app, request, reply), request, reply)
+                return
+            method = method_of(dialect)
+        if request.method == method:
             self._start(self._answer(dialect, request, reply), request, reply)
         else:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
-        dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
+        dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
         request_id = request_id_of(request) if request is not None else new_id()
-        client = Client(reply, request_id, dialect)
+        client = Client(reply, request_id, dialect or CHAT)
         client.fail(error)
-        path = dialect.path if request is not None and request.path in BY_PATH else "other"
+        path = "other" if dialect is None else dialect.path
         self._accounting.over(None, client, path, error, now=monotonic())
 
     # --- Served
@@ -203,6 +210,7 @@ class Gateway:
         # Addresses and workers of a running proxy are not the file's to change.
         self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
         self._dispatcher.configure(self.config)
+        self._stored.configure(self.config)
         self._reading.configure(self.config)
 
     async def finish(self, seconds: float) -> None:
@@ -233,6 +241,10 @@ class Gateway:
             "workers": [worker.describe() for worker in self.registry.workers.values()],
         }
 
+    def load(self) -> int:
+        """Requests that hold a place at an engine or wait for one, over all processes for those that hold one."""
+        return max(gate.requests + gate.waiting for gate in self._entrance.gates.values())
+
     # --- inside
 
     async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
@@ -246,14 +258,17 @@ class Gateway:
         trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
         reason: ApiError | ClientGoneError | None = None
         try:
-            asked = self._reading.read(dialect, request, client.request_id, trace, received)
+            stored = dialect is RETRIEVE or dialect is CANCEL
+            read = self._stored.read if stored else self._reading.read
+            asked = read(dialect, request, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
-            if self.pools.needs_tokens:
+            if self.pools.needs_tokens and not stored:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:
                     asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
-            await self._dispatcher.serve(asked, client)
+            serve = self._stored.serve if stored or self._stored.continues(asked) else self._dispatcher.serve
+            await serve(asked, client)
         except ApiError as error:
             reason = error
             client.fail(error)
