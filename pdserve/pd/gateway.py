@@ -68,9 +68,11 @@ class Gateway:
         *,
         pages: Pages | None = None,
         tell: Callable[[dict[str, Any]], None] | None = None,
+        succeeds: bool = False,
     ) -> None:
         """`read_again`: the configuration as it is now, for `reload`. `pages`, `tell`: figures of the other processes
-        of this proxy, and what reaches all of them; None: there is only this one. RecipeError, StartError: the files
+        of this proxy, and what reaches all of them; None: there is only this one. `succeeds`: another process has the
+        admin's address until it says {"admin": "free"}. RecipeError, StartError: the files
         or addresses that the configuration names cannot be used."""
         self.config = config
         self._read_again, self._pages, self._tell = read_again, pages, tell
@@ -97,11 +99,10 @@ class Gateway:
             if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
             else None
         )
-        self._admin = (
-            None
-            if config.admin is None or numbers.process != 0
-            else AdminServer(config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all)
-        )
+        self.not_restarted = ""
+        """Why the last rolling restart was none."""
+        self._has_admin = config.admin is not None and numbers.process == 0
+        self._admin = None if succeeds else self._new_admin()
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics.read_gauges_from(self._gauges)
@@ -157,6 +158,19 @@ class Gateway:
         if self._admin is not None:
             self._admin.start()
 
+    async def retire(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.stop()
+        if self._tell is not None and self._has_admin:
+            self._tell({"admin": "free"})
+
+    def open_admin(self) -> None:
+        """The address is free."""
+        if self._admin is None and (admin := self._new_admin()) is not None:
+            self._admin = admin
+            admin.start()
+
     def drain(self) -> None:
         self.draining = True
 
@@ -185,6 +199,11 @@ class Gateway:
                 self._reconfigure(fresh)
                 said["policies"] = "ok"
         return said
+
+    def _new_admin(self) -> AdminServer | None:
+        if self.config.admin is None or not self._has_admin:
+            return None
+        return AdminServer(self.config.admin, AdminWorkers(self, self._tell or _nobody_else), self._reload_all)
 
     def _reload_all(self) -> dict[str, str]:
         if self._tell is not None:
