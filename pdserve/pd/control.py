@@ -1,7 +1,7 @@
 """The control channel: JSON lines from the launcher on stdin, {"worker": "prefill-0", "state": "ready"}.
 
 Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
-{"reload": true}.
+{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"}.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ class Controlled(Protocol):
 
     def add_worker(self, config: WorkerConfig) -> None: ...
 
+    not_restarted: str
+
     def reload(self) -> object: ...
+
+    def open_admin(self) -> None: ...
 
 
 def stdin_is_control() -> bool:
@@ -50,6 +54,12 @@ def apply(gateway: Controlled, line: bytes) -> None:
             return
         if "reload" in message:
             gateway.reload()
+            return
+        if "admin" in message:
+            gateway.open_admin()
+            return
+        if "not_restarted" in message:
+            gateway.not_restarted = str(message["not_restarted"])
             return
         worker, state = message["worker"], message["state"]
     except (ValueError, TypeError, KeyError):

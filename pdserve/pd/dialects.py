@@ -264,9 +264,20 @@ _WHOLE_PATHS = {
     "rerank": ("/rerank", "/v1/rerank", "/v2/rerank"),
     "tokenize": ("/tokenize",),
     "detokenize": ("/detokenize",),
+    "generative_scoring": ("/generative_scoring",),
+    # A list of chats with one set of parameters. A transfer brings the KV of one prompt.
+    "batch": ("/v1/chat/completions/batch",),
+    # SageMaker's: the engine finds out from the body which API is meant. Of those only chats and completions stream.
+    "invocations": ("/invocations",),
 }
 WHOLE = tuple(
-    _Whole(name, path, prompt_fields=("input", "prompt", "messages", "text_1", "query"), prefill_fields={})
+    _Whole(
+        name,
+        path,
+        prompt_fields=("input", "prompt", "messages", "text_1", "query", "items"),
+        prefill_fields={},
+        end_of_stream=b"data: [DONE]" if name == "invocations" else None,
+    )
     for name, paths in _WHOLE_PATHS.items()
     for path in paths
 )
@@ -274,6 +285,8 @@ COUNT_TOKENS = _WholeMessages(
     "count_tokens", "/v1/messages/count_tokens", prompt_fields=("tools", "system", "messages"), prefill_fields={}
 )
 BY_PATH = {dialect.path.encode(): dialect for dialect in (*DIALECTS, *WHOLE, COUNT_TOKENS)}
+RETRIEVE = _Responses("retrieve", "/v1/responses/{response_id}", prompt_fields=(), prefill_fields={})
+CANCEL = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
 
 
 def _is_one_prompt(body: Body) -> bool:

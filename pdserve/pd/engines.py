@@ -41,6 +41,18 @@ class Engines:
         return b"".join(lines)
 
     @staticmethod
+    def bare(worker: Worker, method: bytes, path: bytes, headers: bytes) -> bytes:
+        """The head of a request without a body."""
+        length = b"" if method == b"GET" else b"content-length: 0\r\n"
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b%b\r\n" % (
+            method,
+            path,
+            worker.pool.host_header,
+            headers,
+            length,
+        )
+
+    @staticmethod
     def post(worker: Worker, path: bytes, headers: bytes, body: Payload) -> bytes:
         """The head of one request."""
         return b"".join(

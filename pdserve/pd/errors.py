@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pdserve.pd.registry import Worker
 
 
+_NO_ROUTE = b'{"detail":"Not Found"}'
+"""Starlette's answer, which vLLM has no handler for: which routes there are depends on the model's tasks."""
+
+
 class ApiError(Exception):
     """An error for the client. The fields are vLLM's (and so OpenAI's): message, type, param, code."""
 
@@ -73,6 +77,8 @@ def from_upstream(worker: str, status: int, body: bytes, key_of_client: bool = F
         return ApiError(502, f"{worker} gave an unexpected answer (HTTP {status})")
     error = _error_field(body)
     if error is None:
+        if status == 404 and body == _NO_ROUTE:
+            return ApiError(404, "The engine does not offer this route for its model.")
         return ApiError(status, f"{worker} failed (HTTP {status})")
     type_, param = error.get("type"), error.get("param")
     return ApiError(

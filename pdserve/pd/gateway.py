@@ -22,7 +22,7 @@ from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.catalog import Catalog
 from pdserve.pd.client import Client
 from pdserve.pd.config import ProxyConfig, WorkerConfig
-from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
+from pdserve.pd.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
 from pdserve.pd.entrance import Entrance
@@ -47,12 +47,13 @@ from pdserve.pd.request_log import RequestLog
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import open_spans
+from pdserve.pd.stored import StoredResponses, method_of, stored_at
 from pdserve.pd.usage_meter import Fingerprints, metered
 
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
-_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
+_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
 
 
@@ -69,9 +70,11 @@ class Gateway:
         *,
         pages: Pages | None = None,
         tell: Callable[[dict[str, Any]], None] | None = None,
+        succeeds: bool = False,
     ) -> None:
         """`read_again`: the configuration as it is now, for `reload`. `pages`, `tell`: figures of the other processes
-        of this proxy, and what reaches all of them; None: there is only this one. RecipeError, StartError: the files
+        of this proxy, and what reaches all of them; None: there is only this one. `succeeds`: another process has the
+        admin's address until it says {"admin": "free"}. RecipeError, StartError: the files
         or addresses that the configuration names cannot be used."""
         self.config = config
         self._read_again, self._pages, self._tell = read_again, pages, tell
@@ -94,19 +97,17 @@ class Gateway:
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._reading = Reading(config, self.engines)
         self._catalog = Catalog(self.registry, self.engines)
+        self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
             if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
             else None
         )
-        self._admin = (
-            None
-            if config.admin is None or numbers.process != 0
-            else AdminServer(
-                config.admin, AdminWorkers(self, tell or _nobody_else), self._reload_all, partial(self.page, keys=True)
-            )
-        )
+        self.not_restarted = ""
+        """Why the last rolling restart was none."""
+        self._has_admin = config.admin is not None and numbers.process == 0
+        self._admin = None if succeeds else self._new_admin()
         self._clients: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics.read_gauges_from(self._gauges)
@@ -133,19 +134,24 @@ class Gateway:
 
     def handle(self, request: Request, reply: Reply) -> None:
         dialect = BY_PATH.get(request.path)
+        method = b"POST"
         if dialect is None:
-            self._start(bridge.serve(self._app, request, reply), request, reply)
-        elif request.method == b"POST":
+            dialect = stored_at(request.path)
+            if dialect is None:
+                self._start(bridge.serve(self._app, request, reply), request, reply)
+                return
+            method = method_of(dialect)
+        if request.method == method:
             self._start(self._answer(dialect, request, reply), request, reply)
         else:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
-        dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
+        dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
         request_id = request_id_of(request) if request is not None else new_id()
-        client = Client(reply, request_id, dialect)
+        client = Client(reply, request_id, dialect or CHAT)
         client.fail(error)
-        path = dialect.path if request is not None and request.path in BY_PATH else "other"
+        path = "other" if dialect is None else dialect.path
         self._accounting.over(None, client, path, error, now=monotonic())
 
     # --- Served
@@ -156,6 +162,19 @@ class Gateway:
         self._ticker = self._loop.create_task(self._tick())
         if self._admin is not None:
             self._admin.start()
+
+    async def retire(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.stop()
+        if self._tell is not None and self._has_admin:
+            self._tell({"admin": "free"})
+
+    def open_admin(self) -> None:
+        """The address is free."""
+        if self._admin is None and (admin := self._new_admin()) is not None:
+            self._admin = admin
+            admin.start()
 
     def drain(self) -> None:
         self.draining = True
@@ -186,6 +205,12 @@ class Gateway:
                 said["policies"] = "ok"
         return said
 
+    def _new_admin(self) -> AdminServer | None:
+        if self.config.admin is None or not self._has_admin:
+            return None
+        workers = AdminWorkers(self, self._tell or _nobody_else)
+        return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
+
     def _reload_all(self) -> dict[str, str]:
         if self._tell is not None:
             self._tell({"reload": True})
@@ -210,6 +235,7 @@ class Gateway:
         # Addresses and workers of a running proxy are not the file's to change.
         self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
         self._dispatcher.configure(self.config)
+        self._stored.configure(self.config)
         self._reading.configure(self.config)
 
     async def finish(self, seconds: float) -> None:
@@ -240,6 +266,10 @@ class Gateway:
             "workers": [worker.describe() for worker in self.registry.workers.values()],
         }
 
+    def load(self) -> int:
+        """Requests that hold a place at an engine or wait for one, over all processes for those that hold one."""
+        return max(gate.requests + gate.waiting for gate in self._entrance.gates.values())
+
     # --- inside
 
     async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
@@ -253,17 +283,21 @@ class Gateway:
         trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
         reason: ApiError | ClientGoneError | None = None
         try:
-            asked = self._reading.read(dialect, request, client.request_id, trace, received)
-            self._catalog.check(dialect, asked.body)
+            stored = dialect is RETRIEVE or dialect is CANCEL
+            read = self._stored.read if stored else self._reading.read
+            asked = read(dialect, request, client.request_id, trace, received)
+            if not stored:
+                self._catalog.check(dialect, asked.body)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
                 if request.key.tokens_per_minute is not None:
                     asked.body, client.meter = metered(dialect, asked.body, self._fingerprints)
-            if self.pools.needs_tokens:
+            if self.pools.needs_tokens and not stored:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:
                     asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
-            await self._dispatcher.serve(asked, client)
+            serve = self._stored.serve if stored or self._stored.continues(asked) else self._dispatcher.serve
+            await serve(asked, client)
         except ApiError as error:
             reason = error
             client.fail(error)

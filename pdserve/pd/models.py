@@ -1,4 +1,4 @@
-"""GET /v1/models: what the workers serve, each model once."""
+"""GET /v1/models and /version: what the workers serve, each model once, and what they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from pdserve.pd.engines import Engines
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.registry import Registry, Worker
 
@@ -32,6 +33,24 @@ async def models(registry: Registry, engines: Engines, served_name: str) -> dict
         return {"object": "list", "data": [card for name, card in listed.items() if name in everywhere]}
     card = {"id": served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
     return {"object": "list", "data": [card]}
+
+
+async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]:
+    """What an engine answers, of those that clients get their answers from. ApiError: none is ready, or none says."""
+    role = registry.roles[-1]
+    workers = registry.ready(role)
+    if not workers:
+        raise registry.nobody(role)
+    for worker in workers:
+        try:
+            answer = await fetch(worker.pool, "GET", "/version", headers=engines.key_header, timeout=_SECONDS)
+            said = json.loads(answer.body) if answer.status == 200 else None
+        except (FetchError, ValueError) as error:
+            log.warning("%s does not say its version: %s", worker.name, error)
+            continue
+        if isinstance(said, dict):
+            return said
+    raise ApiError(502, "No engine says its version.")
 
 
 async def models_of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from pdserve.pd.client import Client
 from pdserve.pd.engines import Engines
 from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.leg import Leg
+from pdserve.pd.pieces import Payload
 from pdserve.pd.registry import Worker
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.waiting import Watch
@@ -19,11 +20,16 @@ class OneEngine:
 
     async def attempt(self, request: ClientRequest, client: Client, worker: Worker) -> None:
         """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError."""
-        watch = Watch(client, (worker,))
         body = request.dialect.whole_body(request.body)
+        await self.send(
+            request, client, worker, self._engines.post(worker, request.target, request.headers, body), body
+        )
+
+    async def send(self, request: ClientRequest, client: Client, worker: Worker, head: bytes, body: Payload) -> None:
+        """The same, with what is sent. `head`: as a Leg takes it."""
+        watch = Watch(client, (worker,))
         tokens = request.ask.estimate
         worker.load.add_prompt_tokens(tokens)
-        head = self._engines.post(worker, request.target, request.headers, body)
         leg = Leg(worker, head, body, watch.poke)
         computing = True
         try:

@@ -1,8 +1,12 @@
-"""Several proxy processes on one port: who makes them, what reaches all of them, and how they end.
+"""The proxy's processes on one port: who makes them, what reaches all of them, and how they end.
 
-The first process binds nothing and serves nothing. It forks the others, passes the launcher's control lines and what
-one of them asks (an admin's order) on to all, starts one anew that died, and ends them with itself. A new one is told
-everything again that its siblings know.
+The first process serves nothing. It holds the listening sockets, forks the others, passes the launcher's control lines
+and what one of them asks (an admin's order) on to all, starts one anew that died or hangs, and ends them with itself.
+A new one is told everything again that its siblings know, and takes the connections that waited for the one before it.
+
+A rolling restart (SIGUSR2, or {"restart": true} among the control lines) makes the first process a new program
+(pd.succession): it forks new members, and when all of them serve the old ones stop accepting and end after their last
+request. Nothing is refused meanwhile, because the sockets stay open.
 """
 
 from __future__ import annotations
@@ -13,27 +17,35 @@ import logging
 import os
 import selectors
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+
+from pdserve.pd import beats, succession
+from pdserve.pd.beats import Beats, Vigil
+from pdserve.pd.succession import Heir, Inheritance
 
 log = logging.getLogger("pdserve.proxy")
 
 SHORT_LIFE_SECONDS = 5.0
 """A process that ends sooner would only end again: then all end, and the supervisor sees it."""
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+RETIRE = signal.SIGUSR2
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RETIRE})
 """Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills nobody."""
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
+_MAX_UNREAD = 1 << 22
+"""Bytes of control lines that wait for a member which does not read them: it is told everything anew when it is."""
 
 Member = Callable[[int, int, int], int]
 """(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork, and
 unblocks SIGNALS once it handles them."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Child:
     index: int
     pid: int
@@ -43,6 +55,12 @@ class _Child:
     """What it wants everybody to hear comes from here."""
     born: float
     heard: bytes = b""
+    unread: bytearray = field(default_factory=bytearray)
+    """Lines that its pipe has no room for."""
+    old: bool = False
+    """It was there before the program that runs now."""
+    retired: bool = False
+    serving: bool = False
 
 
 @dataclass
@@ -53,6 +71,14 @@ class Processes:
     member: Member
     stdin: int | None
     """Where the launcher's control lines come from; None: there are none."""
+    beats: Beats | None = None
+    """Where members beat; None: nobody looks whether they hang."""
+    sockets: Sequence[int] = ()
+    """The listening sockets, which a new program gets too."""
+    inherited: Inheritance | None = None
+    generation: int = 1
+    rolling: bool = False
+    """Old members serve until all new ones do."""
     _children: dict[int, _Child] = field(default_factory=dict)
     _told: list[bytes] = field(default_factory=list)
     """What a new member must hear."""
@@ -60,6 +86,9 @@ class Processes:
     _ending: bool = False
     _code: int = 0
     _partial: bytes = b""
+    _checking: int | None = None
+    """The PID of the process that tries whether a new program could start."""
+    _refused: int = 0
 
     def run(self) -> int:
         """Until all members have ended; the exit code."""
@@ -72,31 +101,37 @@ class Processes:
         signal.signal(signal.SIGCHLD, _ignore)
         with selectors.DefaultSelector() as selector:
             self._selector = selector
-            selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, _READ_BYTES))
+            selector.register(wake, selectors.EVENT_READ, lambda _: os.read(wake, _READ_BYTES))
+            self._take_over()
             if self.stdin is not None:
                 selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGCHLD})
             for index in range(self.count):
                 self._fork(index)
+            vigil = Vigil()
             while self._children:
-                for key, _ in selector.select():
-                    key.data()
+                for key, events in selector.select(None if self.beats is None else beats.BEAT_SECONDS):
+                    key.data(events)
                 self._reap()
+                self._end_hung(vigil)
         return self._code
 
     # --- lines
 
-    def _read_stdin(self) -> None:
+    def _read_stdin(self, _: int) -> None:
         assert self.stdin is not None
         data = os.read(self.stdin, _READ_BYTES)
         if not data:
             # The end of the channel means nothing: its owner stops us.
             self._selector.unregister(self.stdin)
+            self.stdin = None
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            self._remember(line)
-            for child in self._children.values():
-                _write(child.control, line)
+            if self._remember(line).get("restart") is True:
+                self._renew()
+            else:
+                self._tell(line)
 
     def _read_child(self, child: _Child) -> None:
         data = os.read(child.asks, _READ_BYTES)
@@ -105,20 +140,55 @@ class Processes:
             return
         *lines, child.heard = (child.heard + data).split(b"\n")
         for line in lines:
-            self._remember(line)
-            for other in self._children.values():
-                if other is not child:
-                    _write(other.control, line)
+            if self._remember(line).get("serving") is True:
+                child.serving = True
+                self._retire_old()
+            else:
+                self._tell(line, but=child)
 
-    def _remember(self, line: bytes) -> None:
+    def _remember(self, line: bytes) -> dict[str, Any]:
+        """What a line says; nothing, if it cannot be read."""
         try:
             message = json.loads(line)
         except ValueError:
-            return
-        if isinstance(message, dict) and isinstance(message.get("worker"), str):
+            return {}
+        if not isinstance(message, dict):
+            return {}
+        if isinstance(message.get("worker"), str):
             self._states[message["worker"]] = line
-        elif isinstance(message, dict) and ("add" in message or "remove" in message):
+        elif "add" in message or "remove" in message:
             self._told.append(line)
+        return message
+
+    def _tell(self, line: bytes, *, but: _Child | None = None) -> None:
+        for child in self._children.values():
+            if child is not but:
+                self._write(child, line)
+
+    def _write(self, child: _Child, line: bytes) -> None:
+        """Never waits: one member that does not read must not hold up the others."""
+        waiting = bool(child.unread)
+        child.unread += line + b"\n"
+        if len(child.unread) > _MAX_UNREAD:
+            child.unread.clear()
+            self._kill(child, "does not read what it is told")
+        elif not waiting:
+            self._flush(child)
+
+    def _flush(self, child: _Child) -> None:
+        registered = child.control in self._selector.get_map()
+        try:
+            sent = os.write(child.control, child.unread)
+        except BlockingIOError:
+            sent = 0
+        except BrokenPipeError:
+            log.warning("a proxy process has just ended: it is told again when it is back")
+            sent = len(child.unread)
+        del child.unread[:sent]
+        if child.unread and not registered:
+            self._selector.register(child.control, selectors.EVENT_WRITE, lambda _: self._flush(child))
+        elif registered and not child.unread:
+            self._selector.unregister(child.control)
 
     # --- processes
 
@@ -130,17 +200,23 @@ class Processes:
             return
         control_out, control_in = os.pipe()
         asks_out, asks_in = os.pipe()
+        if self.beats is not None:
+            self.beats.beat(index)
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
         child = _Child(index, pid, control_in, asks_out, time.monotonic())
-        self._children[pid] = child
+        self._adopt(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
         os.close(asks_in)
-        self._selector.register(asks_out, selectors.EVENT_READ, lambda: self._read_child(child))
         for line in (*self._told, *self._states.values()):
-            _write(control_in, line)
+            self._write(child, line)
+
+    def _adopt(self, child: _Child) -> None:
+        os.set_blocking(child.control, False)
+        self._children[child.pid] = child
+        self._selector.register(child.asks, selectors.EVENT_READ, lambda _: self._read_child(child))
 
     def _become(self, index: int, control: int, asks: int, not_ours: tuple[int, ...]) -> None:
         """The member. Never returns."""
@@ -148,6 +224,8 @@ class Processes:
         try:
             # Members without their parent would hear of no death any more.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # A Ctrl-C reaches the whole group of a terminal: members hear it from their parent, once.
+            os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for signum in SIGNALS | {signal.SIGCHLD}:
                 signal.signal(signum, signal.SIG_DFL)
@@ -159,10 +237,13 @@ class Processes:
                 os.close(end)
             code = self.member(index, control, asks)
         finally:
+            if sys.exc_info()[0] is not None:
+                log.error("proxy process %d failed", index, exc_info=True)
             logging.shutdown()
             os._exit(code)
 
     def _reap(self) -> None:
+        self._reap_check()
         for pid, child in list(self._children.items()):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -171,13 +252,19 @@ class Processes:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if not ended:
                 continue
-            if child.asks in self._selector.get_map():
-                self._selector.unregister(child.asks)
-            os.close(child.control)
-            os.close(child.asks)
+            for end in (child.asks, child.control):
+                if end in self._selector.get_map():
+                    self._selector.unregister(end)
+                os.close(end)
             code = os.waitstatus_to_exitcode(status)
             if self._ending:
                 self._code = self._code or code
+            elif child.retired:
+                log.info("the %s proxy process %d has ended", "old" if child.old else "new", child.index)
+            elif child.old and self.rolling:
+                log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
+            elif self.rolling and time.monotonic() - child.born < SHORT_LIFE_SECONDS:
+                self._give_up(code)
             elif time.monotonic() - child.born < SHORT_LIFE_SECONDS:
                 log.error("proxy process %d ended at once (%d): all end", child.index, code)
                 self._code = code or 1
@@ -186,8 +273,28 @@ class Processes:
                 log.error("proxy process %d ended (%d): started anew", child.index, code)
                 self._fork(child.index)
 
+    def _end_hung(self, vigil: Vigil) -> None:
+        """A member whose event loop stands still serves nobody, and the kernel gives it its share of connections."""
+        vigil.look()
+        if self.beats is None:
+            return
+        for child in self._children.values():
+            # The old ones do not beat where we look; they end by themselves.
+            if not child.old and vigil.silent(self.beats.last(child.index)) > beats.HUNG_SECONDS:
+                self.beats.beat(child.index)
+                self._kill(child, f"has not answered for {beats.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)")
+
+    def _kill(self, child: _Child, why: str) -> None:
+        log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
+        child.born = -SHORT_LIFE_SECONDS  # it is no failed start
+        os.kill(child.pid, signal.SIGKILL)
+
+    # --- signals
+
     def _pass_on(self, signum: int, _: FrameType | None) -> None:
-        if signum == signal.SIGHUP:
+        if signum == RETIRE:
+            self._renew()
+        elif signum == signal.SIGHUP:
             self._signal(signum)
         else:
             self._end(signum)
@@ -200,16 +307,99 @@ class Processes:
         for pid in self._children:
             os.kill(pid, signum)
 
+    # --- the new program
+
+    def _renew(self) -> None:
+        if self._ending or self.rolling or self._checking is not None:
+            return
+        log.info("rolling restart: looking whether the new proxy could start")
+        self._checking = succession.check()
+
+    def _all(self) -> list[_Child]:
+        return list(self._children.values())
+
+    def _reap_check(self) -> None:
+        if self._checking is None:
+            return
+        ended, status = os.waitpid(self._checking, os.WNOHANG)
+        if not ended:
+            return
+        self._checking = None
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0 and not self._ending:
+            self._hand_over()
+        elif code:
+            self._not_restarted(f"it does not start (exit code {code})")
+
+    def _hand_over(self) -> None:
+        children = [
+            Heir(
+                child.index,
+                child.pid,
+                child.control,
+                child.asks,
+                child.retired,
+                child.heard.decode("latin-1"),
+                child.unread.decode("latin-1"),
+            )
+            for child in self._all()
+        ]
+        succession.hand_over(
+            Inheritance(
+                generation=self.generation,
+                sockets=list(self.sockets),
+                children=children,
+                told=[line.decode("latin-1") for line in self._told],
+                states={name: line.decode("latin-1") for name, line in self._states.items()},
+                partial=self._partial.decode("latin-1"),
+                stdin_ended=self.stdin is None,
+            ),
+            {*SIGNALS, signal.SIGCHLD},
+        )
+
+    def _take_over(self) -> None:
+        before = self.inherited
+        if before is None:
+            return
+        self.generation = before.generation + 1
+        self._told = [line.encode("latin-1") for line in before.told]
+        self._states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        self._partial = before.partial.encode("latin-1")
+        if before.stdin_ended:
+            self.stdin = None
+        for heir in before.children:
+            child = _Child(heir.index, heir.pid, heir.control, heir.asks, 0.0, old=True, retired=heir.retired)
+            child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
+            self._adopt(child)
+            self._flush(child)
+        self.rolling = True
+
+    def _give_up(self, code: int) -> None:
+        """A new member does not live: the old ones go on."""
+        self.rolling = False
+        for child in self._children.values():
+            if not child.old:
+                child.retired = True
+                os.kill(child.pid, signal.SIGKILL)
+        self._not_restarted(f"its processes end at once (exit code {code})")
+
+    def _not_restarted(self, why: str) -> None:
+        self._refused += 1
+        log.error("rolling restart: %s; the proxy that ran serves on", why)
+        self._tell(line_of({"not_restarted": f"{self.generation}.{self._refused}: {why}"}).rstrip())
+
+    def _retire_old(self) -> None:
+        if not self.rolling or not all(child.serving for child in self._all() if not child.old):
+            return
+        self.rolling = False
+        for child in self._children.values():
+            if child.old and not child.retired:
+                child.retired = True
+                os.kill(child.pid, RETIRE)
+
 
 def line_of(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
-
-
-def _write(control: int, line: bytes) -> None:
-    try:
-        os.write(control, line + b"\n")
-    except BrokenPipeError:
-        log.warning("a proxy process has just ended: it is told again when it is back")
 
 
 def _ignore(_: int, __: FrameType | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Protocol
 
 import uvloop
@@ -14,11 +16,13 @@ import uvloop
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import Limits as FrontLimits
-from pdserve.pd.processes import SIGNALS
+from pdserve.pd.processes import RETIRE, SIGNALS
 
 log = logging.getLogger("pdserve.proxy")
 
-_BACKLOG = 2048
+BACKLOG = 2048
+_RETIRING_SECONDS = 1.0
+"""For clients whose connection was accepted just before a successor took over to send their request."""
 _LAST_WORDS_SECONDS = 1.0
 """For the errors of requests that were cut at the end of the drain to reach their clients."""
 
@@ -31,6 +35,9 @@ class Served(Protocol):
 
     def reload(self) -> object:
         """SIGHUP: read again what may change while serving."""
+
+    async def retire(self) -> None:
+        """Another process serves from now on: what only one can have is given up."""
 
     def drain(self) -> None:
         """No new connection is taken from now on."""
@@ -71,9 +78,15 @@ def listening(config: ProxyConfig, *, shared: bool) -> socket.socket:
 
 
 class Server:
-    """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once."""
+    """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
+    leaves new connections to its successor, and drains."""
 
-    def __init__(self, config: ProxyConfig, front: Front, served: Served, sock: socket.socket) -> None:
+    def __init__(
+        self, config: ProxyConfig, front: Front, served: Served, sock: socket.socket, serving: Callable[[], None]
+    ) -> None:
+        """`serving`: called when connections are accepted."""
+        self._serving = serving
+        self._told = asyncio.Event()
         self._config, self._front, self._served, self._sock = config, front, served, sock
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -83,17 +96,23 @@ class Server:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_signal_handler(RETIRE, self._told.set)
         loop.add_signal_handler(signal.SIGHUP, self._served.reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
-        server = await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG, ssl=self._tls())
+        server = await loop.create_server(self._front, sock=self._sock, backlog=BACKLOG, ssl=self._tls())
         sweeper = loop.create_task(self._sweep())
         host, port = self._sock.getsockname()[:2]
         log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
-        await self._stop.wait()
+        self._serving()
+        await self._told.wait()
         log.info("draining")
-        self._served.drain()
         server.close()
+        if not self._stop.is_set():
+            await self._served.retire()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _RETIRING_SECONDS)
+        self._served.drain()
         self._front.close_idle()
         began = loop.time()
         await self._until_quiet(self._config.drain_seconds)
@@ -120,6 +139,7 @@ class Server:
             # A second Ctrl-C: somebody at a terminal does not want to wait.
             self._hurry.set()
         self._stop.set()
+        self._told.set()
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._config.tls is None:

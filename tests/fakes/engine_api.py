@@ -18,16 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.fakes.engine_dialects import JOBS, as_chat, error_body
+from tests.fakes.engine_dialects import BATCH, CHAT, INVOCATIONS, JOBS, RESPONSES, ResponsesJob, error_body, shape_of
 from tests.fakes.engine_kv import Connectors, KvLoadError, Producer, fetch
 from tests.fakes.engine_metrics import metrics_page
 from tests.fakes.engine_model import EOS, PrefixCache, extend, logprob, next_token, prefill
 from tests.fakes.engine_nixl import NixlProducer, pull
 from tests.fakes.engine_openai import ApiError, Job, Token, parse
 from tests.fakes.engine_script import Gate, Script, die
+from tests.fakes.engine_store import Store
 from tests.fakes.microhttp import Request, Responder, get_json
 
-GENERATE = ("/v1/completions", "/v1/chat/completions", *JOBS)
+GENERATE = ("/v1/completions", CHAT, BATCH, INVOCATIONS, *JOBS)
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.local = PrefixCache(self.args.block_size)
         self.external = PrefixCache(256)
+        self.store = Store(self.gate)
         if self.producer is not None:
             self.producer.changed = self.gate.notify
 
@@ -99,6 +101,10 @@ class Engine:
                 if request.query.get("reset_external", "").lower() in ("1", "true"):
                     self.external.chains.clear()
                 await responder.send(200, {"success": True})
+            case "/generative_scoring":
+                body = json.loads(request.body)
+                data = [{"index": index, "score": 0.5} for index, _ in enumerate(body["items"])]
+                await responder.send(200, {"object": "list", "data": data})
             case path if path in GENERATE:
                 await self._generate(request, responder)
             case "/fake/requests":
@@ -113,7 +119,8 @@ class Engine:
                 self.gate.notify()
                 await responder.send(200, {})
             case _:
-                await responder.send(404, {"detail": "Not Found"})
+                if not await self.store.handle(request, responder):
+                    await responder.send(404, b'{"detail":"Not Found"}')
 
     def state(self) -> dict[str, int]:
         return {
@@ -158,9 +165,9 @@ class Engine:
             if isinstance(body.get("stop"), list) and len(body["stop"]) > 4:
                 # Upstream's HTTP layer: no connector hears of it.
                 raise ValueError("stop: List should have at most 4 items after validation")
-            shape = (
-                as_chat(request.path, body) if request.path in JOBS else parse(body, chat=request.path == GENERATE[1])
-            )
+            shape = shape_of(request.path, body)
+            if request.path == RESPONSES:
+                self.store.check(body)
             shape.check(self.args.served_model_name, self.args.max_model_len)
         except ApiError:
             if params.get("do_remote_prefill") and "remote_engine_id" in params:
@@ -175,6 +182,9 @@ class Engine:
         )
         rank = self._rank(request)
         self.waiting += 1
+        if body.get("background") and isinstance(job, ResponsesJob):
+            await responder.send(200, self.store.begin(job, self._in_background(job, body)))
+            return
         try:
             if shape.stream:
                 await self._stream(job, rank, params, responder)
@@ -182,12 +192,29 @@ class Engine:
                 choices = [[token async for token in self._tokens(job, i, params)] for i in range(job.choices)]
                 self._finish(job, rank, params)
                 await self.gate.until(lambda: self.script.hold != "answer")
-                await responder.send(200, job.reply(choices))
+                answer = job.reply(choices)
+                self.store.keep(body if request.path == RESPONSES else {"store": False}, answer)
+                await responder.send(200, answer)
             self.finished += 1
         except asyncio.CancelledError:
             self.aborted += 1
             if params.get("do_remote_prefill") and "remote_engine_id" not in params and "transfer_id" in params:
                 die(self.script, "KeyError: 'remote_engine_id'")
+            raise
+        finally:
+            if job.started:
+                self.running -= 1
+            else:
+                self.waiting -= 1
+            self.gate.notify()
+
+    async def _in_background(self, job: Job, body: dict[str, Any]) -> None:
+        try:
+            choices = [[token async for token in self._tokens(job, i, {})] for i in range(job.choices)]
+            self.store.keep(body, job.reply(choices))
+            self.finished += 1
+        except asyncio.CancelledError:
+            self.aborted += 1
             raise
         finally:
             if job.started:

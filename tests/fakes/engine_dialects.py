@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.fakes.engine_model import detokenize
 from tests.fakes.engine_openai import ApiError, Job, Shape, Token, parse
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+CHAT, BATCH, INVOCATIONS = "/v1/chat/completions", "/v1/chat/completions/batch", "/invocations"
+
+
+def shape_of(path: str, body: dict[str, Any]) -> Shape:
+    """What a request of any API asks for."""
+    if path in JOBS:
+        return as_chat(path, body)
+    if path != BATCH:
+        return parse(body, chat=path == CHAT or (path == INVOCATIONS and "messages" in body))
+    shapes = [parse(body | {"messages": conversation}, chat=True) for conversation in body["messages"]]
+    return replace(shapes[0], prompts=[prompt for shape in shapes for prompt in shape.prompts])
 
 
 def as_chat(path: str, body: dict[str, Any]) -> Shape:
@@ -51,11 +63,11 @@ class ResponsesJob(Job):
     def reply(self, choices: Sequence[Sequence[Token]]) -> dict[str, Any]:
         self.generated = len(choices[0])
         self._text = detokenize([token for token, _ in choices[0]])
-        return self._response("completed" if self.finish_reason == "stop" else "incomplete", done=True)
+        return self.response("completed" if self.finish_reason == "stop" else "incomplete", done=True)
 
     def opening(self) -> Iterator[bytes]:
         for kind in ("response.created", "response.in_progress"):
-            yield self._numbered(kind, response=self._response("in_progress", done=False))
+            yield self._numbered(kind, response=self.response("in_progress", done=False))
 
     def events(self, index: int, token: Token, *, first: bool) -> Iterator[bytes]:
         self.generated += 1
@@ -80,7 +92,7 @@ class ResponsesJob(Job):
 
     def usage_event(self) -> bytes | None:
         # vLLM names it completed whatever the status is.
-        return self._numbered("response.completed", response=self._response("completed", done=True))
+        return self._numbered("response.completed", response=self.response("completed", done=True))
 
     def closing(self) -> bytes:
         return b""
@@ -96,7 +108,7 @@ class ResponsesJob(Job):
         self._sequence += 1
         return named({**fields, "sequence_number": self._sequence, "type": kind})
 
-    def _response(self, status: str, *, done: bool) -> dict[str, Any]:
+    def response(self, status: str, *, done: bool) -> dict[str, Any]:
         usage = {
             "input_tokens": len(self.prompt(0)),
             "input_tokens_details": {

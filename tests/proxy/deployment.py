@@ -164,7 +164,7 @@ class Proxy(Child):
         )
 
     def end(self, signum: int = signal.SIGKILL) -> int:
-        members = procfs.descendants(self.process.pid) if self.process.poll() is None else set()
+        members = self.members if self.process.poll() is None else set()
         code = super().end(signum)
         for member in members:
             # They die of their parent's death, and become children of this process.
@@ -174,6 +174,16 @@ class Proxy(Child):
 
     def ready(self) -> None:
         self.listens(int(self.until(r"serving on https?://127.0.0.1:(\d+)")[1]))
+
+    @property
+    def members(self) -> set[int]:
+        """PIDs of the processes that serve."""
+        return procfs.descendants(self.process.pid)
+
+    def send_all(self, signum: int) -> None:
+        """A signal for every process of it, as for a machine that is suspended."""
+        for pid in (self.process.pid, *self.members):
+            os.kill(pid, signum)
 
     def push(self, worker: str, state: str) -> None:
         """Tell it a worker's state, and wait until it knows."""

@@ -313,7 +313,8 @@ class RawDeployment:
 
     def resident(self) -> int:
         """Bytes of memory that the proxy has."""
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.proxy.process.pid}/status").read_text())
+        (serving,) = self.proxy.members
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
 

@@ -33,10 +33,10 @@ def test_a_prefill_that_answers_in_the_moment_its_client_leaves_keeps_nothing(de
     with deployment.proxy.open(COMPLETIONS, BODY):
         prefill.wait(waiting=1)
         # Stopped, it sees both at once when it goes on.
-        deployment.proxy.process.send_signal(signal.SIGSTOP)
+        deployment.proxy.send_all(signal.SIGSTOP)
         prefill.script(hold="")
         prefill.wait(finished=1, held=1)
-    deployment.proxy.process.send_signal(signal.SIGCONT)
+    deployment.proxy.send_all(signal.SIGCONT)
     prefill.wait(held=0, delivered=1)
     decode.wait(running=0, waiting=0)
 
@@ -97,10 +97,10 @@ def test_parameters_that_are_too_old_are_not_used_and_prefill_is_asked_anew(depl
         answer = pool.submit(deployment.complete, PROMPT)
         prefill.wait(waiting=1)
         # As a machine that is suspended: the answer lies there until the lease is over.
-        deployment.proxy.process.send_signal(signal.SIGSTOP)
+        deployment.proxy.send_all(signal.SIGSTOP)
         prefill.script(hold="")
         prefill.wait(expired=1)
-        deployment.proxy.process.send_signal(signal.SIGCONT)
+        deployment.proxy.send_all(signal.SIGCONT)
         assert answer.result().json()["choices"][0]["text"] == reference(prefill)
     # The one that this test has sent itself is the third.
     assert [fake.state()["received"] for fake in (prefill, decode)] == [3, 1]

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,6 @@ sys.exit(processes.Processes(3, member, None).run())
 """
 
 
-def members(deployment: Deployment) -> set[int]:
-    return procfs.descendants(deployment.proxy.process.pid)
-
-
 def ask(deployment: Deployment, **headers: str) -> httpx.Response:
     """Over a connection of its own: the kernel gives it to one of the processes."""
     return httpx.post(f"{deployment.proxy.url}/v1/completions", json=BODY, headers=headers, trust_env=False, timeout=90)
@@ -67,7 +64,7 @@ def together(deployment: Deployment, count: int, **headers: str) -> list[httpx.R
 
 def test_all_processes_serve_and_count_on_one_page(deployment: Deployment) -> None:
     deployment.up(2, 2, processes=PROCESSES)
-    assert len(members(deployment)) == PROCESSES
+    assert len(deployment.proxy.members) == PROCESSES
     assert {answer.status_code for answer in together(deployment, 24)} == {200}
     wanted = 'pdserve_proxy_requests_total{path="/v1/completions",status="200"} 24.0'
     while wanted not in httpx.get(f"{deployment.proxy.url}/metrics", trust_env=False, timeout=90).text:
@@ -155,7 +152,7 @@ def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
 
 def test_members_die_with_their_parent(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES)
-    before = members(deployment)
+    before = deployment.proxy.members
     deployment.proxy.process.kill()
     deployment.proxy.process.wait()
     for pid in before:
@@ -165,5 +162,129 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
 
 def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
     deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.SHORT_LIFE_SECONDS": 60.0})
-    os.kill(min(members(deployment)), signal.SIGKILL)
+    os.kill(min(deployment.proxy.members), signal.SIGKILL)
     assert deployment.proxy.process.wait() != 0
+
+
+# --- one that hangs
+
+
+def test_a_process_that_hangs_is_replaced_and_what_waited_for_it_is_served(deployment: Deployment) -> None:
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    held = min(deployment.proxy.members)
+    os.kill(held, signal.SIGSTOP)
+    # Each over a connection of its own: some of them are the held one's.
+    assert [answer.status_code for answer in together(deployment, 20)] == [200] * 20
+    deployment.proxy.until(rf"proxy process \d \({held}\) has not answered for 4 s .*: it is killed")
+    assert held not in deployment.proxy.members
+
+
+def test_processes_that_were_all_stopped_go_on(deployment: Deployment) -> None:
+    """As with a machine that was suspended: no one of them is to blame."""
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.beats.HUNG_SECONDS": 2.5})
+    before = deployment.proxy.members
+    deployment.proxy.send_all(signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(ask, deployment)
+        assert wait([answer], timeout=5).not_done
+        deployment.proxy.send_all(signal.SIGCONT)
+        assert answer.result().status_code == 200
+    assert deployment.proxy.members == before
+
+
+def test_a_process_that_reads_nothing_does_not_hold_up_the_others(deployment: Deployment) -> None:
+    deployment.up(1, 2, control=True, processes=PROCESSES)
+    held = min(deployment.proxy.members)
+    os.kill(held, signal.SIGSTOP)
+    for number in range(4000):  # more than its pipe takes
+        deployment.proxy.push_line(json.dumps({"worker": "decode-0", "state": ("draining", "dead")[number % 2]}))
+    deployment.proxy.push_line(json.dumps({"worker": "decode-1", "state": "draining"}))
+    for _ in range(PROCESSES - 1):
+        deployment.proxy.until("decode-1 is draining")
+    os.kill(held, signal.SIGCONT)
+    deployment.proxy.until("decode-1 is draining")
+
+
+# --- a rolling restart
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rolling_restart_refuses_and_breaks_nothing(deployment: Deployment, processes: int) -> None:
+    deployment.up(1, 1, processes=processes, control=True, decode={"hold": "token"})
+    proxy, (decode,) = deployment.proxy, deployment.decodes
+    before, running, refused = proxy.members, threading.Event(), []
+
+    def knock() -> None:
+        while not running.is_set():
+            try:
+                answer = httpx.get(f"{proxy.url}/health", trust_env=False, timeout=90)
+                assert answer.status_code == 200
+            except (httpx.HTTPError, AssertionError) as error:
+                refused.append(error)
+
+    stream = BODY | {"stream": True, "max_tokens": 20}
+    with ThreadPoolExecutor() as pool:
+        knocking = [pool.submit(knock) for _ in range(2)]
+        with httpx.stream("POST", f"{proxy.url}/v1/completions", json=stream, trust_env=False, timeout=90) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            proxy.push_line(json.dumps({"restart": True}))
+            for _ in range(processes):
+                proxy.until("serving on")
+            for _ in range(processes):
+                proxy.until("draining")
+            # The new ones serve, and know of the workers, while the old stream runs.
+            new = pool.submit(ask, deployment)
+            decode.wait(received=2)
+            decode.script(hold="")
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert new.result().status_code == 200
+        for _ in range(processes):
+            proxy.until("the old proxy process . has ended")
+        running.set()
+        wait(knocking)
+    assert refused == []
+    assert len(proxy.members) == processes
+    assert not proxy.members & before
+    assert httpx.get(f"{proxy.url}/health", trust_env=False).json()["generation"] == 2
+
+
+def test_a_rolling_restart_reads_the_configuration_anew(deployment: Deployment) -> None:
+    deployment.up()
+    path = deployment.folder / "proxy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_body_bytes": 10}))
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    assert ask(deployment).status_code == 413
+
+
+def test_a_proxy_that_could_not_start_does_not_replace_the_one_that_runs(deployment: Deployment) -> None:
+    deployment.up()
+    before = deployment.proxy.members
+    (deployment.folder / "proxy.json").write_text("{}")
+    for _ in range(2):
+        deployment.proxy.process.send_signal(signal.SIGUSR2)
+        deployment.proxy.until("rolling restart: it does not start .exit code 2.; the proxy that ran serves on")
+    assert deployment.proxy.members == before
+    assert ask(deployment).status_code == 200
+
+
+def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.up()
+    path = deployment.folder / "proxy.json"
+    nowhere = {"certificate": str(tmp_path / "none.pem"), "key": str(tmp_path / "none.pem")}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tls": nowhere}))
+    before = deployment.proxy.members
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("rolling restart: its processes end at once")
+    assert before <= deployment.proxy.members
+    assert ask(deployment).status_code == 200
+
+
+def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_path: Path) -> None:
+    path = str(tmp_path / "admin.sock")
+    deployment.up(admin={"socket": path})
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("the old proxy process 0 has ended")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=90) as admin:
+        assert admin.get("http://admin/workers").status_code == 200

@@ -270,7 +270,7 @@ def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) ->
             assert client.send(post(PATH, BODY)).response().body == stream
             raw.engine.script = says(whole(answer))
             assert client.send(post(PATH, BODY)).response().body == answer
-            assert client.send(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response().json() == {"status": "alive"}
+            assert client.send(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response().json()["status"] == "alive"
             head_only = client.send(b"HEAD /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response(head_only=True)
             assert head_only.status in (200, 405)
 
@@ -288,7 +288,7 @@ def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> N
         client.send(b"".join(post(PATH, body) + health for body in bodies))
         for body in bodies:
             assert client.response().body == body
-            assert client.response().json() == {"status": "alive"}
+            assert client.response().json()["status"] == "alive"
 
 
 @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])

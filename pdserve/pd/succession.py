@@ -1,0 +1,80 @@
+"""A proxy that goes on as a new program: what the old one hands over, so that nothing of it is lost in between.
+
+The parent of the proxy's processes replaces itself by exec: its PID stays, and its children, its listening sockets and
+the pipe of its launcher are the new program's. Connections that nobody has accepted yet wait in those sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+CHECK = "--check"
+"""The proxy's option that only says whether it could start: asked before there is no way back."""
+_VARIABLE = "PDSERVE_PROXY_SUCCESSION"
+
+
+@dataclass
+class Heir:
+    """A process that serves until the new ones do."""
+
+    index: int
+    pid: int
+    control: int
+    asks: int
+    retired: bool
+    heard: str
+    unread: str
+
+
+@dataclass
+class Inheritance:
+    """All that is handed over. File descriptors are numbers."""
+
+    generation: int
+    sockets: list[int]
+    children: list[Heir]
+    told: list[str]
+    states: dict[str, str]
+    partial: str
+    stdin_ended: bool
+
+
+def taken() -> Inheritance | None:
+    """What this program was handed, once."""
+    file = os.environ.pop(_VARIABLE, None)
+    if file is None:
+        return None
+    with os.fdopen(int(file), "rb") as source:
+        fields = json.load(source)
+    inheritance = Inheritance(**fields)
+    inheritance.children = [Heir(**child) for child in fields["children"]]
+    for descriptor in _descriptors(inheritance):
+        os.set_inheritable(descriptor, False)
+    return inheritance
+
+
+def check() -> int:
+    """Starts the program as it is now, to see whether it could take over; the PID of that process."""
+    return os.posix_spawn(sys.executable, [*sys.orig_argv, CHECK], os.environ)
+
+
+def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> NoReturn:
+    """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
+    file = os.memfd_create("pdserve-succession", 0)
+    os.write(file, json.dumps(asdict(inheritance)).encode())
+    os.lseek(file, 0, os.SEEK_SET)
+    for descriptor in (file, *_descriptors(inheritance)):
+        os.set_inheritable(descriptor, True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, _VARIABLE: str(file)})  # noqa: S606  (no shell is wanted)
+
+
+def _descriptors(inheritance: Inheritance) -> list[int]:
+    pipes = [end for child in inheritance.children for end in (child.control, child.asks)]
+    return [*inheritance.sockets, *pipes]

@@ -1,0 +1,236 @@
+"""What of an engine's other routes clients reach through the proxy, and what they do not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proxy.deployment import MODEL, Deployment, Fake
+
+INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
+CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
+ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
+KV = {"do_remote_prefill": True, "remote_bootstrap_addr": "http://127.0.0.1:1"}
+DANGEROUS = {"kv_transfer_params": KV, "ec_transfer_params": {}, "vllm_xargs": {"kv_transfer_params": KV, "keep": 1}}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> Deployment:
+    """Two pairs whose decodes keep responses, asked in turn."""
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    return deployment.up(2, 2, routing=ROUND_ROBIN)
+
+
+@pytest.fixture(scope="module")
+def module_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Deployment(tmp_path_factory.mktemp("proxy")) as deployment:
+        yield deployment.up()
+
+
+def respond(deployment: Deployment, **more: Any) -> dict[str, Any]:
+    answer = deployment.proxy.http.post("/v1/responses", json=INPUT | more)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def bodies(fake: Fake) -> list[dict[str, Any]]:
+    return [request["body"] for request in fake.requests()]
+
+
+# --- answered by one engine, whole
+
+
+def test_a_batch_of_chats_goes_to_one_engine(module_pair: Deployment) -> None:
+    body = {"model": MODEL, "messages": [CHAT, CHAT, CHAT], "max_tokens": 3}
+    answer = module_pair.proxy.http.post("/v1/chat/completions/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2]
+    assert module_pair.prefills[0].requests() == []
+
+
+@pytest.mark.parametrize("asked", [{"messages": CHAT}, {"prompt": "hello world"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_sagemakers_invocations_are_chats_or_completions(
+    module_pair: Deployment, asked: dict[str, Any], stream: bool
+) -> None:
+    body = {"model": MODEL, "max_tokens": 3, "stream": stream, **asked}
+    answer = module_pair.proxy.http.post("/invocations", json=body)
+    assert answer.status_code == 200, answer.text
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+    else:
+        assert answer.json()["object"] == ("chat.completion" if "messages" in asked else "text_completion")
+
+
+def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
+    body = {"model": MODEL, "query": "is it?", "items": ["a", "b"], "label_token_ids": [1, 2]}
+    answer = module_pair.proxy.http.post("/generative_scoring", json=body)
+    assert [item["index"] for item in answer.json()["data"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/batch", {"messages": [CHAT]}),
+        ("/invocations", {"messages": CHAT}),
+        ("/invocations", {"prompt": "hello"}),
+    ],
+)
+def test_no_engine_hears_where_a_client_says_that_kv_is(
+    module_pair: Deployment, path: str, body: dict[str, Any]
+) -> None:
+    answer = module_pair.proxy.http.post(path, json={"model": MODEL, "max_tokens": 1, **body, **DANGEROUS})
+    assert answer.status_code == 200, answer.text
+    sent = bodies(module_pair.decodes[0])[-1]
+    assert not {"kv_transfer_params", "ec_transfer_params"} & sent.keys()
+    assert sent["vllm_xargs"] == {"keep": 1}
+
+
+def test_a_stream_of_invocations_that_is_cut_does_not_look_complete(deployment: Deployment) -> None:
+    deployment.up(decode={"drop_after": 2})
+    body = {"model": MODEL, "prompt": "hello world", "max_tokens": 9, "stream": True}
+    assert '"error"' in deployment.proxy.http.post("/invocations", json=body).text.split("\n\n")[-2]
+
+
+# --- about the deployment
+
+
+def test_version_ping_and_load(module_pair: Deployment) -> None:
+    http = module_pair.proxy.http
+    assert http.get("/version").json() == module_pair.decodes[0].http.get("/version").json()
+    assert [http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
+    assert http.get("/load").json() == {"server_load": 0}
+
+
+def test_load_counts_the_requests_that_run(deployment: Deployment) -> None:
+    deployment.up(decode={"hold": "first"})
+    with deployment.proxy.open("/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 2}):
+        deployment.decodes[0].wait(received=1)
+        assert deployment.proxy.http.get("/load").json() == {"server_load": 1}
+
+
+def test_ping_and_version_say_when_nobody_can_serve(deployment: Deployment) -> None:
+    deployment.up(control=True)
+    deployment.proxy.push("decode-0", "dead")
+    for path in ("/ping", "/version"):
+        answer = deployment.proxy.http.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+# --- stored responses
+
+
+def test_a_stored_response_is_fetched_from_whoever_has_it(store: Deployment) -> None:
+    kept = [respond(store) for _ in range(4)]
+    for response in kept:
+        fetched = store.proxy.http.get(f"/v1/responses/{response['id']}").json()
+        assert (fetched["id"], fetched["output"]) == (response["id"], response["output"])
+    assert {len(bodies(decode)) for decode in store.decodes} == {2}, "both decodes have some"
+
+
+def test_a_background_response_can_be_followed_and_cancelled(store: Deployment) -> None:
+    http = store.proxy.http
+    for decode in store.decodes:
+        decode.script(hold="first")
+    done, cancelled = respond(store, background=True), respond(store, background=True)
+    assert http.get(f"/v1/responses/{done['id']}").json()["status"] == "queued"
+    answer = http.post(f"/v1/responses/{cancelled['id']}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    with http.stream("GET", f"/v1/responses/{done['id']}?stream=true&starting_after=0") as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "event: response.created"
+        for decode in store.decodes:
+            decode.script(hold="")
+        assert "event: response.completed" in lines
+    assert http.get(f"/v1/responses/{done['id']}").json()["status"] != "queued"
+    assert http.post(f"/v1/responses/{done['id']}/cancel").status_code == 400
+
+
+def test_a_response_is_continued_where_it_is(store: Deployment) -> None:
+    kept = [respond(store) for _ in range(4)]
+    for response in kept * 2:
+        respond(store, previous_response_id=response["id"])
+
+
+def test_every_process_finds_a_stored_response(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    deployment.up(1, 2, processes=3)
+    response = respond(deployment)
+    for _ in range(12):
+        answer = httpx.get(f"{deployment.proxy.url}/v1/responses/{response['id']}", trust_env=False, timeout=90)
+        assert answer.json()["output"] == response["output"]
+
+
+@pytest.mark.parametrize("decodes", [1, 2])
+def test_an_unknown_response_is_an_engines_404(deployment: Deployment, decodes: int) -> None:
+    deployment.up(1, decodes)
+    http = deployment.proxy.http
+    continued = INPUT | {"previous_response_id": "resp_1"}
+    for answer in (
+        http.get("/v1/responses/resp_1"),
+        http.post("/v1/responses/resp_1/cancel"),
+        http.post("/v1/responses", json=continued),
+    ):
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert (error["message"], error["type"]) == ("Response with id 'resp_1' not found.", "invalid_request_error")
+
+
+def test_that_an_engine_does_not_answer_is_not_said_to_be_a_404(deployment: Deployment) -> None:
+    deployment.up(1, 2)
+    deployment.decodes[0].end()
+    assert deployment.proxy.http.get("/v1/responses/resp_1").status_code == 503
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_stored_response_has_its_methods_only(module_pair: Deployment, method: str) -> None:
+    assert module_pair.proxy.http.request(method, "/v1/responses/resp_1").status_code == 405
+    assert module_pair.proxy.http.get("/v1/responses/resp_1/cancel").status_code == 405
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2freset_prefix_cache", "a.b", "a%20b", "x" * 257, "a/input_items"])
+def test_only_an_id_is_passed_on(module_pair: Deployment, name: str) -> None:
+    answer = module_pair.proxy.http.get(f"/v1/responses/{name}")
+    assert answer.status_code == 404
+    assert "this proxy has no route /v1/responses/" in answer.json()["error"]["message"]
+
+
+def test_keys_figures_and_the_log_know_requests_for_stored_responses(
+    monkeypatch: pytest.MonkeyPatch, deployment: Deployment, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    line = {"name": "team", "sha256": hashlib.sha256(b"secret").hexdigest(), "requests_per_minute": 2}
+    (tmp_path / "keys").write_text(json.dumps(line) + "\n")
+    deployment.up(auth={"keys_file": str(tmp_path / "keys")}, log="json")
+    http, key = deployment.proxy.http, {"authorization": "Bearer secret"}
+    assert http.get("/v1/responses/resp_1").status_code == 401
+    assert [http.get("/v1/responses/resp_1", headers=key).status_code for _ in range(3)] == [404, 404, 429]
+    assert http.get("/version").status_code == http.get("/load").status_code == 401
+    assert http.get("/ping").status_code == 200
+    page = http.get("/metrics").text
+    assert 'pdserve_proxy_requests_total{path="/v1/responses/{response_id}",status="404"} 2.0' in page
+    said = json.loads(deployment.proxy.until(r'^{.*"status": ?404').string)
+    assert (said["key"], said["decision"], said["decode"]) == ("team", "stored-response", "decode-0")
+
+
+# --- what is not passed on
+
+
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/sleep", "/collective_rpc", "/v1/load_lora_adapter", "/x"])
+def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, path: str) -> None:
+    answer = module_pair.proxy.http.post(path, json={})
+    assert answer.status_code == 404
+    error = {"message": f"Not Found: this proxy has no route {path}", "type": "NotFoundError"}
+    assert answer.json() == {"error": {**error, "param": None, "code": 404}}
+
+
+def test_an_api_that_the_engine_does_not_have_is_said_to_be_so(module_pair: Deployment) -> None:
+    answer = module_pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."
