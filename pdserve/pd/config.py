@@ -10,7 +10,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.pd.routing_settings import Routing
-from pdserve.pd.settings import Admin, Admission, Auth, Breaker, Health, Limits, LogFormat, Otel, Tls, UpstreamTls
+from pdserve.pd.settings import (
+    Admin,
+    Admission,
+    AllowedHosts,
+    Auth,
+    Breaker,
+    Health,
+    Limits,
+    LogFormat,
+    Otel,
+    Tls,
+    UpstreamTls,
+)
 
 WorkerRole = Literal["prefill", "decode", "aggregated"]
 Protocol = Literal["mooncake", "nixl", "aggregated"]
@@ -65,6 +77,7 @@ class ProxyConfig(Frozen):
     breaker: Breaker = Breaker()
     health: Health = Health()
     limits: Limits = Limits()
+    allowed_hosts: AllowedHosts = None
     auth: Auth = Auth()
     tls: Tls | None = None
     upstream_tls: UpstreamTls | None = None

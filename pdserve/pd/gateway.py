@@ -19,7 +19,9 @@ from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
 from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
+from pdserve.pd.allowed_hosts import AllowedHosts
 from pdserve.pd.client import Client
+from pdserve.pd.client_tls import ClientTls
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.pd.dialects import BY_PATH, CHAT, Dialect
 from pdserve.pd.dispatch import Dispatcher
@@ -32,6 +34,7 @@ from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.keys import KeyFile
 from pdserve.pd.kv_feeds import KvFeeds
+from pdserve.pd.large_bodies import LargeBodies
 from pdserve.pd.load import LoadBoard
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.metrics_page import Labels
@@ -52,6 +55,10 @@ log = logging.getLogger("pdserve.proxy")
 _TICK_SECONDS = 0.5
 _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
+PAGES = frozenset((*_WITHOUT_KEY, b"/workers", b"/v1/models"))
+"""What the application answers, to GET and without a body."""
+_TOKENS_OF_BYTES = 1_048_576
+"""Bodies up to which a prompt's tokens are looked at."""
 
 
 class Gateway:
@@ -89,6 +96,9 @@ class Gateway:
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._reading = Reading(config, self.engines)
+        self._large_bodies = LargeBodies()
+        self._hosts = AllowedHosts.of(config)
+        self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
@@ -115,13 +125,23 @@ class Gateway:
     # --- Handler
 
     def refuse(self, request: Request) -> ApiError | None:
-        if self.keys is None or request.path in _WITHOUT_KEY:
-            return None
-        try:
-            request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
-        except ApiError as error:
-            self.metrics.count("unauthorized")
-            return error
+        hosts = self._hosts
+        if hosts is not None:
+            host, origin = request.header(b"host"), request.header(b"origin")
+            if host not in hosts.seen or origin is not None:
+                stranger = hosts.refusal(host, origin)
+                if stranger is not None:
+                    return stranger
+        if self.keys is not None and request.path not in _WITHOUT_KEY:
+            try:
+                request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
+            except ApiError as error:
+                self.metrics.count("unauthorized")
+                return error
+        asked = request.path in BY_PATH
+        if (not asked or request.method != b"POST") and request.has_body():
+            known = asked or request.path in PAGES
+            return ApiError(405, "Method Not Allowed") if known else ApiError(404, "Not Found")
         return None
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -132,6 +152,7 @@ class Gateway:
             self._start(self._answer(dialect, request, reply), request, reply)
         else:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
+            request.release()
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = BY_PATH.get(request.path, CHAT) if request is not None else CHAT
@@ -162,12 +183,14 @@ class Gateway:
             client.interrupt(limit)
 
     def reload(self) -> dict[str, str]:
-        """Reads the API keys, the policies and the limits again, without dropping a stream. What cannot be read stays
-        as it was, and why is said."""
+        """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
+        cannot be read stays as it was, and why is said."""
         said = {}
         if self.keys is not None:
             usable = self.keys.reload()
             said["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+        if self.tls is not None:
+            said["certificate"] = self.tls.reload()
         if self._read_again is not None:
             try:
                 fresh = self._read_again()
@@ -246,10 +269,13 @@ class Gateway:
         trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
         reason: ApiError | ClientGoneError | None = None
         try:
-            asked = self._reading.read(dialect, request, client.request_id, trace, received)
+            body = self._reading.body(request)
+            if body is None:
+                body = await self._large_bodies.read(request, client)
+            asked = self._reading.read(dialect, request, body, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
-            if self.pools.needs_tokens:
+            if self.pools.needs_tokens and request.body_bytes <= _TOKENS_OF_BYTES:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:
                     asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
@@ -316,6 +342,7 @@ class Gateway:
     def _done(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
         """Nothing may leave a client without an end: what nobody expected is answered here."""
         self._tasks.discard(task)
+        request.release()
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)

@@ -59,6 +59,7 @@ def proxy_config(
         breaker=proxy.breaker,
         health=proxy.health,
         limits=proxy.limits,
+        allowed_hosts=proxy.allowed_hosts,
         auth=_located(proxy.auth, recipe_dir, "keys_file"),
         tls=proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
         upstream_tls=proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),

@@ -10,21 +10,34 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import httptools
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.http.hang_ups import HangUps
+from pdserve.pd.http.incoming import Budget
 from pdserve.pd.http.incoming import Limits as Limits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.reply import Reply
 
 SWEEP_SECONDS = 0.5
 _LINGER_SECONDS = 2.0
-_MAX_PIPELINED = 8
+_RETRY_SECONDS = 1
+_REQUEST_BYTES = 2048
+"""Of a request that waits, beside its headers and its body."""
+_PIECE_BYTES = 16_384
+"""Of a body: smaller pieces are put together, or they would take many times their size."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_PLACE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    % _RETRY_SECONDS
+)
+_ONCE = (b"host", b"content-length", b"transfer-encoding")
+"""Headers that decide who is asked and where a request ends."""
 
 
 class Handler(Protocol):
@@ -34,7 +47,7 @@ class Handler(Protocol):
         """Called when the headers are complete: an error ends the request without reading its body."""
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Called when the request is complete. The reply may be given later."""
+        """Called when the request is complete. The reply may be given later. Who answers must release the request."""
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         """Answers an error of the request itself: malformed, too large, too slow, refused."""
@@ -49,6 +62,11 @@ class Front:
     connections: set[Connection] = field(default_factory=set)
     closing: bool = False
     """No connection is kept open after its reply."""
+    budget: Budget = field(init=False)
+    _hang_ups: HangUps | None = None
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.limits.max_buffered_bytes)
 
     def __call__(self) -> Connection:
         """A protocol factory for loop.create_server."""
@@ -70,9 +88,22 @@ class Front:
         """Something that was answered has not left this process yet."""
         return any(connection.unsent for connection in self.connections)
 
+    def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
+        """`gone` is called when this client leaves, although nothing is read from it."""
+        if self._hang_ups is None:
+            self._hang_ups = HangUps(asyncio.get_running_loop())
+        self._hang_ups.watch(descriptor, gone)
+
+    def watch_no_more(self, descriptor: int, gone: Callable[[], None]) -> None:
+        if self._hang_ups is not None:
+            self._hang_ups.forget(descriptor, gone)
+
     def abort(self) -> None:
         for connection in list(self.connections):
             connection.abort()
+        if self._hang_ups is not None:
+            self._hang_ups.close()
+            self._hang_ups = None
 
 
 class Connection(asyncio.Protocol):
@@ -81,10 +112,11 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_until",
+        "_budget",
         "_current",
-        "_expects",
         "_front",
         "_header_bytes",
+        "_http10",
         "_in_head",
         "_loop",
         "_max_header_bytes",
@@ -96,14 +128,17 @@ class Connection(asyncio.Protocol):
         "_refused",
         "_reply",
         "_resuming",
+        "_tail",
         "_tls",
         "_transport",
+        "_watched",
         "congested",
         "deadline",
     )
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._budget = front.budget
         self._max_header_bytes = front.limits.max_header_bytes
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -113,13 +148,15 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None
         """The request that is arriving."""
         self._body: list[bytes] = []
+        self._tail = bytearray()
+        """The end of the body that comes in small pieces."""
+        self._http10 = False
         self._body_until = 0.0
         """Loop time at which it must be there; 0: it has not begun."""
         self._header_bytes = 0
         self._in_head = False
         self._nothing_new = 0
         """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
-        self._expects = False
         self._refused = False
         self._resuming = False
         """The head that a parser reads was made here: it says nothing new."""
@@ -127,6 +164,8 @@ class Connection(asyncio.Protocol):
         """Complete requests that wait for the reply before theirs."""
         self._reply: Reply | None = None
         self._paused_reading = False
+        self._watched = -1
+        """The descriptor on which leaving clients are noticed."""
         self.congested = False
         self.deadline = self._loop.time() + front.limits.header_seconds
 
@@ -136,6 +175,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         front = self._front
         if len(front.connections) >= front.limits.max_connections or front.closing:
+            self._refused = True
+            if not front.closing:
+                self._transport.write(_NO_PLACE)
             self._transport.close()
             return
         front.connections.add(self)
@@ -146,7 +188,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._front.connections.discard(self)
-        self._ready.clear()
+        self._watch_no_more()
+        self._drop_ready()
+        self._drop_current()
         if self._reply is not None:
             reply, self._reply = self._reply, None
             reply.lost()
@@ -155,25 +199,31 @@ class Connection(asyncio.Protocol):
         if self._refused:
             return
         self._nothing_new += len(data)
-        try:
-            self._parser.feed_data(data)
-            if self._nothing_new > self._max_header_bytes:
-                self._refuse(_headers_too_large())
-            elif self._current is not None and not self._in_head and self._reply is None:
-                self._wait_for_body()
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._current is not None:
-                self._read_body_all_the_same(data[upgrade.args[0] :])
-                return
-            # Nobody here speaks anything else: the request is answered as it is, and nothing is read after it.
-            self._refused = True
-            self._last_reply_closes()
-        except httptools.HttpParserCallbackError as error:
-            # What a callback raised is what httptools lets through only as the cause.
-            cause = error.__context__
-            self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "The request cannot be read."))
-        except httptools.HttpParserError:
-            self._refuse(ApiError(400, "This is not a valid HTTP/1.1 request."))
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                if self._nothing_new > self._max_header_bytes:
+                    self._refuse(_headers_too_large())
+                elif self._current is not None or self._ready:
+                    self._hold_back_or_wait()
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._current is not None:
+                    rest = memoryview(rest)[upgrade.args[0] :]
+                    self._read_body_all_the_same()
+                    if rest:
+                        continue
+                else:
+                    # Nobody here speaks anything else: the request is answered as it is, and nothing is read after it.
+                    self._refused = True
+                    self._last_reply_closes()
+            except httptools.HttpParserCallbackError as error:
+                # What a callback raised is what httptools lets through only as the cause.
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "The request cannot be read."))
+            except httptools.HttpParserError:
+                self._refuse(ApiError(400, "This is not a valid HTTP/1.1 request."))
+            return
 
     def eof_received(self) -> bool:
         return False
@@ -197,11 +247,10 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._resuming:
             return
-        self._current = Request(self._peer, tls=self._tls)
+        self._current = Request(self._peer, self._budget, tls=self._tls)
         self._in_head = True
         self._header_bytes = self._nothing_new = 0
         self._body, self._body_until = [], 0.0
-        self._expects = False
         if self._reply is None:
             self._wait(self._front.limits.header_seconds)
 
@@ -222,10 +271,7 @@ class Connection(asyncio.Protocol):
         if not self._in_head:
             # A head that was made here, or a trailer: that comes after everything that a header decides.
             return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._expects = True
-        self._current.headers.append((name, value))
+        self._current.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         request = self._current
@@ -235,13 +281,30 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._nothing_new = 0
         request.method = self._parser.get_method()
-        length = request.header(b"content-length")
-        if length is not None and int(length) > self._front.limits.max_body_bytes:
+        version = self._parser.get_http_version()
+        self._http10 = version != "1.1"
+        named = request.named()
+        get = named.get
+        if get(b"host") is None if version == "1.1" else version != "1.0":
+            raise ApiError(400, "This is not a valid HTTP/1.1 request: it needs one Host header.")
+        coding = get(b"transfer-encoding")
+        if coding is not None and (self._http10 or coding.lower() != b"chunked"):
+            raise ApiError(400, "The only transfer coding of a request may be chunked.")
+        if len(named) < len(request.headers):
+            names = [name for name, _ in request.headers]
+            if any(names.count(name) > 1 for name in _ONCE):
+                raise ApiError(400, "This is not a valid HTTP/1.1 request: a header comes twice that may come once.")
+        length = get(b"content-length")
+        size = 0 if length is None else int(length)
+        if size > self._front.limits.max_body_bytes:
             raise self._too_large()
         refusal = self._front.handler.refuse(request)
         if refusal is not None:
             raise refusal
-        if self._expects and self._reply is None:
+        if 2 * size + self._budget.held > self._budget.limit:
+            raise _no_memory()
+        expected = get(b"expect")
+        if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
             self.send(_CONTINUE)
 
     def on_body(self, data: bytes) -> None:
@@ -251,14 +314,28 @@ class Connection(asyncio.Protocol):
         request.body_bytes += len(data)
         if request.body_bytes > self._front.limits.max_body_bytes:
             raise self._too_large()
-        self._body.append(data)
+        budget = self._budget
+        request.held = request.body_bytes
+        budget.held += len(data)
+        if budget.held + request.held > budget.limit:
+            raise _no_memory()
+        if not self._body or (len(data) >= _PIECE_BYTES and not self._tail):
+            self._body.append(data)
+            return
+        self._tail += data
+        if len(self._tail) >= _PIECE_BYTES:
+            self._body.append(bytes(self._tail))
+            self._tail.clear()
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade_and_has_body():
             return
         request, self._current = self._current, None
         assert request is not None
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        if self._tail:
+            self._body.append(bytes(self._tail))
+            self._tail.clear()
+        request.parts = self._body
         self._body = []
         self._nothing_new = 0
         reply = self._new_reply(request)
@@ -266,9 +343,8 @@ class Connection(asyncio.Protocol):
             self._serve(request, reply)
             return
         self._ready.append((request, reply))
-        if len(self._ready) >= _MAX_PIPELINED and not self._paused_reading:
-            self._paused_reading = True
-            self._transport.pause_reading()
+        if not request.hold(_REQUEST_BYTES + self._header_bytes):
+            raise _no_memory()
 
     # --- for Reply
 
@@ -279,11 +355,11 @@ class Connection(asyncio.Protocol):
         """The reply has ended: the next request has its turn, or the connection waits or closes."""
         self._reply = None
         if not reply.keep_alive or self._front.closing:
-            self._ready.clear()
+            self._drop_ready()
             self._last_words()
             return
         self._expect_next()
-        if self._ready:
+        if self._ready or self._paused_reading:
             # Not from within the handler of the reply before it.
             self._loop.call_soon(self._serve_next)
 
@@ -323,9 +399,39 @@ class Connection(asyncio.Protocol):
         """A client that does not read gets no further reply: they would all wait in our memory."""
         if self._ready and self._reply is None and not self.congested and not self._transport.is_closing():
             self._serve(*self._ready.popleft())
-        if self._paused_reading and len(self._ready) < _MAX_PIPELINED and not self._transport.is_closing():
+        elif self._paused_reading and not self._ready and not self.congested and self._reply is None:
+            self._watch_no_more()
             self._paused_reading = False
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _hold_back_or_wait(self) -> None:
+        """Something has come behind a request that is being answered, or a part of a request."""
+        if self._reply is not None or self.congested or self._ready:
+            if not self._paused_reading and not self._transport.is_closing():
+                self._paused_reading = True
+                self._transport.pause_reading()
+                self._watched = self._transport.get_extra_info("socket").fileno()
+                self._front.watch(self._watched, self.abort)
+        elif not self._in_head:
+            self._wait_for_body()
+
+    def _watch_no_more(self) -> None:
+        if self._watched >= 0:
+            self._front.watch_no_more(self._watched, self.abort)
+            self._watched = -1
+
+    def _drop_ready(self) -> None:
+        for request, _ in self._ready:
+            request.release()
+        self._ready.clear()
+
+    def _drop_current(self) -> None:
+        request, self._current = self._current, None
+        if request is not None:
+            request.release()
+        self._body = []
+        self._tail.clear()
 
     def _expect_next(self) -> None:
         """Sets the limit for what the client has to do next."""
@@ -357,7 +463,7 @@ class Connection(asyncio.Protocol):
             self,
             keep_alive=self._parser.should_keep_alive() and not self._refused,
             head_only=request.method == b"HEAD",
-            http10=self._parser.get_http_version() != "1.1",
+            http10=self._http10,
         )
 
     def _offers_upgrade_and_has_body(self) -> bool:
@@ -365,10 +471,9 @@ class Connection(asyncio.Protocol):
         request = self._current
         if request is None or not self._parser.should_upgrade() or request.method == b"CONNECT":
             return False
-        length = request.header(b"content-length")
-        return bool(length and int(length)) or request.header(b"transfer-encoding") is not None
+        return request.has_body()
 
-    def _read_body_all_the_same(self, rest: bytes) -> None:
+    def _read_body_all_the_same(self) -> None:
         """An upgrade is an offer, and Java's client makes it with its first request. We do not take it: a new parser
         goes on behind the head, knowing of it only how the body is framed."""
         request = self._current
@@ -383,17 +488,17 @@ class Connection(asyncio.Protocol):
         self._resuming = False
         if self._reply is None:
             self._wait_for_body()
-        if rest:
-            self.data_received(rest)
 
     def _refuse(self, error: ApiError) -> None:
         """Answers a request that will not be read to its end, after those before it; then the connection closes."""
         self._refused = True
         if self._reply is not None or self._ready:
             # Requests before it are being answered; this one gets nothing but the end of the connection.
+            self._drop_current()
             self._last_reply_closes()
             return
-        request, self._current = self._current, None
+        request = self._current
+        self._drop_current()
         reply = Reply(self, keep_alive=False, head_only=False, http10=False)
         self._reply = reply
         self._wait(self._front.limits.body_idle_seconds)
@@ -418,6 +523,10 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, seconds: float) -> None:
         self.deadline = self._loop.time() + seconds
+
+
+def _no_memory() -> ApiError:
+    return ApiError(503, "The proxy holds too many large requests at the moment.", retry_after=_RETRY_SECONDS)
 
 
 def _headers_too_large() -> ApiError:
