@@ -16,24 +16,43 @@ import msgspec
 
 from pdserve.pd.errors import bad_request
 from pdserve.pd.pieces import Payload, payload
+from pdserve.pd.scan import MAX_MEMBERS, Scan, too_many_members
+
+EASY_BYTES = 524_288
+"""Up to here a body is read at once, if it has not very many members: it takes less than 5 ms."""
+FEW_BYTES = 16_384
+"""Up to here whatever is in it."""
 
 _MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder()
-_ITEMS: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 _KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
 _LONGEST_KEPT = 64
 """Characters of a name: clients choose them, and must not choose what we remember."""
 _SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
+_FIRST_ITEM = re.compile(rb"\[[ \t\r\n]*")
+_END_OF_LIST = re.compile(rb"[ \t\r\n]*\]")
+_MOST_QUOTES = 20_000
+"""That are looked at to find the end of a string in a list."""
+_MOST_BACKSLASHES = 64
 
 
 class Body:
     """The members of one JSON object, as they were sent."""
 
-    __slots__ = ("_spans", "members", "raw")
+    __slots__ = ("_instead", "_spans", "members", "raw")
 
-    def __init__(self, raw: bytes) -> None:
-        """400 for what is no JSON object, for NaN and the like, and for a name that comes twice."""
+    def __init__(self, raw: bytes, scan: Scan | None = None, like: Body | None = None) -> None:
+        """400 for what is no JSON object, for NaN and the like, for a name that comes twice, and for very many members.
+        `scan`: a large body has been read in steps; it must be, unless it `is_easy`. `like`: this one was read."""
         self.raw = raw
+        self._instead: dict[str, bytes] | None = None
+        """What was put in the place of the client's own, or added."""
+        if scan is not None:
+            self.members, self._spans = scan.members, scan.spans
+            return
+        if like is not None:
+            self.members, self._spans, self._instead = dict(like.members), like._spans, like._instead
+            return
         try:
             if not raw.isascii():
                 # The inside of values is only skipped over below.
@@ -46,7 +65,21 @@ class Body:
             raise bad_request("The request body must be a JSON object.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+        if len(self.members) > MAX_MEMBERS:
+            raise too_many_members()
         self._spans = self._walk()
+
+    @property
+    def payload(self) -> Payload:
+        """All of it."""
+        return self.spliced(plus={}) if self._instead is not None else self.raw
+
+    def replaced(self, name: str, value: bytes) -> Body:
+        """The same body with one member that is ours; `value` is JSON, `name` needs no escape."""
+        body = Body(self.raw, like=self)
+        body.members[name] = msgspec.Raw(value)
+        body._instead = {**(self._instead or {}), name: value}
+        return body
 
     def __contains__(self, name: str) -> bool:
         return name in self.members
@@ -68,23 +101,55 @@ class Body:
 
     def count(self, name: str, byte: bytes, most: int) -> int:
         """How often a byte is in the first `most` bytes of a value, without a copy of it."""
-        for member, start, end in self._spans:
-            if member == name:
-                begin = end - len(memoryview(self.members[name]))
-                return self.raw.count(byte, begin, min(end, begin + most)) if start < begin else 0
-        return 0
+        if name not in self.members:
+            return 0
+        begin, end = self._place(name)
+        return self.raw.count(byte, begin, min(end, begin + most))
 
-    def items(self, name: str) -> list[bytes]:
-        """The items of a list as they were sent; ValueError when it is none."""
-        try:
-            return [bytes(item) for item in _ITEMS.decode(self.members[name])]
-        except (KeyError, msgspec.DecodeError) as error:
-            raise ValueError(f"{name} is no list") from error
+    def length(self, name: str) -> int:
+        """Bytes of a value; 0 when there is none."""
+        value = self.members.get(name)
+        return 0 if value is None else len(memoryview(value))
+
+    def beginning(self, names: Collection[str], most: int) -> bytes:
+        """These values one after the other, as they were sent, up to so many bytes."""
+        parts = []
+        for name in names:
+            if name in self.members and most > 0:
+                parts.append(bytes(memoryview(self.members[name])[:most]))
+                most -= len(parts[-1])
+        return b"".join(parts)
+
+    def has_one_or_plain_items(self, name: str) -> bool:
+        """Whether a value is a list of one item, or one of several numbers and the like: no list, string or object
+        among them. Not decoded: a list may have millions of items. False also when that is not easily seen."""
+        value = self.members.get(name)
+        if value is None or self.begins(name) != b"[":
+            return False
+        begin, end = self._place(name)
+        raw = self.raw
+        first = _FIRST_ITEM.match(raw, begin, end)
+        at = end if first is None else first.end()
+        byte = raw[at : at + 1]
+        if byte == b'"':
+            at = _end_of_string(raw, at, end)
+        elif byte == b"[":
+            if raw.find(b'"', at, end) >= 0 or raw.find(b"[", at + 1, end) >= 0:
+                return False
+            at = raw.find(b"]", at, end) + 1
+        elif byte in (b"]", b"{"):
+            return False
+        else:
+            return raw.find(b'"', at, end) < 0 and raw.find(b"[", at, end) < 0 and raw.find(b"{", at, end) < 0
+        last = _END_OF_LIST.match(raw, at, end)
+        return at > 0 and last is not None and last.end() == end
 
     def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> Payload:
         """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
         its names need no escape."""
         raw, spans = memoryview(self.raw), self._spans
+        if self._instead is not None:
+            plus = {**{name: value for name, value in self._instead.items() if name not in without}, **plus}
         begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
         # A large one is not copied: each copy would cost more than all else.
         pieces: list[bytes | memoryview] = [raw[:begin]]
@@ -107,6 +172,11 @@ class Body:
             pieces.pop()
         pieces.append(raw[end:])
         return payload(pieces, len(raw))
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Where a value of the client's own is."""
+        end = next(end for spelled, _, end in self._spans if spelled == name)
+        return end - self.length(name), end
 
     def _walk(self) -> list[tuple[str, int, int]]:
         """(name, start, end) of each member, in order."""
@@ -160,6 +230,12 @@ class Body:
         return spans
 
 
+def is_easy(raw: bytes) -> bool:
+    """Whether a body is read in a few milliseconds, so that it may be read at once. What can be a member has a colon,
+    and each of those costs as much as a hundred bytes."""
+    return len(raw) <= FEW_BYTES or (len(raw) <= EASY_BYTES and raw.count(b":") <= MAX_MEMBERS)
+
+
 def decode(raw: bytes) -> Any:
     """A JSON value. 400 when it is none: the inside of a value is not looked at before."""
     try:
@@ -173,6 +249,22 @@ def decode(raw: bytes) -> Any:
 def encode(value: Any) -> bytes:
     """Compact JSON."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _end_of_string(raw: bytes, begin: int, end: int) -> int:
+    """Behind its last quote; 0 when that is not found soon."""
+    at = begin
+    for _ in range(_MOST_QUOTES):
+        at = raw.find(b'"', at + 1, end)
+        if at < 0:
+            return 0
+        before = raw[max(begin, at - _MOST_BACKSLASHES) : at]
+        backslashes = len(before) - len(before.rstrip(b"\\"))
+        if backslashes == _MOST_BACKSLASHES:
+            return 0
+        if backslashes % 2 == 0:
+            return at + 1
+    return 0
 
 
 @lru_cache(maxsize=1024)

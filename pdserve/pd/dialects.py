@@ -39,6 +39,11 @@ NOT_FOR_PREFILL = frozenset(
 
 _SEQUENCE = re.compile(rb'"sequence_number" ?: ?(\d+)')
 
+_LARGEST_CHECKED = 65_536
+"""Bytes of a value that is looked at here; a larger one is the engine's to judge."""
+_LONGEST_PROMPT = 1_048_576
+"""Bytes of a prompt that routing looks at."""
+
 Check = Callable[[Any], bool]
 
 
@@ -130,8 +135,11 @@ class Dialect:
     def needs_one_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
         checks = self._checks
+        large = len(body.raw) > _LARGEST_CHECKED
         for name in body.members:
-            if name in checks and not checks[name](body.get(name)):
+            if name in checks and (
+                (large and body.length(name) > _LARGEST_CHECKED) or not checks[name](body.get(name))
+            ):
                 return name
         if self.list_of_messages is not None and body.begins(self.list_of_messages) != b"[":
             return self.list_of_messages
@@ -157,11 +165,13 @@ class Dialect:
         """For one engine that does both."""
         extra = _clean_extra(body)
         if not extra and not any(name in body for name in INTERNAL):
-            return body.raw
+            return body.payload
         return body.spliced(without=INTERNAL, plus=extra)
 
     def prompt(self, body: Body) -> bytes:
-        """What shapes the prompt, as it was sent: equal bytes are equal prompts."""
+        """What shapes the prompt, as it was sent: equal bytes are equal prompts, but for what is far behind."""
+        if len(body.raw) > _LONGEST_PROMPT:
+            return body.beginning(self.prompt_fields, _LONGEST_PROMPT)
         members = body.members
         return b"".join([bytes(members[name]) for name in self.prompt_fields if name in members])
 
@@ -293,8 +303,7 @@ def _is_one_prompt(body: Body) -> bool:
     first = body.begins("prompt")
     if first != b"[":
         return first == b'"'
-    items = body.items("prompt")
-    return bool(items) and (len(items) == 1 or not any(item[:1] in (b'"', b"[") for item in items))
+    return body.has_one_or_plain_items("prompt")
 
 
 def _clean_extra(body: Body) -> dict[str, bytes]:

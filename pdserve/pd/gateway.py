@@ -19,8 +19,10 @@ from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
 from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
+from pdserve.pd.allowed_hosts import AllowedHosts
 from pdserve.pd.catalog import Catalog
 from pdserve.pd.client import Client
+from pdserve.pd.client_tls import ClientTls
 from pdserve.pd.config import ProxyConfig, WorkerConfig
 from pdserve.pd.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
 from pdserve.pd.dispatch import Dispatcher
@@ -33,6 +35,7 @@ from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.keys import KeyFile
 from pdserve.pd.kv_feeds import KvFeeds
+from pdserve.pd.large_bodies import LargeBodies
 from pdserve.pd.load import LoadBoard
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.metrics_page import Labels
@@ -55,6 +58,10 @@ log = logging.getLogger("pdserve.proxy")
 _TICK_SECONDS = 0.5
 _WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
 """For probes and Prometheus, which have no key of a client."""
+PAGES = frozenset((*_WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
+"""What the application answers, to GET and without a body."""
+_TOKENS_OF_BYTES = 1_048_576
+"""Bodies up to which a prompt's tokens are looked at."""
 
 
 class Gateway:
@@ -98,6 +105,9 @@ class Gateway:
         self._reading = Reading(config, self.engines)
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
+        self._large_bodies = LargeBodies()
+        self._hosts = AllowedHosts.of(config)
+        self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
             Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
@@ -123,13 +133,26 @@ class Gateway:
     # --- Handler
 
     def refuse(self, request: Request) -> ApiError | None:
-        if self.keys is None or request.path in _WITHOUT_KEY:
-            return None
-        try:
-            request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
-        except ApiError as error:
-            self.metrics.count("unauthorized")
-            return error
+        hosts = self._hosts
+        if hosts is not None:
+            host, origin = request.header(b"host"), request.header(b"origin")
+            if host not in hosts.seen or origin is not None:
+                stranger = hosts.refusal(host, origin)
+                if stranger is not None:
+                    return stranger
+        if self.keys is not None and request.path not in _WITHOUT_KEY:
+            try:
+                request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
+            except ApiError as error:
+                self.metrics.count("unauthorized")
+                return error
+        asked = request.path in BY_PATH
+        if (not asked or request.method != b"POST") and request.has_body():
+            stored = stored_at(request.path)
+            if stored is CANCEL and request.method == b"POST":
+                return None
+            known = asked or stored is not None or request.path in PAGES
+            return ApiError(405, "Method Not Allowed") if known else ApiError(404, "Not Found")
         return None
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -145,6 +168,7 @@ class Gateway:
             self._start(self._answer(dialect, request, reply), request, reply)
         else:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
+            request.release()
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
@@ -188,12 +212,14 @@ class Gateway:
             client.interrupt(limit)
 
     def reload(self) -> dict[str, str]:
-        """Reads the API keys, the policies and the limits again, without dropping a stream. What cannot be read stays
-        as it was, and why is said."""
+        """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
+        cannot be read stays as it was, and why is said."""
         said = {}
         if self.keys is not None:
             usable = self.keys.reload()
             said["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+        if self.tls is not None:
+            said["certificate"] = self.tls.reload()
         if self._read_again is not None:
             try:
                 fresh = self._read_again()
@@ -284,15 +310,19 @@ class Gateway:
         reason: ApiError | ClientGoneError | None = None
         try:
             stored = dialect is RETRIEVE or dialect is CANCEL
-            read = self._stored.read if stored else self._reading.read
-            asked = read(dialect, request, client.request_id, trace, received)
-            if not stored:
-                self._catalog.check(dialect, asked.body)
+            if stored:
+                asked = self._stored.read(dialect, request, client.request_id, trace, received)
+            else:
+                body = self._reading.body(request)
+                if body is None:
+                    body = await self._large_bodies.read(request, client)
+                self._catalog.check(dialect, body)
+                asked = self._reading.read(dialect, request, body, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)
                 if request.key.tokens_per_minute is not None:
                     asked.body, client.meter = metered(dialect, asked.body, self._fingerprints)
-            if self.pools.needs_tokens and not stored:
+            if self.pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:
                     asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
@@ -360,6 +390,7 @@ class Gateway:
     def _done(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
         """Nothing may leave a client without an end: what nobody expected is answered here."""
         self._tasks.discard(task)
+        request.release()
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)

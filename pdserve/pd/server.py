@@ -7,12 +7,13 @@ import contextlib
 import logging
 import signal
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Protocol
 
 import uvloop
 
+from pdserve.pd import descriptors
+from pdserve.pd.client_tls import ClientTls, TlsListener
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import Limits as FrontLimits
@@ -21,6 +22,8 @@ from pdserve.pd.processes import RETIRE, SIGNALS
 log = logging.getLogger("pdserve.proxy")
 
 BACKLOG = 2048
+_BODIES = 8
+"""Of the largest size, that may be in memory at once."""
 _RETIRING_SECONDS = 1.0
 """For clients whose connection was accepted just before a successor took over to send their request."""
 _LAST_WORDS_SECONDS = 1.0
@@ -29,6 +32,9 @@ _LAST_WORDS_SECONDS = 1.0
 
 class Served(Protocol):
     """What a Server serves."""
+
+    tls: ClientTls | None
+    """None: clients speak plain HTTP."""
 
     def begin(self) -> None:
         """The loop runs; nothing is accepted yet."""
@@ -61,8 +67,11 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
         body_idle_seconds=limits.body_idle_seconds,
         body_seconds=limits.body_seconds,
         keep_alive_seconds=limits.keep_alive_seconds,
-        max_connections=limits.max_connections,
+        max_connections=descriptors.clients_that_fit(
+            limits.max_connections, legs=1 if config.protocol == "aggregated" else 2
+        ),
         write_buffer_bytes=limits.write_buffer_bytes,
+        max_buffered_bytes=limits.max_buffered_bytes or _BODIES * config.max_body_bytes,
     )
 
 
@@ -100,7 +109,7 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, self._served.reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
-        server = await loop.create_server(self._front, sock=self._sock, backlog=BACKLOG, ssl=self._tls())
+        server = await self._listen()
         sweeper = loop.create_task(self._sweep())
         host, port = self._sock.getsockname()[:2]
         log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
@@ -123,6 +132,14 @@ class Server:
         self._front.abort()
         sweeper.cancel()
 
+    async def _listen(self) -> asyncio.Server | TlsListener:
+        if self._served.tls is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._front, sock=self._sock, backlog=BACKLOG)
+        listener = TlsListener(self._front, self._served.tls, self._sock)
+        listener.start(BACKLOG)
+        return listener
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -140,13 +157,6 @@ class Server:
             self._hurry.set()
         self._stop.set()
         self._told.set()
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if self._config.tls is None:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._config.tls.certificate, self._config.tls.key)
-        return context
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -11,6 +11,7 @@ from pdserve.pd.routing_settings import Routing
 from pdserve.pd.settings import (
     Admin,
     Admission,
+    AllowedHosts,
     Auth,
     Breaker,
     Count,
@@ -43,6 +44,12 @@ class Serving(Settings):
     breaker: Breaker = Field(default=Breaker(), description="When a worker that fails is left alone.")
     health: Health = Field(default=Health(), description="The proxy's own checks of its workers.")
     limits: Limits = Field(default=Limits(), description="What one client may do to the proxy.")
+    allowed_hosts: AllowedHosts = Field(
+        default=None,
+        description="Names in `Host` and `Origin` by which clients may ask, beside loopback's and `host`; others get "
+        '403. For a gateway on this machine that passes its own Host on, and for web pages. `["*"]`: any. null: as an '
+        "empty list for a proxy on loopback without API keys, which web pages could reach; else any.",
+    )
     auth: Auth = Field(default=Auth(), description="API keys, and what becomes of a client's Authorization.")
     tls: Tls | None = Field(default=None, description="TLS towards clients; null: plain HTTP.")
     upstream_tls: UpstreamTls | None = Field(

@@ -75,7 +75,16 @@ class Limits(Settings):
     body_idle_seconds: Seconds = Field(default=30, description="The longest pause within a request body.")
     body_seconds: Seconds = Field(default=300, description="How long a request body may take to arrive.")
     keep_alive_seconds: Seconds = Field(default=75, description="How long a connection may stay without a request.")
-    max_connections: Count = Field(default=8192, description="Open client connections of one process.")
+    max_connections: Count = Field(
+        default=8192,
+        description="Open client connections of one process, as far as its limit of open files leaves room for them "
+        "beside those to engines; further ones get 503.",
+    )
+    max_buffered_bytes: Count | None = Field(
+        default=None,
+        description="Bytes of requests in the memory of one process, until they are answered. A request may be as "
+        "large as what is left beside it; others get 503. null: eight times `max_body_bytes`.",
+    )
     write_buffer_bytes: Count = Field(
         default=262_144, description="Unsent bytes of one client after which its worker is no longer read."
     )
@@ -139,3 +148,4 @@ class Otel(Settings):
 
 
 LogFormat = Literal["text", "json"]
+AllowedHosts = list[Annotated[str, Field(min_length=1)]] | None

@@ -51,6 +51,8 @@ class Child:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=90)
+        # Bodies that a test has written itself, too.
+        self.http.headers["content-type"] = "application/json"
 
     def until(self, pattern: str) -> re.Match[str]:
         """Read the log up to a line that matches."""
@@ -198,7 +200,8 @@ class Proxy(Child):
     def open(self, path: str, body: dict[str, Any]) -> socket.socket:
         """Send a request without waiting for anything: a client that may leave by closing the socket."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: proxy\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(data)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         connection.sendall(head.encode() + data)
         return connection
@@ -288,6 +291,7 @@ class Deployment:
             "max_body_bytes": 1_000_000,
             # What engines have seen is counted.
             "prewarm": False,
+            "allowed_hosts": ["proxy"],
         }
         return ProxyConfig.model_validate(values | fields)
 

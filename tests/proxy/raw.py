@@ -146,7 +146,10 @@ class RawClient:
 def post(path: str, body: bytes | dict[str, Any], *headers: str, version: str = "1.1") -> bytes:
     """A request of a client."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/{version}", "host: proxy", f"content-length: {len(data)}", *headers, "", ""]
+    lines = [f"POST {path} HTTP/{version}", "host: proxy", f"content-length: {len(data)}", *headers]
+    if not any(header.lower().startswith("content-type:") for header in headers):
+        lines.append("content-type: application/json")
+    lines += ["", ""]
     return "\r\n".join(lines).encode("latin-1") + data
 
 
@@ -313,8 +316,15 @@ class RawDeployment:
 
     def resident(self) -> int:
         """Bytes of memory that the proxy has."""
+        return self._memory("VmRSS")
+
+    def most_resident(self) -> int:
+        """The most that it ever had."""
+        return self._memory("VmHWM")
+
+    def _memory(self, name: str) -> int:
         (serving,) = self.proxy.members
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
+        found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
 
@@ -365,6 +375,7 @@ def raw_deployment(
         "breaker": {"failures": 1_000_000},
         # What engines hear is what a test has asked.
         "prewarm": False,
+        "allowed_hosts": ["proxy"],
     }
     proxy = Proxy(
         folder / "raw.json", ProxyConfig.model_validate(values | config), key=KEY, control=False, moments=moments

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
+import signal
 import ssl
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.proxy.deployment import MODEL, Deployment
+from tests.proxy.raw import SECONDS, RawClient
 
 ANSWER = json.dumps({"choices": [{"index": 0, "text": "over TLS", "finish_reason": "length"}]}).encode()
 BODY = {"model": MODEL, "prompt": "hi"}
@@ -182,3 +185,42 @@ def test_clients_are_served_over_tls_only(deployment: Deployment, tmp_path: Path
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.HTTPError):
         client.post(url.replace("https", "http"), json=BODY)
     assert deployment.prefills[0].state()["received"] == 2
+
+
+def encrypted(deployment: Deployment, pair: Pair, **config: Any) -> Deployment:
+    return deployment.up(tls={"certificate": str(pair.certificate), "key": str(pair.key)}, **config)
+
+
+def test_clients_that_never_begin_the_handshake_are_counted_and_closed(deployment: Deployment, tmp_path: Path) -> None:
+    encrypted(deployment, made(tmp_path, "front"), limits={"max_connections": 4, "header_seconds": 2})
+    with ExitStack() as stack:
+        silent = [stack.enter_context(RawClient(deployment.proxy.port)) for _ in range(4)]
+        with RawClient(deployment.proxy.port) as fifth:
+            assert fifth.ended() == b""
+        # Nobody has said anything: each ends because of the limit.
+        assert [client.ended() for client in silent] == [b""] * 4
+
+
+def shown(deployment: Deployment) -> str:
+    """The name in the certificate that a new client is shown."""
+    pem = ssl.get_server_certificate(("127.0.0.1", deployment.proxy.port), timeout=SECONDS)
+    (name,) = x509.load_pem_x509_certificate(pem.encode()).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name.value)
+
+
+def test_sighup_reads_the_certificate_again_and_keeps_the_old_one_if_it_must(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    pair, other, third = made(tmp_path, "first"), made(tmp_path, "second"), made(tmp_path, "third")
+    encrypted(deployment, pair)
+    assert shown(deployment) == "first"
+    pair.certificate.write_bytes(other.certificate.read_bytes())
+    pair.key.write_bytes(other.key.read_bytes())
+    deployment.proxy.process.send_signal(signal.SIGHUP)
+    deployment.proxy.until("the certificate was read again")
+    assert shown(deployment) == "second"
+    # The key of another one.
+    pair.certificate.write_bytes(third.certificate.read_bytes())
+    deployment.proxy.process.send_signal(signal.SIGHUP)
+    deployment.proxy.until("the certificate stays as it was")
+    assert shown(deployment) == "second"

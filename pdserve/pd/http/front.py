@@ -1,30 +1,21 @@
-"""Client connections: HTTP/1.1 requests in, replies out, with limits on everything that a client controls.
-
-One Connection is one asyncio protocol over httptools' parser. A request reaches the handler when it is complete; a
-handler may refuse it as soon as its headers are there. Requests of one connection are answered one after the other.
-"""
+"""All client connections of a process, with limits on everything that a client controls."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
-
-import httptools
+from typing import Protocol
 
 from pdserve.pd.errors import ApiError
+from pdserve.pd.http.connection import Connection as Connection
+from pdserve.pd.http.hang_ups import HangUps
+from pdserve.pd.http.incoming import Budget
 from pdserve.pd.http.incoming import Limits as Limits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.reply import Reply
 
 SWEEP_SECONDS = 0.5
-_LINGER_SECONDS = 2.0
-_MAX_PIPELINED = 8
-_NO_LINGER = struct.pack("ii", 1, 0)
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Handler(Protocol):
@@ -34,7 +25,7 @@ class Handler(Protocol):
         """Called when the headers are complete: an error ends the request without reading its body."""
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Called when the request is complete. The reply may be given later."""
+        """Called when the request is complete. The reply may be given later. Who answers must release the request."""
 
     def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
         """Answers an error of the request itself: malformed, too large, too slow, refused."""
@@ -49,6 +40,11 @@ class Front:
     connections: set[Connection] = field(default_factory=set)
     closing: bool = False
     """No connection is kept open after its reply."""
+    budget: Budget = field(init=False)
+    _hang_ups: HangUps | None = None
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.limits.max_buffered_bytes)
 
     def __call__(self) -> Connection:
         """A protocol factory for loop.create_server."""
@@ -70,355 +66,19 @@ class Front:
         """Something that was answered has not left this process yet."""
         return any(connection.unsent for connection in self.connections)
 
+    def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
+        """`gone` is called when this client leaves, although nothing is read from it."""
+        if self._hang_ups is None:
+            self._hang_ups = HangUps(asyncio.get_running_loop())
+        self._hang_ups.watch(descriptor, gone)
+
+    def watch_no_more(self, descriptor: int, gone: Callable[[], None]) -> None:
+        if self._hang_ups is not None:
+            self._hang_ups.forget(descriptor, gone)
+
     def abort(self) -> None:
         for connection in list(self.connections):
             connection.abort()
-
-
-class Connection(asyncio.Protocol):
-    """One client. Owned by its transport; `front.connections` has it while it is open."""
-
-    __slots__ = (
-        "_body",
-        "_body_until",
-        "_current",
-        "_expects",
-        "_front",
-        "_header_bytes",
-        "_in_head",
-        "_loop",
-        "_max_header_bytes",
-        "_nothing_new",
-        "_parser",
-        "_paused_reading",
-        "_peer",
-        "_ready",
-        "_refused",
-        "_reply",
-        "_resuming",
-        "_tls",
-        "_transport",
-        "congested",
-        "deadline",
-    )
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._max_header_bytes = front.limits.max_header_bytes
-        self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport
-        self._peer = ""
-        self._tls = False
-        self._current: Request | None = None
-        """The request that is arriving."""
-        self._body: list[bytes] = []
-        self._body_until = 0.0
-        """Loop time at which it must be there; 0: it has not begun."""
-        self._header_bytes = 0
-        self._in_head = False
-        self._nothing_new = 0
-        """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
-        self._expects = False
-        self._refused = False
-        self._resuming = False
-        """The head that a parser reads was made here: it says nothing new."""
-        self._ready: deque[tuple[Request, Reply]] = deque()
-        """Complete requests that wait for the reply before theirs."""
-        self._reply: Reply | None = None
-        self._paused_reading = False
-        self.congested = False
-        self.deadline = self._loop.time() + front.limits.header_seconds
-
-    # --- asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        front = self._front
-        if len(front.connections) >= front.limits.max_connections or front.closing:
-            self._transport.close()
-            return
-        front.connections.add(self)
-        self._transport.set_write_buffer_limits(high=front.limits.write_buffer_bytes)
-        peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._tls = transport.get_extra_info("ssl_object") is not None
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._front.connections.discard(self)
-        self._ready.clear()
-        if self._reply is not None:
-            reply, self._reply = self._reply, None
-            reply.lost()
-
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        self._nothing_new += len(data)
-        try:
-            self._parser.feed_data(data)
-            if self._nothing_new > self._max_header_bytes:
-                self._refuse(_headers_too_large())
-            elif self._current is not None and not self._in_head and self._reply is None:
-                self._wait_for_body()
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._current is not None:
-                self._read_body_all_the_same(data[upgrade.args[0] :])
-                return
-            # Nobody here speaks anything else: the request is answered as it is, and nothing is read after it.
-            self._refused = True
-            self._last_reply_closes()
-        except httptools.HttpParserCallbackError as error:
-            # What a callback raised is what httptools lets through only as the cause.
-            cause = error.__context__
-            self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, "The request cannot be read."))
-        except httptools.HttpParserError:
-            self._refuse(ApiError(400, "This is not a valid HTTP/1.1 request."))
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        self.congested = True
-        self._wait(self._front.limits.body_idle_seconds)
-        if self._reply is not None and self._reply.on_pressure is not None:
-            self._reply.on_pressure(True)
-
-    def resume_writing(self) -> None:
-        self.congested = False
-        self._expect_next()
-        if self._reply is not None and self._reply.on_pressure is not None:
-            self._reply.on_pressure(False)
-        elif self._reply is None:
-            self._serve_next()
-
-    # --- httptools
-
-    def on_message_begin(self) -> None:
-        if self._resuming:
-            return
-        self._current = Request(self._peer, tls=self._tls)
-        self._in_head = True
-        self._header_bytes = self._nothing_new = 0
-        self._body, self._body_until = [], 0.0
-        self._expects = False
-        if self._reply is None:
-            self._wait(self._front.limits.header_seconds)
-
-    def on_url(self, url: bytes) -> None:
-        assert self._current is not None
-        if self._resuming:
-            return
-        self._header_bytes += len(url)
-        if self._header_bytes > self._max_header_bytes:
-            raise _headers_too_large()
-        self._current.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        assert self._current is not None
-        self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self._max_header_bytes:
-            raise _headers_too_large()
-        if not self._in_head:
-            # A head that was made here, or a trailer: that comes after everything that a header decides.
-            return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._expects = True
-        self._current.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        request = self._current
-        assert request is not None
-        if self._resuming:
-            return
-        self._in_head = False
-        self._nothing_new = 0
-        request.method = self._parser.get_method()
-        length = request.header(b"content-length")
-        if length is not None and int(length) > self._front.limits.max_body_bytes:
-            raise self._too_large()
-        refusal = self._front.handler.refuse(request)
-        if refusal is not None:
-            raise refusal
-        if self._expects and self._reply is None:
-            self.send(_CONTINUE)
-
-    def on_body(self, data: bytes) -> None:
-        request = self._current
-        assert request is not None
-        self._nothing_new = 0
-        request.body_bytes += len(data)
-        if request.body_bytes > self._front.limits.max_body_bytes:
-            raise self._too_large()
-        self._body.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._offers_upgrade_and_has_body():
-            return
-        request, self._current = self._current, None
-        assert request is not None
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        self._nothing_new = 0
-        reply = self._new_reply(request)
-        if self._reply is None and not self._ready and not self.congested:
-            self._serve(request, reply)
-            return
-        self._ready.append((request, reply))
-        if len(self._ready) >= _MAX_PIPELINED and not self._paused_reading:
-            self._paused_reading = True
-            self._transport.pause_reading()
-
-    # --- for Reply
-
-    def send(self, data: bytes) -> None:
-        self._transport.write(data)
-
-    def replied(self, reply: Reply) -> None:
-        """The reply has ended: the next request has its turn, or the connection waits or closes."""
-        self._reply = None
-        if not reply.keep_alive or self._front.closing:
-            self._ready.clear()
-            self._last_words()
-            return
-        self._expect_next()
-        if self._ready:
-            # Not from within the handler of the reply before it.
-            self._loop.call_soon(self._serve_next)
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def reset(self) -> None:
-        """Ends the connection so that it cannot look like a good end: with a RST."""
-        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        self._transport.abort()
-
-    # --- for Front
-
-    @property
-    def unsent(self) -> bool:
-        return self._transport.get_write_buffer_size() > 0
-
-    def late(self) -> None:
-        """The deadline has passed: an unfinished request is answered with 408, anything else is just closed."""
-        if self._reply is None and self._current is not None and not self._refused and not self.congested:
-            self._refuse(ApiError(408, "The request took too long to arrive."))
-        else:
-            self.abort()
-
-    def close_if_idle(self) -> None:
-        if self._reply is None and self._current is None and not self._ready:
-            self._transport.close()
-
-    # --- inside
-
-    def _serve(self, request: Request, reply: Reply) -> None:
-        self._reply = reply
-        self.deadline = float("inf")
-        self._front.handler.handle(request, reply)
-
-    def _serve_next(self) -> None:
-        """A client that does not read gets no further reply: they would all wait in our memory."""
-        if self._ready and self._reply is None and not self.congested and not self._transport.is_closing():
-            self._serve(*self._ready.popleft())
-        if self._paused_reading and len(self._ready) < _MAX_PIPELINED and not self._transport.is_closing():
-            self._paused_reading = False
-            self._transport.resume_reading()
-
-    def _expect_next(self) -> None:
-        """Sets the limit for what the client has to do next."""
-        limits = self._front.limits
-        if self.congested:
-            self._wait(limits.body_idle_seconds)
-        elif self._reply is not None or self._ready:
-            self.deadline = float("inf")
-        elif self._current is None:
-            self._wait(limits.keep_alive_seconds)
-        else:
-            if self._in_head:
-                self._wait(limits.header_seconds)
-            else:
-                self._wait_for_body()
-
-    def _last_words(self) -> None:
-        """Nothing more will be answered: the connection ends when what was said has been sent."""
-        if self._refused and self._transport.can_write_eof():
-            # The client may still be sending. Closing now would reset its connection before it has read the answer.
-            self._transport.write_eof()
-            self._wait(_LINGER_SECONDS)
-        else:
-            self._transport.close()
-            self._wait(self._front.limits.body_idle_seconds)
-
-    def _new_reply(self, request: Request) -> Reply:
-        return Reply(
-            self,
-            keep_alive=self._parser.should_keep_alive() and not self._refused,
-            head_only=request.method == b"HEAD",
-            http10=self._parser.get_http_version() != "1.1",
-        )
-
-    def _offers_upgrade_and_has_body(self) -> bool:
-        """The parser then leaves the body to whoever takes the connection over."""
-        request = self._current
-        if request is None or not self._parser.should_upgrade() or request.method == b"CONNECT":
-            return False
-        length = request.header(b"content-length")
-        return bool(length and int(length)) or request.header(b"transfer-encoding") is not None
-
-    def _read_body_all_the_same(self, rest: bytes) -> None:
-        """An upgrade is an offer, and Java's client makes it with its first request. We do not take it: a new parser
-        goes on behind the head, knowing of it only how the body is framed."""
-        request = self._current
-        assert request is not None
-        framing = (b"content-length", b"transfer-encoding")
-        lines = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in framing]
-        if not self._parser.should_keep_alive():
-            lines.append(b"connection: close\r\n")
-        self._parser = httptools.HttpRequestParser(self)
-        self._resuming = True
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
-        self._resuming = False
-        if self._reply is None:
-            self._wait_for_body()
-        if rest:
-            self.data_received(rest)
-
-    def _refuse(self, error: ApiError) -> None:
-        """Answers a request that will not be read to its end, after those before it; then the connection closes."""
-        self._refused = True
-        if self._reply is not None or self._ready:
-            # Requests before it are being answered; this one gets nothing but the end of the connection.
-            self._last_reply_closes()
-            return
-        request, self._current = self._current, None
-        reply = Reply(self, keep_alive=False, head_only=False, http10=False)
-        self._reply = reply
-        self._wait(self._front.limits.body_idle_seconds)
-        self._front.handler.failed(request, reply, error)
-
-    def _last_reply_closes(self) -> None:
-        if self._ready:
-            self._ready[-1][1].keep_alive = False
-        elif self._reply is not None:
-            self._reply.keep_alive = False
-        else:
-            self._last_words()
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"The request body is larger than {self._front.limits.max_body_bytes} bytes.")
-
-    def _wait_for_body(self) -> None:
-        now, limits = self._loop.time(), self._front.limits
-        if not self._body_until:
-            self._body_until = now + limits.body_seconds
-        self.deadline = min(now + limits.body_idle_seconds, self._body_until)
-
-    def _wait(self, seconds: float) -> None:
-        self.deadline = self._loop.time() + seconds
-
-
-def _headers_too_large() -> ApiError:
-    return ApiError(431, "The request's headers are too large.")
+        if self._hang_ups is not None:
+            self._hang_ups.close()
+            self._hang_ups = None

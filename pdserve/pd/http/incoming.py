@@ -23,20 +23,53 @@ class Limits:
     max_connections: int = 10_000
     write_buffer_bytes: int = 256 * 1024
     """What may wait for one client before its engine is held back."""
+    max_buffered_bytes: int = 512 * 1024 * 1024
+    """Of requests in memory at once, over all connections."""
+
+
+class Budget:
+    """Bytes of requests in memory, over all connections of the process.
+
+    A request may be as large as what is left beside it. So the largest ones are turned away first, and whoever sends
+    large ones cannot leave nothing for small ones.
+    """
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
 
 
 class Request:
-    """One request. `body` is complete when the handler gets it."""
+    """One request. `parts` is complete when the handler gets it; who has got it must `release` it at last."""
 
-    __slots__ = ("_by_name", "_path", "body", "body_bytes", "headers", "key", "method", "peer", "target", "tls")
+    __slots__ = (
+        "_budget",
+        "_by_name",
+        "_path",
+        "body_bytes",
+        "headers",
+        "held",
+        "key",
+        "method",
+        "parts",
+        "peer",
+        "target",
+        "tls",
+    )
 
-    def __init__(self, peer: str, *, tls: bool) -> None:
+    def __init__(self, peer: str, budget: Budget, *, tls: bool) -> None:
         self.method = b""
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case, in the order of their arrival."""
-        self.body = b""
+        self.parts: list[bytes] = []
+        """The body, as it came."""
         self.body_bytes = 0
+        self._budget = budget
+        self.held = 0
+        """Bytes of the budget that it has."""
         self.peer = peer
         self.tls = tls
         self.key: ApiKey | None = None
@@ -51,8 +84,37 @@ class Request:
             self._path = self.target.partition(b"?")[0]
         return self._path
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first value; `name` in lower case. For when all headers have come."""
+    @property
+    def body(self) -> bytes:
+        """In one piece."""
+        if len(self.parts) != 1:
+            self.parts = [b"".join(self.parts)]
+        return self.parts[0]
+
+    def hold(self, count: int) -> bool:
+        """So many bytes more are in memory because of it; False: they are too many."""
+        budget = self._budget
+        self.held += count
+        budget.held += count
+        return budget.held + self.held <= budget.limit
+
+    def has_body(self) -> bool:
+        """Its headers announce one. For when all of them have come."""
+        length = self.header(b"content-length")
+        return bool(length and int(length)) or self.header(b"transfer-encoding") is not None
+
+    def release(self) -> None:
+        """Nothing of its body is in memory any more. A second time does nothing."""
+        self._budget.held -= self.held
+        self.held = 0
+
+    def named(self) -> dict[bytes, bytes]:
+        """The first value of each header; names in lower case. For when all headers have come."""
         if self._by_name is None:
             self._by_name = dict(reversed(self.headers))
-        return self._by_name.get(name)
+        return self._by_name
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value; `name` in lower case. For when all headers have come."""
+        named = self._by_name
+        return (self.named() if named is None else named).get(name)

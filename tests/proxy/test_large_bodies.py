@@ -1,0 +1,150 @@
+"""Large bodies are read in steps, to the same end as small ones, and nothing is made for each of their items."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.pd.body import Body, is_easy
+from pdserve.pd.dialects import COMPLETIONS
+from pdserve.pd.errors import ApiError
+from pdserve.pd.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
+
+TRANSFER = b'{"transfer_id": "ours"}'
+SLICE = 4096
+"""Bytes of the first slice that is looked at."""
+TEXT = st.text(st.sampled_from('a"\\{}[]:,é\n '), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def scanned(raw: bytes) -> Body:
+    scan = Scan(raw)
+    while not scan.step():
+        pass
+    return Body(raw, scan)
+
+
+@given(st.dictionaries(TEXT, JSON, max_size=6), st.integers(SLICE - 40, SLICE + 8), st.sampled_from(["[{}]", '"{}"']))
+def test_steps_find_the_members_that_a_reader_of_json_finds(body: dict[str, Any], size: int, around: str) -> None:
+    """Wherever the border between two slices falls."""
+    body = {"long": None, **body, "behind": 1}
+    spelled = json.dumps(body, ensure_ascii=False)
+    filler = around.replace("{}", '"%s", 1' % ("x" * size) if around[0] == "[" else "x" * size)
+    raw = spelled.replace('"long": null', f'"long": {filler}', 1).encode()
+    read, once = scanned(raw), Body(raw)
+    assert {name: bytes(value) for name, value in read.members.items()} == {
+        name: bytes(value) for name, value in once.members.items()
+    }
+    assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
+
+
+@given(JSON, st.integers(SLICE - 60, SLICE + 4))
+def test_steps_find_the_end_of_any_value_at_any_border(value: Any, size: int) -> None:
+    raw = f'{{"a": ["{"x" * size}", {json.dumps(value)}], "b": {json.dumps(value)} , "c": 1}}'.encode()
+    body = scanned(raw)
+    assert list(body.members) == ["a", "b", "c"]
+    assert json.loads(bytes(body.members["a"]))[1] == value
+    assert json.loads(bytes(body.members["b"])) == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[1]",
+        b'{"a": 1',
+        b'{"a": [1, 2}',
+        b'{"a": "b}',
+        b'{"a": "b\\"}',
+        b'{"a": 1,}',
+        b'{"a" 1}',
+        b'{"a": 1} x',
+        b'{"a": }',
+        b'{"a": NaN}',
+        b'{"a": 1, "\\u0061": 2}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xc3',
+        b'{"' + b"n" * 2000 + b'": 1}',
+        b'{"a": ' + b"1" * 5000 + b"}",
+        b'{"a": ' + b"[" * (2 * MAX_DEPTH) + b"]" * (2 * MAX_DEPTH) + b"}",
+        b'{"a": ' + b"[" * 1_000_000,
+        b'{"a": [' + b"[]," * MAX_BRACKETS + b"1]}",
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)
+def test_steps_refuse_what_is_no_object_that_an_engine_may_get(raw: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        scanned(raw)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("read", [Body, scanned])
+def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
+    def members(count: int) -> bytes:
+        return json.dumps({str(index): index for index in range(count)}).encode()
+
+    assert len(read(members(MAX_MEMBERS)).members) == MAX_MEMBERS
+    with pytest.raises(ApiError, match=f"more than {MAX_MEMBERS} members"):
+        read(members(MAX_MEMBERS + 1))
+    assert not is_easy(members(100_000))
+
+
+@pytest.mark.parametrize("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])
+@pytest.mark.parametrize("name", ["prompt", "stop"])
+def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name: str, prompt: bytes) -> None:
+    """And it is split, for it is one prompt; another large field is an engine's to judge."""
+    raw = b'{"%b": %b, "max_tokens": 4}' % (name.encode(), prompt)
+    tracemalloc.start()
+    body = scanned(raw)
+    field = COMPLETIONS.needs_one_engine(body)
+    routed = COMPLETIONS.prompt(body)
+    legs = [COMPLETIONS.prefill_body(body, TRANSFER), COMPLETIONS.decode_body(body, TRANSFER)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert field == (None if name == "prompt" else "stop")
+    assert (len(routed), len(legs)) == (1 << 20 if name == "prompt" else 0, 2)
+    assert peak < len(raw)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "one"),
+    [
+        ('"a"', True),
+        ("[]", False),
+        ("[ ]", False),
+        ("[1]", True),
+        ("[1, 2, 3]", True),
+        ('["a"]', True),
+        ('[ "a\\\\\\"[" ]', True),
+        ('["a", "b"]', False),
+        ('["a", 1]', False),
+        ('[1, "a"]', False),
+        ("[[1, 2]]", True),
+        ("[[1, 2], [3]]", False),
+        ("[1, [2]]", False),
+        ("{}", False),
+        ("null", False),
+    ],
+)
+def test_one_prompt_is_told_from_several_without_reading_them(prompt: str, one: bool) -> None:
+    raw = f'{{"prompt": {prompt}, "x": ["]"]}}'.encode()
+    for body in (Body(raw), scanned(raw)):
+        assert COMPLETIONS.needs_one_engine(body) == (None if one else "prompt")
+
+
+@given(st.dictionaries(st.sampled_from(["priority", "prompt", "n"]), st.integers(), max_size=3))
+def test_a_member_is_replaced_in_every_leg_and_nothing_else_changes(members: dict[str, int]) -> None:
+    body = Body(json.dumps(members).encode()).replaced("priority", b"7")
+    assert body.raw_value("priority") == b"7"
+    assert json.loads(bytes(COMPLETIONS.whole_body(body))) == {**members, "priority": 7}
+    leg = json.loads(bytes(COMPLETIONS.decode_body(body, TRANSFER)))
+    assert leg == {**members, "priority": 7, "kv_transfer_params": {"transfer_id": "ours"}}
