@@ -1,0 +1,65 @@
+"""A launcher or an agent that does not read: what waits for it stays bounded, and nobody is held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.agent import Agent
+from pdserve.protocol import Event, Gone, Progress, Pulse, Push, Stopped
+from pdserve.shm import ShmLedger, existing
+from pdserve.transport.link import AgentLink
+
+MEGABYTE = 1024 * 1024
+
+
+def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, write = os.pipe()
+
+    async def scenario() -> None:
+        with os.fdopen(write, "w") as stdout:
+            with monkeypatch.context() as patched:
+                patched.setattr(sys, "stdout", stdout)
+                ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
+                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger)
+            agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
+            waiting = agent._outlet.waiting
+            for _ in range(1000):
+                agent._emit(Pulse())
+                agent._emit(Progress(name="prefill-0", text="loading"))
+            assert agent._outlet.waiting == waiting
+            # What happened is told, however late.
+            agent._emit(Stopped(name="prefill-0", forced=False, seconds=1))
+            assert agent._outlet.waiting > waiting
+            agent._outlet.close()
+            await agent._http.close()
+
+    asyncio.run(scenario())
+    os.close(read)
+    assert capsys.readouterr().err.count("the launcher does not read") == 1
+
+
+def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
+    async def scenario() -> tuple[str, list[Event]]:
+        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+        popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        events: list[Event] = []
+        link = AgentLink("a", popen, events.append)
+        link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
+        answered = await link.ask("GET", "http://127.0.0.1:1/", seconds=60)
+        popen.kill()
+        await link.close(60)
+        assert popen.stdout is not None
+        popen.stdout.close()
+        return answered.error, events
+
+    error, events = asyncio.run(scenario())
+    assert error == "the agent of a does not read its orders"
+    assert all(isinstance(event, Gone) for event in events)
