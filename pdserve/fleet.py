@@ -152,9 +152,13 @@ class Fleet:
 
     def _push(self, worker: str) -> None:
         for process in self.plan.processes:
-            if process.control == "stdin" and process.node in self.links:
-                line = json.dumps({"worker": worker, "state": self._routing[worker]})
-                self.links[process.node].send(Push(name=process.name, about=worker, line=line))
+            if process.control == "stdin":
+                self.push(process.name, worker, {"worker": worker, "state": self._routing[worker]})
+
+    def push(self, name: str, about: str, message: Mapping[str, Any]) -> None:
+        """Writes a line to a process that has `control: stdin`. `about`: what it tells (protocol.Push)."""
+        if (link := self.links.get(self.plan.process(name).node)) is not None:
+            link.send(Push(name=name, about=about, line=json.dumps(message)))
 
     def on_node_of(self, name: str) -> AskNode:
         """A way to make HTTP requests from the node of a process. Where its agent is gone, they say so."""

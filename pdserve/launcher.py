@@ -27,6 +27,7 @@ from pdserve.preflight import ENGINE_KEY
 from pdserve.protocol import Event, Gone, Health, Shutdown
 from pdserve.record import KeptRecord
 from pdserve.recovery import Recovery
+from pdserve.rolling import roll
 from pdserve.rundir import BEAT_SECONDS, RunDir
 from pdserve.start_proofs import StartProofs
 from pdserve.state import DeploymentState, Phase
@@ -345,6 +346,8 @@ class Launcher:
             raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
         if self._fleet.plan.process(name).role == "weights":
             raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
+        if name == "proxy" and await roll(self._fleet):
+            return Reply(exit_code=0, message=f"{name} is ready")
         if await self._recovery.restart(name):
             if self._state.phase == "failed" and all(map(self._is_ready, self._state.processes)):
                 await self._proofs.canary()

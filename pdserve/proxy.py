@@ -258,6 +258,13 @@ def serve_together(path: Path, config: ProxyConfig, key: str | None, *, with_con
         )
         return serve(path, config, key, place)
 
+    def configure(text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            log.warning("the configuration cannot be written to %s: %s", path, error)
+
     processes = Processes(
         count,
         member,
@@ -265,6 +272,7 @@ def serve_together(path: Path, config: ProxyConfig, key: str | None, *, with_con
         beats=signs,
         sockets=[sock.fileno() for sock in sockets],
         inherited=inherited,
+        configure=configure,
     )
     return processes.run()
 

@@ -20,7 +20,7 @@ FLOORS = [
     {"pdserve.running", "pdserve.survey"},
     {"pdserve.candidates", "pdserve.change", "pdserve.scout"},
     {"pdserve.launcher"},
-    {"pdserve.recovery", "pdserve.start_proofs"},
+    {"pdserve.recovery", "pdserve.rolling", "pdserve.start_proofs"},
     {
         "pdserve.verify",
         "pdserve.status_view",

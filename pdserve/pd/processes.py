@@ -4,9 +4,9 @@ The first process serves nothing. It holds the listening sockets, forks the othe
 and what one of them asks (an admin's order) on to all, starts one anew that died or hangs, and ends them with itself.
 A new one is told everything again that its siblings know, and takes the connections that waited for the one before it.
 
-A rolling restart (SIGUSR2, or {"restart": true} among the control lines) makes the first process a new program
-(pd.succession): it forks new members, and when all of them serve the old ones stop accepting and end after their last
-request. Nothing is refused meanwhile, because the sockets stay open.
+A rolling restart (SIGUSR2, or {"restart": true, "config": "..."} among the control lines) makes the first process a
+new program (pd.succession): it forks new members, and when all of them serve the old ones stop accepting and end after
+their last request. Nothing is refused meanwhile, because the sockets stay open.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Processes:
     sockets: Sequence[int] = ()
     """The listening sockets, which a new program gets too."""
     inherited: Inheritance | None = None
+    configure: Callable[[str], None] = field(default=lambda _: None)
+    """Gets the configuration that the launcher wants for the new program."""
     generation: int = 1
     rolling: bool = False
     """Old members serve until all new ones do."""
@@ -128,7 +130,10 @@ class Processes:
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            if self._remember(line).get("restart") is True:
+            said = self._remember(line)
+            if said.get("restart") is True:
+                if isinstance(said.get("config"), str):
+                    self.configure(said["config"])
                 self._renew()
             else:
                 self._tell(line)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
-from pdserve import host
+from pdserve import host, procfs
 from pdserve.errors import StateError
 from tests.launch.deployment import (
     LINE_SECONDS,
@@ -222,3 +225,48 @@ def test_two_ups_at_the_same_moment_are_one_deployment(tmp_path: Path, pdserve_h
             raise AssertionError("two launchers hold one lock")
         assert deployment.run.path == run.path
         assert deployment.started() == ["lmcache-0"]
+
+
+def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path, prefill__env={"FAKE_PREFILL_SECONDS": "4"}), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        url, stop, broken = deployment.state().endpoint, threading.Event(), list[str]()
+        root, serving = deployment.id_of("proxy"), procfs.descendants(deployment.id_of("proxy").pid)
+
+        def knock() -> None:
+            while not stop.is_set():
+                try:
+                    answer = httpx.get(f"{url}/v1/models", trust_env=False, timeout=60)
+                    broken.extend([] if answer.status_code == 200 else [answer.text])
+                except httpx.HTTPError as error:
+                    broken.append(repr(error))
+
+        def stream() -> str:
+            body = BODY | {"max_tokens": 40, "stream": True}
+            return httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=60).text
+
+        with ThreadPoolExecutor() as pool:
+            knocking, streams = pool.submit(knock), [pool.submit(stream) for _ in range(4)]
+            assert pdserve("restart", "proxy") == (0, "proxy is ready")
+            assert all(one.result().endswith("data: [DONE]\n\n") for one in streams)
+            stop.set()
+            knocking.result()
+        assert broken == []
+        assert deployment.id_of("proxy") == root
+        assert not procfs.descendants(root.pid) & serving
+        assert deployment.events("rolled")
+
+
+def test_a_proxy_that_could_not_start_again_is_not_restarted(tmp_path: Path, pdserve_home: Path) -> None:
+    broken = tmp_path / "broken"
+    program = (
+        f"import sys, pathlib; pathlib.Path({str(broken)!r}).exists() and sys.exit(7)\n"
+        "import pdserve.proxy as p; sys.exit(p.main())"
+    )
+    with up(recipe(tmp_path, proxy__command=[sys.executable, "-c", program]), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        broken.touch()
+        code, output = pdserve("restart", "proxy")
+        assert code == 4
+        assert "the proxy was not replaced: 1.1: it does not start (exit code 7)" in output
+        assert deployment.post("/v1/completions", BODY)[0] == 200
