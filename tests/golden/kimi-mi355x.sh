@@ -251,8 +251,10 @@ run_proxy() {
     "body_seconds": 300.0,
     "keep_alive_seconds": 75.0,
     "max_connections": 8192,
+    "max_buffered_bytes": null,
     "write_buffer_bytes": 262144
   },
+  "allowed_hosts": null,
   "auth": {
     "keys_file": null,
     "client_authorization": "replace"
