@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
+_PSS = re.compile(r"^Pss:\s+(\d+) kB", re.M)
 
 
 def tree(pid: int) -> list[int]:
@@ -48,14 +49,16 @@ def run_and_wait(pid: int, *, descendants: bool = True) -> tuple[float, float]:
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of the tree."""
-    pages = 0
+    """Resident memory of the tree. What processes share counts once, split among them (PSS): forks share much of it."""
+    kib = 0
     for process in tree(pid):
         try:
-            pages += int((PROC / str(process) / "statm").read_text().split()[1])
+            rollup = (PROC / str(process) / "smaps_rollup").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return pages * PAGE / 2**20
+        found = _PSS.search(rollup)
+        kib += int(found[1]) if found else 0
+    return kib / 1024
 
 
 def machine_seconds() -> float:

@@ -315,6 +315,9 @@ class Connection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         if self._reply is None and self._current is None and not self._ready:
             self._transport.close()
+        elif self._reply is not None and not self._ready:
+            # Its head says so, if it has not left yet: a client then sends nothing more on this connection.
+            self._reply.keep_alive = False
 
     # --- inside
 
@@ -389,7 +392,7 @@ class Connection(asyncio.Protocol):
     def _new_reply(self, request: Request) -> Reply:
         return Reply(
             self,
-            keep_alive=self._parser.should_keep_alive() and not self._refused,
+            keep_alive=self._parser.should_keep_alive() and not self._refused and not self._front.closing,
             head_only=request.method == b"HEAD",
             http10=self._http10,
         )
