@@ -90,6 +90,8 @@ def more_than_at_once() -> dict[str, Any]:
         for number, tokens in enumerate(prompts):
             decode.decode(f"d{number}", f"t{number}", tokens, prefill)
             decode.step()
+            # Those that come while prefill's address is asked for have no order.
+            until(lambda: bool(decode.worker._remote_agents), decode, seconds=LONG)
         until(lambda: False, decode, seconds=0.3)
     seen: dict[str, Any] = {"asked": sorted(prefill.worker.reqs_need_send)}
     before = decode.lab.free_blocks
