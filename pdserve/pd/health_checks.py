@@ -69,9 +69,13 @@ class HealthChecks:
             self._changed()
 
     async def _answers(self, worker: Worker) -> bool:
+        began = asyncio.get_running_loop().time()
         try:
             health = await fetch(worker.pool, "GET", "/health", timeout=self._settings.timeout_seconds)
         except FetchError as error:
+            if worker.heard > began:
+                # It has answered a request meanwhile. One that many requests keep busy is not one that is gone.
+                return True
             if worker.healthy:
                 log.info("%s: %s", worker.name, error)
             return False

@@ -261,7 +261,9 @@ class Leg:
         return from_upstream(self.worker.name, self._status, body, self.worker.key_of_client)
 
     def _answer(self, *, complete: bool) -> None:
-        self.worker.breaker.succeeded(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self.worker.heard = now
+        self.worker.breaker.succeeded(now)
         self.answer = Answer(self._content_type, self._data, complete)
         self._data = b""
         self.settled, self.complete = True, complete
@@ -275,6 +277,8 @@ class Leg:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
+        if self._status:
+            self.worker.heard = asyncio.get_running_loop().time()
         self.worker.breaker.left()
         failed = error.status >= 500
         self._end_with(WorkerFailedError(self.worker, error, retry=failed, suspect=failed))

@@ -35,6 +35,7 @@ class Worker:
         "config",
         "deaths",
         "healthy",
+        "heard",
         "key_of_client",
         "kv_usage",
         "life",
@@ -61,6 +62,8 @@ class Worker:
         self.state: WorkerState = "starting"
         self.healthy = True
         """What our own checks say."""
+        self.heard = 0.0
+        """Loop time of its last answer to a request, whatever that was."""
         self.served = 0
         """Legs ever sent to it by this process."""
         self.life = 0

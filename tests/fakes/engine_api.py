@@ -1,7 +1,8 @@
 """The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
-/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted
+/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted; checks: GETs of
+                 /health
 /fake/wait?K=V   answers once the state has these values (408 after a minute)
 /fake/script     POST: changes the script (engine_script.Script)
 """
@@ -44,6 +45,7 @@ class Engine:
     waiting: int = 0
     finished: int = 0
     aborted: int = 0
+    checks: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     source_tokens: dict[str, int] = field(
         default_factory=lambda: {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
@@ -81,6 +83,8 @@ class Engine:
             return
         match request.path:
             case "/health":
+                self.checks += 1
+                await self.gate.until(lambda: self.script.hold != "health")
                 await responder.send(200, b"")
                 if self.script.die_at == "ready":
                     die(self.script, "RuntimeError: Engine core proc died unexpectedly.")
@@ -133,6 +137,7 @@ class Engine:
             "finished": self.finished,
             "aborted": self.aborted,
             "received": len(self.requests),
+            "checks": self.checks,
         }
 
     async def _wait(self, request: Request, responder: Responder) -> None:

@@ -68,7 +68,7 @@ class Script:
     hold: str = ""
     """* Wait at this point until it is changed: arrival (before the scheduler has it) | prefill | first (before the
     first token) | token (after it) | answer (done, but nothing of an answer that is no stream was sent); or answer no
-    GET of this page: metrics."""
+    GET of this page: metrics, health."""
 
     @classmethod
     def from_env(cls) -> Script:

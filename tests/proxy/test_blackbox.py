@@ -189,6 +189,17 @@ def test_05_a_dead_worker_on_the_same_host_is_left_alone_and_comes_back(deployme
     assert deployment.prefills[0].state()["finished"] == 2
 
 
+def test_05_an_engine_that_answers_requests_is_alive_however_long_its_health_takes(deployment: Deployment) -> None:
+    """One client's flood keeps an API server from a check, and must not take it from the others."""
+    deployment.up(health={"interval_seconds": 0.1, "timeout_seconds": 2, "failures": 1})
+    decode = deployment.decodes[0]
+    decode.script(hold="health")
+    beyond = decode.state()["checks"] + 3
+    while decode.state()["checks"] < beyond:
+        assert deployment.complete().status_code == 200
+    decode.script(hold="")
+
+
 def test_05_an_engine_that_goes_on_after_a_pause_is_used_at_once(deployment: Deployment) -> None:
     """However long it is between two checks of healthy ones."""
     deployment.up()
