@@ -1,8 +1,8 @@
 """The fake's HTTP side: the OpenAI endpoints, /health, /metrics, and /fake/* for tests.
 
 /fake/requests   every generation request, in order of arrival: path, headers, body
-/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted; checks: GETs of
-                 /health
+/fake/state      running, waiting, held (KV that nobody fetched), delivered, expired, late, finished, aborted, checks
+                 (GETs of /health)
 /fake/wait?K=V   answers once the state has these values (408 after a minute)
 /fake/script     POST: changes the script (engine_script.Script)
 """
