@@ -36,7 +36,7 @@ from pdserve.errors import PdserveError, RecipeError, StartError
 from pdserve.pd import control, server, shared_numbers, succession
 from pdserve.pd.beats import Beats
 from pdserve.pd.config import ProxyConfig
-from pdserve.pd.errors import ApiError
+from pdserve.pd.errors import ApiError, no_route
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
 from pdserve.pd.models import engine_version, models
@@ -49,8 +49,6 @@ log = logging.getLogger("pdserve.proxy")
 
 ENGINE_KEY = "PDSERVE_ENGINE_KEY"
 _LATER = {"retry-after": str(RETRY_AFTER_SECONDS)}
-_LONGEST_PATH = 200
-"""Of a path that is said back to whoever asked for it."""
 
 
 def create_app() -> FastAPI:
@@ -112,10 +110,8 @@ def create_app() -> FastAPI:
 def _answer_errors_in_openai_shape(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        said = str(error.detail)
-        if error.status_code == 404:
-            said = f"{said}: this proxy has no route {request.url.path[:_LONGEST_PATH]}"
-        answer = ApiError(error.status_code, said)
+        missing = error.status_code == 404
+        answer = no_route(request.url.path) if missing else ApiError(error.status_code, str(error.detail))
         return JSONResponse(answer.body(), status_code=answer.status, headers=dict(error.headers or {}))
 
 

@@ -19,6 +19,9 @@ _NO_ROUTE = b'{"detail":"Not Found"}'
 """Starlette's answer, which vLLM has no handler for: which routes there are depends on the model's tasks."""
 
 
+_LONGEST_PATH = 256
+
+
 class ApiError(Exception):
     """An error for the client. The fields are vLLM's (and so OpenAI's): message, type, param, code."""
 
@@ -64,6 +67,11 @@ class ClientGoneError(Exception):
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
+
+
+def no_route(path: str) -> ApiError:
+    """Nothing here or at the engines answers this path."""
+    return ApiError(404, f"Not Found: this proxy has no route {path[:_LONGEST_PATH]}")
 
 
 def from_upstream(worker: str, status: int, body: bytes, key_of_client: bool = False) -> ApiError:

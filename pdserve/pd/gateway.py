@@ -28,7 +28,7 @@ from pdserve.pd.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
 from pdserve.pd.entrance import Entrance
-from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.errors import ApiError, ClientGoneError, no_route
 from pdserve.pd.health_checks import HealthChecks
 from pdserve.pd.http import bridge
 from pdserve.pd.http.front import Request
@@ -152,7 +152,7 @@ class Gateway:
             if stored is CANCEL and request.method == b"POST":
                 return None
             known = asked or stored is not None or request.path in PAGES
-            return ApiError(405, "Method Not Allowed") if known else ApiError(404, "Not Found")
+            return ApiError(405, "Method Not Allowed") if known else no_route(request.path.decode("latin-1"))
         return None
 
     def handle(self, request: Request, reply: Reply) -> None:

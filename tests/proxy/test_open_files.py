@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def proxy(tmp_path: Path, engine: RawEngine) -> Iterator[Child]:
         proxy.listens(int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1]))
         yield proxy
     finally:
-        proxy.end()
+        proxy.end(signal.SIGTERM)
 
 
 def test_idle_clients_up_to_the_limit_leave_requests_their_engines(proxy: Child, engine: RawEngine) -> None:
