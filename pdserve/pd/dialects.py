@@ -45,10 +45,12 @@ _LONGEST_PROMPT = 1_048_576
 """Bytes of a prompt that routing looks at."""
 
 Check = Callable[[Any], bool]
+_MOST = 1 << 53
+"""Of a count. With more than an integer of theirs holds, engines fail in ways of their own."""
 
 
 def _count(least: int) -> Check:
-    return lambda value: value is None or (type(value) is int and value >= least)
+    return lambda value: value is None or (type(value) is int and least <= value <= _MOST)
 
 
 def _flag(value: Any) -> bool:
@@ -107,6 +109,12 @@ _SPLITTABLE: Mapping[str, Check] = {
 }
 
 
+_OBJECTS = ("structured_outputs", "response_format", "logit_bias")
+"""What prefill gets too, and where anything else makes both engines fail (vLLM 0.32: with 500)."""
+_AN_OBJECT = (b"{", b"n")
+"""Or null."""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """One API."""
@@ -145,6 +153,9 @@ class Dialect:
             return self.list_of_messages
         if not self.one_prompt and not _is_one_prompt(body):
             return "prompt"
+        for name in _OBJECTS:
+            if name in body.members and body.begins(name) not in _AN_OBJECT:
+                return name
         if body.begins("stream_options") == b"{" and body.get("stream") is not True:
             return "stream_options"
         return None

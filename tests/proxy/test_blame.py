@@ -11,7 +11,7 @@ from tests.proxy.deployment import KEY, Deployment, Fake
 from tests.proxy.test_failures import error_of
 
 ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}
-POISON = {"structured_outputs": "x"}
+POISON = {"poisonous": True}
 AT_ONCE = {"failures": 1, "open_seconds": 600}
 """A breaker that opens at the first failure and does not close."""
 
@@ -23,12 +23,12 @@ def open_breakers(deployment: Deployment) -> list[str]:
 
 def poisoned(fakes: list[Fake]) -> list[Fake]:
     for fake in fakes:
-        fake.script(poison="structured_outputs")
+        fake.script(poison="poisonous")
     return fakes
 
 
 def received(fakes: list[Fake]) -> int:
-    return sum("structured_outputs" in request["body"] for fake in fakes for request in fake.requests())
+    return sum("poisonous" in request["body"] for fake in fakes for request in fake.requests())
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -65,6 +65,16 @@ def test_a_worker_that_answers_others_is_not_left_alone(deployment: Deployment, 
     assert {deployment.complete(**POISON).status_code for _ in range(6)} == {200}
     assert received(fakes[:1]) > 1
     assert open_breakers(deployment) == []
+
+
+@pytest.mark.parametrize(
+    "field", [{"structured_outputs": "x"}, {"response_format": []}, {"logit_bias": 1}, {"stream_interval": 10**30}]
+)
+def test_a_crash_that_can_be_seen_coming_costs_one_engine_only(deployment: Deployment, field: dict[str, Any]) -> None:
+    deployment.up()
+    deployment.complete(**field)
+    assert deployment.prefills[0].state()["received"] == 0
+    assert deployment.decodes[0].body() == {"model": "tiny", "prompt": "hello world", "max_tokens": 8} | field
 
 
 def test_a_worker_that_answers_nobody_is_left_alone(deployment: Deployment) -> None:
