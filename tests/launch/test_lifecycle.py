@@ -155,7 +155,7 @@ def test_a_larger_lmcache_may_use_the_memory_of_the_one_that_it_replaces(tmp_pat
 def test_restart_by_name(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
-        for name in ("prefill-0", "lmcache-0", "proxy"):
+        for name in ("prefill-0", "lmcache-0"):
             before = deployment.id_of(name)
             code, output = pdserve("restart", name)
             assert (code, output) == (0, f"{name} is ready")

@@ -16,7 +16,7 @@ from pdserve.plan.model import Env, LmcacheServer, Node, Plan, Process
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof, Report, run_proofs
 from tests.launch.deployment import free_ports
-from tests.proxy.deployment import KEY, MODEL, Child
+from tests.proxy.deployment import KEY, MODEL, Child, Proxy
 
 DETAILS = "--enable-prompt-tokens-details"
 MOONCAKE = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -171,12 +171,11 @@ class Deployment:
         return Plan(**(values | fields))
 
     def _proxy(self, config: ProxyConfig, naive: tuple[str, ...]) -> int:
-        path = self._folder / "proxy.json"
-        path.write_text(config.model_dump_json())
-        argv = [sys.executable, "-m", "pdserve.proxy", "--config", str(path), "--no-control"]
         if naive:
             argv = [sys.executable, "tests/verify/naive_proxy.py", *(self.engines[name].url for name in naive)]
-        proxy = Child(argv, {"PDSERVE_ENGINE_KEY": KEY})
+            proxy = Child(argv, {"PDSERVE_ENGINE_KEY": KEY})
+        else:
+            proxy = Proxy(self._folder / "proxy.json", config, key=KEY, control=False)
         self._stack.callback(proxy.end)
         return int(proxy.until(r"serving on http://127.0.0.1:(\d+)")[1])
 

@@ -79,14 +79,12 @@ class Connection(asyncio.Protocol):
         """The request that is arriving."""
         self._body: list[bytes] = []
         self._tail = bytearray()  # of the body, if it comes in small pieces
-        self._http10 = False
+        self._http10 = self._in_head = self._refused = False
         self._body_until = 0.0
         """Loop time at which it must be there; 0: it has not begun."""
         self._header_bytes = 0
-        self._in_head = False
         self._nothing_new = 0
         """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
-        self._refused = False
         self._resuming = False
         """The head that a parser reads was made here: it says nothing new."""
         self._ready: deque[tuple[Request, Reply]] = deque()
@@ -315,9 +313,8 @@ class Connection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         if self._reply is None and self._current is None and not self._ready:
             self._transport.close()
-        elif self._reply is not None and not self._ready:
-            # Its head says so, if it has not left yet: a client then sends nothing more on this connection.
-            self._reply.keep_alive = False
+        elif self._reply is not None:
+            self._last_reply_closes()
 
     # --- inside
 
