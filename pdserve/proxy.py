@@ -39,7 +39,7 @@ from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError, no_route
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
-from pdserve.pd.models import engine_version, models
+from pdserve.pd.models import engine_version
 from pdserve.pd.processes import Processes, line_of
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 from pdserve.pd.shared_numbers import Numbers
@@ -97,7 +97,7 @@ def create_app() -> FastAPI:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         gateway: Gateway = app.state.gateway
-        return await models(gateway.registry, gateway.engines, gateway.config.served_name)
+        return await gateway.models.listed()
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pdserve.pd.http.connecting import lacks_descriptors
+
 if TYPE_CHECKING:
     from pdserve.pd.leg import Leg
 
@@ -14,7 +16,7 @@ async def dial(leg: Leg) -> None:
         connection = await leg.worker.pool.connect()
     except TimeoutError:
         leg.unreachable(" in time")
-    except OSError:
-        leg.unreachable("")
+    except OSError as error:
+        leg.unreachable("", ours=lacks_descriptors(error))
     else:
         leg.connected(connection)

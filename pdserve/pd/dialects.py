@@ -295,7 +295,8 @@ WHOLE = tuple(
     _Whole(
         name,
         path,
-        prompt_fields=("input", "prompt", "messages", "text_1", "query", "items"),
+        # What vLLM computes on, whatever the API: a quota counts it.
+        prompt_fields=(*CHAT.prompt_fields, "system", "instructions", "input", "prompt", "text_1", "query", "items"),
         prefill_fields={},
         end_of_stream=b"data: [DONE]" if name == "invocations" else None,
     )

@@ -39,6 +39,7 @@ from pdserve.pd.large_bodies import LargeBodies
 from pdserve.pd.load import LoadBoard
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.metrics_page import Labels
+from pdserve.pd.models import Models
 from pdserve.pd.pools import Pools
 from pdserve.pd.prewarm import Prewarm
 from pdserve.pd.quotas import Quotas, Use, cells_needed
@@ -103,6 +104,7 @@ class Gateway:
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
         self._reading = Reading(config, self.engines)
+        self.models = Models(self.registry, self.engines, config.served_name)
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         self._large_bodies = LargeBodies()

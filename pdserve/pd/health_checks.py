@@ -73,7 +73,7 @@ class HealthChecks:
         try:
             health = await fetch(worker.pool, "GET", "/health", timeout=self._settings.timeout_seconds)
         except FetchError as error:
-            if worker.heard > began:
+            if worker.heard > began or error.ours:
                 # It has answered a request meanwhile. One that many requests keep busy is not one that is gone.
                 return True
             if worker.healthy:

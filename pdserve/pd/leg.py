@@ -169,8 +169,12 @@ class Leg:
         self._connection = connection
         connection.send(self._head, self._body, self)
 
-    def unreachable(self, how: str) -> None:
-        self.worker.breaker.unreachable(asyncio.get_running_loop().time())
+    def unreachable(self, how: str, *, ours: bool = False) -> None:
+        """`ours`: this process has no descriptor left, which says nothing about the worker."""
+        if ours:
+            self.worker.breaker.left()
+        else:
+            self.worker.breaker.unreachable(asyncio.get_running_loop().time())
         error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
         self._end_with(WorkerFailedError(self.worker, error, retry=True))
 

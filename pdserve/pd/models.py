@@ -15,6 +15,26 @@ from pdserve.pd.registry import Registry, Worker
 log = logging.getLogger("pdserve.proxy")
 
 _SECONDS = 2.0
+_FRESH_SECONDS = 1.0
+
+
+class Models:
+    """What /v1/models says. Asked for by many at once, or again within a second, the workers are asked once."""
+
+    def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:
+        self._registry, self._engines, self._served_name = registry, engines, served_name
+        self._loop = asyncio.get_running_loop()
+        self._asking: asyncio.Task[dict[str, Any]] | None = None
+        self._fresh_until = 0.0
+
+    async def listed(self) -> dict[str, Any]:
+        if self._asking is None or (self._asking.done() and self._loop.time() >= self._fresh_until):
+            self._asking = self._loop.create_task(models(self._registry, self._engines, self._served_name))
+            self._asking.add_done_callback(self._told)
+        return await asyncio.shield(self._asking)
+
+    def _told(self, _: asyncio.Task[dict[str, Any]]) -> None:
+        self._fresh_until = self._loop.time() + _FRESH_SECONDS
 
 
 async def models(registry: Registry, engines: Engines, served_name: str) -> dict[str, Any]:

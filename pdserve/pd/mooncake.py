@@ -96,7 +96,7 @@ class Mooncake:
                 raise
             except (ApiError, ClientGoneError, asyncio.CancelledError):
                 # The client left, its time is up, or this proxy is ending.
-                self.background.start(self._deliver_and_abort(legs))
+                self.background.start(self._deliver_and_abort(transfer, legs))
                 raise
             request.stages.decoding = legs.decode.first_byte
             await self._relay(legs, client, watch)
@@ -200,8 +200,9 @@ class Mooncake:
         error = failure.error if failure is not None else ApiError(502, f"{transfer.prefill.name} was restarted")
         raise WorkerFailedError(transfer.prefill, error, retry=True, avoid=False) from failure
 
-    async def _deliver_and_abort(self, legs: Legs) -> None:
-        """Let prefill finish its token and decode take the request in, then leave both."""
+    async def _deliver_and_abort(self, transfer: Transfer, legs: Legs) -> None:
+        """Let prefill finish its token and decode take the request in, then leave both. A decode that has refused it,
+        or has never got it, does not tell prefill."""
         prefill, decode = legs.prefill, legs.decode
         loop = asyncio.get_running_loop()
         taken_in = loop.time() + TAKEN_IN_SECONDS
@@ -212,6 +213,8 @@ class Mooncake:
         )
         if prefill.failure is None:
             await settle((decode,), lambda: decode.settled, max(0.0, taken_in - loop.time()))
+        if prefill.failure is None and (decode.failure is not None or not decode.reached):
+            await self._withdraw(transfer, legs)
         legs.close()
 
     async def _withdraw(self, transfer: Transfer, legs: Legs) -> None:

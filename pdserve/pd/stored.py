@@ -31,6 +31,10 @@ _ASK_SECONDS = 5.0
 _PREFIX = b"/v1/responses/"
 _PATH = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel)?")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,256}")
+_LONGEST_ID = 2048
+"""Bytes, as JSON; what is longer is no id."""
+_ASKING = 8
+"""Fan-outs at once: each takes a connection to every worker."""
 _NOTHING = b"{}"
 
 
@@ -51,6 +55,7 @@ class StoredResponses:
     def __init__(self, config: ProxyConfig, registry: Registry, engines: Engines, entrance: Entrance) -> None:
         self._registry, self._engines, self._entrance = registry, engines, entrance
         self._one = OneEngine(engines)
+        self._asking = asyncio.Semaphore(_ASKING)
         self.configure(config)
 
     def configure(self, config: ProxyConfig) -> None:
@@ -78,7 +83,7 @@ class StoredResponses:
 
     def continues(self, request: ClientRequest) -> bool:
         """It goes on from a stored response, and more than one worker may have that."""
-        if request.dialect is not RESPONSES or "previous_response_id" not in request.body.members:
+        if request.dialect is not RESPONSES or not 0 < request.body.length("previous_response_id") <= _LONGEST_ID:
             return False
         named = request.body.get("previous_response_id")
         return isinstance(named, str) and _ID.fullmatch(named) is not None and len(self._keepers()) > 1
@@ -133,7 +138,8 @@ class StoredResponses:
         ]
 
     async def _keeper_of(self, named: str, keepers: list[Worker], request: ClientRequest) -> Worker:
-        statuses = await asyncio.gather(*(self._status(worker, named, request) for worker in keepers))
+        async with self._asking:
+            statuses = await asyncio.gather(*(self._status(worker, named, request) for worker in keepers))
         for worker, status in zip(keepers, statuses, strict=True):
             if status == 200:
                 return worker

@@ -38,6 +38,8 @@ _TEXT = re.compile(
     rb'"(?:delta|text|content|thinking|reasoning|reasoning_content|partial_json|arguments)" ?: ?"((?:[^"\\]|\\.)+)"'
 )
 _BYTES_PER_TOKEN = 4
+_LONGEST_FLAG = 64
+_LONGEST_OPTIONS = 1024
 _MAX_HELD = 1024 * 1024
 _WINDOW = 1024
 """Of the beginning of an answer's usage, at the end of one piece of it."""
@@ -161,6 +163,9 @@ class UsageMeter:
 
 def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[Body, UsageMeter]:
     """The request as decode gets it, and the meter of its answer."""
+    if body.length("stream") > _LONGEST_FLAG or body.length("stream_options") > _LONGEST_OPTIONS:
+        # No engine takes that. It is not looked at: it may be as large as a body.
+        return body, UsageMeter(fingerprints)
     options = body.get("stream_options")
     if dialect not in (CHAT, COMPLETIONS) or not _flag(body.get("stream")) or not isinstance(options, dict | None):
         return body, UsageMeter(fingerprints)
@@ -171,8 +176,9 @@ def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[B
         # No engine takes that.
         return body, UsageMeter(fingerprints)
     wanted = encode({**asked, "include_usage": True, "continuous_usage_stats": True})
-    body = Body(bytes(body.spliced(plus={"stream_options": wanted})))
-    return body, UsageMeter(fingerprints, hides=not continuous, hides_total=not usage)
+    return body.replaced("stream_options", wanted), UsageMeter(
+        fingerprints, hides=not continuous, hides_total=not usage
+    )
 
 
 def tokens_in(usage: bytes) -> tuple[int | None, int | None]:

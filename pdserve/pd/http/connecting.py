@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
 C = TypeVar("C", bound=asyncio.BaseProtocol)
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Whether a connection could not be made because this process, or its machine, has no descriptor left."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 async def connect(protocol: Callable[[], C], host: str, port: int, *, tls: ssl.SSLContext | None, timeout: float) -> C:

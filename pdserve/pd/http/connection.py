@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._current is not None
         self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self._max_header_bytes:
+        if self._header_bytes > self._max_header_bytes or len(self._current.headers) == refusals.MAX_HEADERS:
             raise refusals.headers_too_large()
         if not self._in_head:
             # A head that was made here, or a trailer: that comes after everything that a header decides.
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         refusal = self._front.handler.refuse(request)
         if refusal is not None:
             raise refusal
-        if 2 * size + self._budget.held > self._budget.limit:
+        if size and not self._budget.fits(size, more=size):
             raise refusals.no_memory()
         expected = get(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         budget = self._budget
         request.held = request.body_bytes
         budget.held += len(data)
-        if budget.held + request.held > budget.limit:
+        if not budget.fits(request.held):
             raise refusals.no_memory()
         if not self._body or (len(data) >= _PIECE_BYTES and not self._tail):
             self._body.append(data)

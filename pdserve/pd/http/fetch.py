@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from pdserve.pd.http.connecting import lacks_descriptors
 from pdserve.pd.http.upstream import Connection, Pool
 
 _MAX_BYTES = 16 * 1024 * 1024
 
 
 class FetchError(Exception):
-    """No complete answer: not reachable, cut, too late or too long."""
+    """No complete answer: not reachable, cut, too late or too long. `ours`: this process has no descriptor left, which
+    says nothing about whoever was asked."""
+
+    def __init__(self, what: str, *, ours: bool = False) -> None:
+        super().__init__(what)
+        self.ours = ours
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ async def fetch(
     except TimeoutError:
         raise FetchError(f"no answer within {timeout:g} s") from None
     except OSError as error:
-        raise FetchError(f"cannot be reached: {error.strerror or type(error).__name__}") from error
+        what = f"cannot be reached: {error.strerror or type(error).__name__}"
+        raise FetchError(what, ours=lacks_descriptors(error)) from error
     finally:
         complete = sink.done.done() and not sink.done.cancelled() and sink.done.exception() is None
         if connection is not None and not complete:

@@ -27,18 +27,28 @@ class Limits:
     """Of requests in memory at once, over all connections."""
 
 
+_SMALL_BYTES = 65_536
+
+
 class Budget:
     """Bytes of requests in memory, over all connections of the process.
 
-    A request may be as large as what is left beside it. So the largest ones are turned away first, and whoever sends
-    large ones cannot leave nothing for small ones.
+    A large request may be as large as what is left beside it of seven eighths: the largest ones are turned away first.
+    The last eighth is for small ones only, so that nobody who sends large ones leaves nothing for them.
     """
 
-    __slots__ = ("held", "limit")
+    __slots__ = ("_for_large", "_limit", "held")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self._limit = limit
+        self._for_large = limit - limit // 8
         self.held = 0
+
+    def fits(self, size: int, more: int = 0) -> bool:
+        """Whether a request of that size, of which `more` bytes are not held yet, has room."""
+        if self.held + more + size <= self._for_large:
+            return True
+        return size <= _SMALL_BYTES and self.held + more <= self._limit
 
 
 class Request:
@@ -96,7 +106,7 @@ class Request:
         budget = self._budget
         self.held += count
         budget.held += count
-        return budget.held + self.held <= budget.limit
+        return budget.fits(self.held)
 
     def has_body(self) -> bool:
         """Its headers announce one. For when all of them have come."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.incoming import Request
 
+MAX_HEADERS = 256
+"""Of one request: each takes far more memory than its bytes."""
 RETRY_SECONDS = 1
 _ONCE = (b"host", b"content-length", b"transfer-encoding")
 """Headers that decide who is asked and where a request ends."""
