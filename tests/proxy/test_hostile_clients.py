@@ -333,8 +333,8 @@ def test_thousands_of_offered_upgrades_at_once_are_answered_one_after_the_other(
 
 @pytest.fixture
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
-    """One that may hold 4 MiB of requests, and an engine that answers when it is told to."""
-    limits = {"max_buffered_bytes": 4 * MEGABYTE}
+    """One that may hold 5 MiB of requests, and an engine that answers when it is told to."""
+    limits = {"max_buffered_bytes": 5 * MEGABYTE}
     with raw_deployment(tmp_path_factory.mktemp("tight"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
         yield raw
         raw.unharmed()
@@ -348,7 +348,7 @@ def completion(size: int) -> bytes:
 def test_large_requests_beyond_the_budget_get_503_and_small_ones_are_served(
     tmp_path_factory: pytest.TempPathFactory, waits: str
 ) -> None:
-    config: dict[str, Any] = {"limits": {"max_buffered_bytes": 4 * MEGABYTE}, "max_body_bytes": 2 * MEGABYTE}
+    config: dict[str, Any] = {"limits": {"max_buffered_bytes": 5 * MEGABYTE}, "max_body_bytes": 2 * MEGABYTE}
     if waits == "in a queue":
         config["admission"] = {"aggregated": {"max_requests": 1, "queue_size": 100}}
     with raw_deployment(tmp_path_factory.mktemp("budget"), **config) as raw:
