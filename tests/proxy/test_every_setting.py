@@ -140,6 +140,7 @@ USED: Mapping[str, Where] = {
     "health.interval_seconds": lambda r: r.gateway._health._settings.interval_seconds,
     "health.timeout_seconds": lambda r: r.gateway._health._settings.timeout_seconds,
     "health.failures": lambda r: r.gateway._health._settings.failures,
+    "allowed_hosts": lambda r: sorted(r.gateway._hosts._names - {r.config.host}),  # type: ignore[union-attr]
     "auth.keys_file": lambda r: r.gateway.keys and "team" in r.gateway.keys.current.names,
     "auth.client_authorization": lambda r: r.gateway.engines._authorization,
     "tls.certificate": lambda r: r.config.tls and r.config.tls.certificate,
@@ -198,6 +199,9 @@ def other(path: str, field: FieldInfo, folder: Path) -> Any:
     special = {
         "host": "127.0.0.2",
         "command": ["my-proxy"],
+        "allowed_hosts": ["x-another"],
+        # More than the default may be more than there are open files.
+        "limits.max_connections": 7,
         "auth.keys_file": str(folder / "keys"),
         "tls.certificate": str(pair.certificate),
         "tls.key": str(pair.key),
