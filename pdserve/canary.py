@@ -28,7 +28,7 @@ async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: 
     """Asks for one token until it comes or the time is over. 503 and refused connections are tried again."""
     began = time.monotonic()
     said = "no answer"
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = {} if key is None else _bearer(key)
     body = json.dumps({"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0})
     while (left := seconds - (time.monotonic() - began)) > 0:
         answer = await ask("POST", f"{url}/v1/completions", headers=headers, body=body, seconds=left)
@@ -41,10 +41,10 @@ async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: 
     return Canary(False, time.monotonic() - began, said)
 
 
-async def until_idle(ask: AskNode, proxy_url: str, worker: str) -> None:
+async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
     """Returns once the proxy has no request in flight on a worker, or cannot be asked. Bounded by the caller."""
     while True:
-        answer = await ask("GET", f"{proxy_url}/workers", seconds=_ASK_SECONDS)
+        answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
         try:
             busy = [one["in_flight"] for one in _object(answer)["workers"] if one["name"] == worker]
         except (KeyError, TypeError):
@@ -52,6 +52,10 @@ async def until_idle(ask: AskNode, proxy_url: str, worker: str) -> None:
         if not any(busy):
             return
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _object(answer: Answered) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pdserve.lmcache_server import registered_workers
+from pdserve.own_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -101,7 +102,7 @@ class SaltUse:
 
 def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) -> httpx.AsyncClient:
     """A client for snapshots: short timeouts, and never through a proxy of the environment."""
-    return httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS, mounts=mounts)
+    return httpx.AsyncClient(trust_env=False, verify=unverified(), timeout=_TIMEOUT_SECONDS, mounts=mounts)
 
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pdserve import procfs
+from pdserve.own_tls import unverified
 from pdserve.plan.model import HttpProbe, LmcacheProbe
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Prober:
             if (stranger := self._stranger(probe.port)) is not None:
                 return Answer(False, stranger)
         if isinstance(probe, HttpProbe):
-            return await self._http(probe.host, probe.port, probe.path, probe.body_contains)
+            return await self._http(probe.host, probe.port, probe.path, probe.body_contains, probe.scheme)
         alive = await self._http(probe.host, probe.port, "/healthcheck", None)
         if not alive.ready:
             return alive
@@ -121,16 +121,14 @@ class Prober:
             return f"port {port} belongs to a process that is not ours: {procfs.listener_owner(port)}"
         return None
 
-    async def _http(self, host: str, port: int, path: str, contains: str | None) -> Answer:
+    async def _http(self, host: str, port: int, path: str, contains: str | None, scheme: str = "http") -> Answer:
         import httpx
 
         if self._client is None:
-            # trust_env off: a proxy variable of the site must not stand between us and loopback. Probes use no TLS;
-            # by default each client would read all certificates of the machine (30 ms, 1 MiB).
-            no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False, verify=no_tls)
+            # trust_env off: a proxy variable of the site must not stand between us and loopback.
+            self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False, verify=unverified())
         try:
-            async with self._client.stream("GET", f"http://{host}:{port}{path}") as response:
+            async with self._client.stream("GET", f"{scheme}://{host}:{port}{path}") as response:
                 # Asked before the body's end, after which the connection may be closed.
                 connection = response.extensions["network_stream"].get_extra_info("client_addr")
                 await response.aread()

@@ -75,7 +75,7 @@ class Launcher:
         self._secrets = secrets
         self._began = began
         self._fatal: asyncio.Queue[PdserveError] = asyncio.Queue()
-        self._proofs = StartProofs(self._fleet)
+        self._proofs = StartProofs(self._fleet, engine_key=secrets[ENGINE_KEY])
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
         self._links: list[AgentLink] = []
         self._down_requests: list[str] = []

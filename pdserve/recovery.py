@@ -171,7 +171,9 @@ class Recovery:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(proxy.drain_seconds):
-                await until_idle(self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name)
+                await until_idle(
+                    self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name, key=self._engine_key
+                )
 
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""

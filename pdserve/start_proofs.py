@@ -22,8 +22,8 @@ _REACH_SECONDS = 3.0
 class StartProofs:
     """Of one deployment; asked again whenever something was started."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
+        self._fleet, self._engine_key = fleet, engine_key
 
     def patched(self, names: Iterable[str]) -> None:
         """Every process has the patches that it needs."""
@@ -89,7 +89,11 @@ class StartProofs:
         plan = self._fleet.plan
         url = plan.proxy_url
         canary = await one_token(
-            self._fleet.on_node_of("proxy"), url, plan.proxy.served_name, seconds=plan.canary_seconds
+            self._fleet.on_node_of("proxy"),
+            url,
+            plan.proxy.served_name,
+            seconds=plan.canary_seconds,
+            key=self._engine_key if plan.proxy_kind == "pdserve" else None,
         )
         self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
         if not canary.ok:

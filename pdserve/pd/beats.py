@@ -5,10 +5,13 @@ A beat comes from the event loop: one that hangs does not beat, whatever else of
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 BEAT_SECONDS = 1.0
 HUNG_SECONDS = 15.0
@@ -32,10 +35,10 @@ class Beats:
     def beat(self, index: int) -> None:
         self._cells[index] = time.monotonic()
 
-    def keep(self, index: int) -> None:
-        """Beats from now on, for as long as the running loop turns."""
+    def keep(self, index: int, loop: AbstractEventLoop) -> None:
+        """Beats from now on, for as long as the loop turns."""
         self.beat(index)
-        asyncio.get_running_loop().call_later(BEAT_SECONDS, self.keep, index)
+        loop.call_later(BEAT_SECONDS, self.keep, index, loop)
 
     def last(self, index: int) -> float:
         return self._cells[index]

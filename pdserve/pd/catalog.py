@@ -32,6 +32,8 @@ _BYTES_OF_AN_ID = 2
 _LOOK_BYTES = 16 * 1024 * 1024
 _SHOWN = 256
 """Characters of a name that a client gives."""
+_LONGEST_NAME = 16_384
+"""Bytes: nobody reads megabytes to see that no model is called so."""
 
 
 class Catalog:
@@ -57,7 +59,7 @@ class Catalog:
         if not self._context:
             return
         members = body.members
-        limit = self._limit(bytes(members["model"])) if "model" in members else self._least
+        limit = self._limit(_name(members["model"])) if "model" in members else self._least
         messages = members.get(dialect.list_of_messages) if dialect.list_of_messages is not None else None
         if messages is not None and len(memoryview(messages)) <= _EMPTY_LIST_BYTES and _is_empty_list(messages):
             raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
@@ -115,6 +117,15 @@ class Catalog:
                 self._context[name] = limit if known is None else known if limit is None else min(known, limit)
         self._as_written = {encode(name): limit for name, limit in self._context.items()}
         self._least = min((limit for limit in self._context.values() if limit is not None), default=None)
+
+
+def _name(value: msgspec.Raw) -> bytes:
+    """As JSON. One that is too long for a name is cut, and so is the name of no model."""
+    written = memoryview(value)
+    if len(written) <= _LONGEST_NAME:
+        return bytes(written)
+    beginning = bytes(written[:_SHOWN]).decode("utf-8", "replace")
+    return encode(beginning[1:]) if beginning.startswith('"') else beginning.encode()
 
 
 def _is_empty_list(value: msgspec.Raw) -> bool:

@@ -11,9 +11,11 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import Counter
 
 from pdserve.errors import RecipeError
 from pdserve.pd.http.front import Front
+from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.settings import Tls
 
 log = logging.getLogger("pdserve.proxy")
@@ -48,7 +50,8 @@ class TlsListener:
     def __init__(self, front: Front, tls: ClientTls, sock: socket.socket) -> None:
         self._front, self._tls, self._sock = front, tls, sock
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], socket.socket] = {}
+        """Handshakes, the oldest first."""
 
     def start(self, backlog: int) -> None:
         self._sock.setblocking(False)
@@ -72,12 +75,29 @@ class TlsListener:
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(_NO_FILES_SECONDS, self._again)
                 return
-            if len(self._opening) + len(self._front.connections) >= self._front.limits.max_connections:
+            if not self._has_room():
                 connection.close()
                 continue
             task = self._loop.create_task(self._open(connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._opening[task] = connection
+            task.add_done_callback(self._opened)
+
+    def _has_room(self) -> bool:
+        """May end a handshake of somebody else for it (http.places): it may be one that is never begun."""
+        most = self._front.limits.max_connections + PROBE_PLACES
+        if len(self._opening) + len(self._front.connections) < most:
+            return True
+        if not self._opening:
+            return False
+        peers = {task: _peer(connection) for task, connection in self._opening.items()}
+        ((busiest, _),) = Counter(peers.values()).most_common(1)
+        oldest = next(task for task, peer in peers.items() if peer == busiest)
+        with contextlib.suppress(OSError):
+            self._opening.pop(oldest).shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.pop(task, None)
 
     def _again(self) -> None:
         if self._sock.fileno() >= 0:
@@ -94,6 +114,13 @@ class TlsListener:
                 ssl=self._tls.context,
                 ssl_handshake_timeout=self._front.limits.header_seconds,
             )
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # it has left
+        return ""
 
 
 def _context(settings: Tls) -> ssl.SSLContext:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import stat
 from typing import IO, Protocol
 
 from pdserve.pd.config import WorkerConfig
@@ -31,15 +29,6 @@ class Controlled(Protocol):
     def reload(self) -> object: ...
 
     def open_admin(self) -> None: ...
-
-
-def stdin_is_control() -> bool:
-    """A launcher talks through a pipe or a socket; a terminal, a file or nothing at all is standalone use."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def apply(gateway: Controlled, line: bytes) -> None:

@@ -9,7 +9,7 @@ import resource
 log = logging.getLogger("pdserve.proxy")
 
 RESERVED = 64
-"""For health checks, listeners, logs, KV events and libraries."""
+"""For health checks, probes of the proxy (http.places), listeners, logs, KV events and libraries."""
 
 
 def raised_limit() -> int:

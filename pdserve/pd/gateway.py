@@ -11,13 +11,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
 from pdserve.errors import PdserveError
 from pdserve.pd.accounting import Accounting
-from pdserve.pd.admin_server import AdminServer, AdminWorkers
 from pdserve.pd.admission import CELLS_PER_PROCESS
 from pdserve.pd.allowed_hosts import AllowedHosts
 from pdserve.pd.catalog import Catalog
@@ -54,12 +53,16 @@ from pdserve.pd.spans import open_spans
 from pdserve.pd.stored import StoredResponses, method_of, stored_at
 from pdserve.pd.usage_meter import Fingerprints, metered
 
+if TYPE_CHECKING:
+    from pdserve.pd.admin_server import AdminServer
+
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
-_WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
+WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
+"""What probes ask for."""
 """For probes and Prometheus, which have no key of a client."""
-PAGES = frozenset((*_WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
+PAGES = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
 """What the application answers, to GET and without a body."""
 _TOKENS_OF_BYTES = 1_048_576
 """Bodies up to which a prompt's tokens are looked at."""
@@ -87,7 +90,7 @@ class Gateway:
         self.config = config
         self._read_again, self._pages, self._tell = read_again, pages, tell
         self.draining = False
-        self.keys = KeyFile(Path(config.auth.keys_file)) if config.auth.keys_file else None
+        self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
         self.engines = Engines(key, config.auth.client_authorization)
         self.pools = Pools(config, self.registry)
@@ -142,7 +145,7 @@ class Gateway:
                 stranger = hosts.refusal(host, origin)
                 if stranger is not None:
                     return stranger
-        if self.keys is not None and request.path not in _WITHOUT_KEY:
+        if self.keys is not None and request.path not in WITHOUT_KEY:
             try:
                 request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
             except ApiError as error:
@@ -236,6 +239,9 @@ class Gateway:
     def _new_admin(self) -> AdminServer | None:
         if self.config.admin is None or not self._has_admin:
             return None
+        # It takes 3 MB, which a proxy without an admin does without.
+        from pdserve.pd.admin_server import AdminServer, AdminWorkers
+
         workers = AdminWorkers(self, self._tell or _nobody_else)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
 

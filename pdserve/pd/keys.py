@@ -29,6 +29,8 @@ from pdserve.pd.errors import ApiError
 log = logging.getLogger("pdserve.proxy")
 
 PREFIX = "pds-"
+OWN_NAME = "@pdserve"
+"""In metrics and logs; no key of the file can be called so."""
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _BEARER = b"bearer "
 _MIN_TOKEN = 16
@@ -113,24 +115,26 @@ class KeyFile:
     A new version that cannot be used is reported in the log and in `failed`, and the old one stays in force.
     """
 
-    def __init__(self, path: Path) -> None:
-        """RecipeError: the file cannot be used. There is no old version yet."""
+    def __init__(self, path: Path, own: str | None = None) -> None:
+        """`own`: the deployment's engine key, by which its launcher and `verify` ask through the proxy. Who has it may
+        ask the engines anyway. RecipeError: the file cannot be used. There is no old version yet."""
         self.path = path
+        self._own = [] if own is None else [ApiKey(OWN_NAME, sha256(own.encode()).digest())]
         self.failed = 0
         """Versions that could not be used."""
         self._seen = self._version()
-        self.current = Keys(read(path))
+        self.current = self._read()
 
     def reload(self) -> bool:
         """Read the file now (SIGHUP, the admin's order). Whether it could be used."""
         self._seen = self._version()
         try:
-            fresh = Keys(read(self.path))
+            fresh = self._read()
         except RecipeError as error:
             self.failed += 1
             log.error("the API keys stay as they were: %s: %s", error.where, error.what)
             return False
-        log.info("%d API keys from %s", len(fresh.names), self.path)
+        log.info("%d API keys from %s", len(fresh.names) - len(self._own), self.path)
         self.current = fresh
         return True
 
@@ -138,6 +142,9 @@ class KeyFile:
         """Cheap enough to be called every second."""
         if self._version() != self._seen:
             self.reload()
+
+    def _read(self) -> Keys:
+        return Keys([*read(self.path), *self._own])
 
     def _version(self) -> tuple[int, int, int] | None:
         try:

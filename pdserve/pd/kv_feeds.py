@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pdserve.pd.body import Body, encode
@@ -17,7 +17,9 @@ from pdserve.pd.pools import Pools
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.routing.build import kv_events_of
 from pdserve.pd.routing.kv_sources import Source, sources_from, sources_of
-from pdserve.pd.routing.kv_subscriber import KvSubscriber
+
+if TYPE_CHECKING:
+    from pdserve.pd.routing.kv_subscriber import KvSubscriber
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -55,6 +57,11 @@ class KvFeeds:
 
     def _made(self) -> dict[str, KvSubscriber]:
         listening = {role: kv_events_of(policy) for role, policy in self._pools.policies.items()}
+        if not any(listening.values()):
+            return {}
+        # Only who listens needs ZMQ.
+        from pdserve.pd.routing.kv_subscriber import KvSubscriber
+
         return {
             role: KvSubscriber(policy.index, policy.replay_timeout_seconds)
             for role, policy in listening.items()

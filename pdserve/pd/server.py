@@ -21,7 +21,7 @@ from pdserve.pd.processes import RETIRE, SIGNALS
 
 log = logging.getLogger("pdserve.proxy")
 
-BACKLOG = 2048
+_BACKLOG = 2048
 _BODIES = 8
 """Of the largest size, that may be in memory at once."""
 _RETIRING_SECONDS = 1.0
@@ -75,17 +75,6 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
     )
 
 
-def listening(config: ProxyConfig, *, shared: bool) -> socket.socket:
-    """A socket that is bound but does not listen yet. `shared`: other processes bind the same port. OSError."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((config.host, config.port))
-    return sock
-
-
 class Server:
     """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
     leaves new connections to its successor, and drains."""
@@ -135,9 +124,9 @@ class Server:
     async def _listen(self) -> asyncio.Server | TlsListener:
         if self._served.tls is None:
             loop = asyncio.get_running_loop()
-            return await loop.create_server(self._front, sock=self._sock, backlog=BACKLOG)
+            return await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG)
         listener = TlsListener(self._front, self._served.tls, self._sock)
-        listener.start(BACKLOG)
+        listener.start(_BACKLOG)
         return listener
 
     async def _sweep(self) -> None:

@@ -78,7 +78,9 @@ class Limits(Settings):
     max_connections: Count = Field(
         default=8192,
         description="Open client connections of one process, as far as its limit of open files leaves room for them "
-        "beside those to engines; further ones get 503.",
+        "beside those to engines. A further one takes the place of one on which nothing is being answered, of the "
+        "client address with the most of them. If there is none, /health, /ready, /ping and /metrics are still "
+        "answered on 16 more, and everything else gets 503.",
     )
     max_buffered_bytes: Count | None = Field(
         default=None,
@@ -98,7 +100,8 @@ class Auth(Settings):
         default=None,
         min_length=1,
         description="API keys as hashes, with their limits (`pdserve new-key`); read again when it changes. "
-        "null: the proxy asks for no key.",
+        "null: the proxy asks for no key. The deployment's engine key is always valid: its launcher and `verify` ask "
+        "with it.",
     )
     client_authorization: Literal["replace", "drop", "forward"] = Field(
         default="replace",

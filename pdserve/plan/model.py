@@ -41,6 +41,8 @@ class HttpProbe(Frozen):
     port: int
     path: str
     body_contains: str | None = None
+    scheme: Literal["http", "https"] = "http"
+    """https: without a look at the certificate."""
 
 
 class LmcacheProbe(Frozen):
@@ -208,7 +210,8 @@ class Plan(Frozen):
         host = self.proxy.host
         if host in ("0.0.0.0", "::", ""):
             host = self.node(self.process("proxy").node).address
-        return f"http://[{host}]:{self.proxy.port}" if ":" in host else f"http://{host}:{self.proxy.port}"
+        scheme = "http" if self.proxy.tls is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.proxy.port}"
 
     @property
     def proxy_place(self) -> str:

@@ -72,7 +72,7 @@ def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: s
         ports={"http": config.port, **({"admin": config.admin.port} if config.admin and config.admin.port else {})},
         log=f"logs/{NAME}@{node.name}.log",
         files={CONFIG_FILE: config.model_dump_json(indent=2) + "\n"},
-        probe=HttpProbe(host=host, port=config.port, path="/health"),
+        probe=HttpProbe(host=host, port=config.port, path="/health", scheme="http" if config.tls is None else "https"),
         start_stage=START_STAGE,
         stop_stage=STOP_STAGE,
         ready_seconds=recipe.timeouts.proxy_seconds,

@@ -153,7 +153,9 @@ def _ready(probe: Probe | None) -> str:
 
 def _url(probe: HttpProbe | LmcacheProbe) -> str:
     host = f"[{probe.host}]" if ":" in probe.host else probe.host
-    return f"http://{host}:{probe.port}{'/healthcheck' if isinstance(probe, LmcacheProbe) else probe.path}"
+    if isinstance(probe, LmcacheProbe):
+        return f"http://{host}:{probe.port}/healthcheck"
+    return f"{probe.scheme}://{host}:{probe.port}{probe.path}"
 
 
 def _command(process: Process) -> str:

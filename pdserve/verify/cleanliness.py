@@ -89,7 +89,10 @@ async def _cancel_before_first_byte(target: Target, prompt: tuple[int, ...], tok
     try:
         async with asyncio.timeout(_CLOSE_AFTER_SECONDS):
             await target.client.post(
-                f"{target.proxy_url}/v1/completions", json=body, timeout=target.plan.canary_seconds
+                f"{target.proxy_url}/v1/completions",
+                json=body,
+                headers=target.headers(target.proxy_url),
+                timeout=target.plan.canary_seconds,
             )
     except TimeoutError:
         return True
@@ -105,7 +108,10 @@ async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int
     body = target.body(prompt, salt=target.salt(leg), max_tokens=tokens, stream=True)
     url, seconds = f"{target.proxy_url}/v1/completions", target.plan.canary_seconds
     try:
-        async with asyncio.timeout(seconds), target.client.stream("POST", url, json=body, timeout=seconds) as response:
+        async with (
+            asyncio.timeout(seconds),
+            target.client.stream("POST", url, json=body, headers=target.headers(url), timeout=seconds) as response,
+        ):
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 raise VerifyError(f"a stream was answered {response.status_code}: {text[:300]}", where=url)

@@ -104,8 +104,10 @@ class Target:
         }
 
     def headers(self, url: str) -> dict[str, str]:
-        """Engines want the deployment's key; the proxy has it already."""
-        return {} if url == self.proxy_url else {"Authorization": f"Bearer {self.engine_key}"}
+        """Engines want the deployment's key, and so does a proxy with API keys. vllm-router adds it itself."""
+        if url.startswith(self.proxy_url) and self.through_router:
+            return {}
+        return {"Authorization": f"Bearer {self.engine_key}"}
 
     async def post(self, url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object that is answered. Raises VerifyError otherwise, or when it takes longer than a canary may."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.pd.dialects import BY_PATH, CANCEL, RETRIEVE
-from pdserve.proxy import create_app
+from pdserve.pd.member import create_app
 from tests.docs.markdown import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "proxy.md").read_text()

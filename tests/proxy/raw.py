@@ -44,12 +44,14 @@ class Response:
 class RawClient:
     """One connection to the proxy."""
 
-    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
+    def __init__(self, port: int, *, receive_buffer: int | None = None, address: str = "127.0.0.1") -> None:
+        """`address`: the client's own."""
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.bind((address, 0))
         self.socket.connect(("127.0.0.1", port))
         self._buffer = b""
 
@@ -307,8 +309,8 @@ class RawDeployment:
         """The one that answers clients."""
         return self.engines[-1]
 
-    def client(self, *, receive_buffer: int | None = None) -> RawClient:
-        return RawClient(self.proxy.port, receive_buffer=receive_buffer)
+    def client(self, *, receive_buffer: int | None = None, address: str = "127.0.0.1") -> RawClient:
+        return RawClient(self.proxy.port, receive_buffer=receive_buffer, address=address)
 
     def ask(self, request: bytes) -> Response:
         with self.client() as client:

@@ -25,6 +25,7 @@ from pdserve.pd.config import ProxyConfig
 from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
 from pdserve.plan.model import Plan
+from pdserve.proxy import Start, listening
 from pdserve.recipe.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
@@ -116,7 +117,8 @@ def _asks_for_a_token(r: Running) -> Any:
 
 
 def _bound(r: Running) -> str:
-    with server.listening(r.config.model_copy(update={"port": 0}), shared=False) as sock:
+    (sock,) = listening(Start(r.config.host, 0, 1, b""))
+    with sock:
         return str(sock.getsockname()[0])
 
 

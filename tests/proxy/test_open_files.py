@@ -46,8 +46,6 @@ def test_idle_clients_up_to_the_limit_leave_requests_their_engines(proxy: Child,
     for client in active:
         assert client.send(REQUEST).response().status == 200
     idle = [RawClient(proxy.port) for _ in range(2 * FILES)]
-    turned_away = sum(b"503 Service Unavailable" in client.ended() for client in idle[-FILES:])
-    assert turned_away == FILES
     answers = [client.send(REQUEST).response() for client in active]
     assert [(answer.status, answer.body) for answer in answers] == [(200, ANSWER)] * 12
     for client in (*active, *idle):

@@ -18,6 +18,7 @@ import httptools
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import refusals
 from pdserve.pd.http.incoming import Request
+from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE, place_for_new
 from pdserve.pd.http.reply import Reply
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ _PIECE_BYTES = 16_384
 """Of a body: smaller pieces are put together, or they would take many times their size."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_NO_PLACE = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-    % refusals.RETRY_SECONDS
-)
 
 
 class Connection(asyncio.Protocol):
@@ -44,6 +41,7 @@ class Connection(asyncio.Protocol):
         "_body_until",
         "_budget",
         "_current",
+        "_for_probes",
         "_front",
         "_header_bytes",
         "_http10",
@@ -53,7 +51,6 @@ class Connection(asyncio.Protocol):
         "_nothing_new",
         "_parser",
         "_paused_reading",
-        "_peer",
         "_ready",
         "_refused",
         "_reply",
@@ -62,8 +59,10 @@ class Connection(asyncio.Protocol):
         "_tls",
         "_transport",
         "_watched",
+        "asked",
         "congested",
         "deadline",
+        "peer",
     )
 
     def __init__(self, front: Front) -> None:
@@ -73,7 +72,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._peer = ""
+        self.peer = ""
         self._tls = False
         self._current: Request | None = None
         """The request that is arriving."""
@@ -92,6 +91,8 @@ class Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._paused_reading = False
         self._watched = -1  # the descriptor, while nothing is read
+        self._for_probes = self.asked = False
+        """It answers nothing else; a request was complete."""
         self.congested = False
         self.deadline = self._loop.time() + front.limits.header_seconds
 
@@ -100,16 +101,17 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         front = self._front
-        if len(front.connections) >= front.limits.max_connections or front.closing:
+        place = NO_PLACE if front.closing else place_for_new(front.connections, front.limits.max_connections)
+        if place == NO_PLACE:
             self._refused = True
-            if not front.closing:
-                self._transport.write(_NO_PLACE)
+            self._transport.write(b"" if front.closing else refusals.NO_PLACE)
             self._transport.close()
             return
+        self._for_probes = place == PROBE_PLACE
         front.connections.add(self)
         self._transport.set_write_buffer_limits(high=front.limits.write_buffer_bytes)
         peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._tls = transport.get_extra_info("ssl_object") is not None
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -173,7 +175,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._resuming:
             return
-        self._current = Request(self._peer, self._budget, tls=self._tls)
+        self._current = Request(self.peer, self._budget, tls=self._tls)
         self._in_head = True
         self._header_bytes = self._nothing_new = 0
         self._body, self._body_until = [], 0.0
@@ -209,27 +211,19 @@ class Connection(asyncio.Protocol):
         request.method = self._parser.get_method()
         version = self._parser.get_http_version()
         self._http10 = version != "1.1"
-        named = request.named()
-        get = named.get
-        if get(b"host") is None if version == "1.1" else version != "1.0":
-            raise refusals.no_host()
-        coding = get(b"transfer-encoding")
-        if coding is not None and (self._http10 or coding.lower() != b"chunked"):
-            raise refusals.other_coding()
-        if len(named) < len(request.headers):
-            repeated = refusals.repeated(request)
-            if repeated is not None:
-                raise repeated
-        length = get(b"content-length")
-        size = 0 if length is None else int(length)
-        if size > self._front.limits.max_body_bytes:
-            raise refusals.too_large(self._front.limits.max_body_bytes)
+        invalid = refusals.of_head(request, version, self._front.limits.max_body_bytes)
+        if invalid is not None:
+            raise invalid
         refusal = self._front.handler.refuse(request)
         if refusal is not None:
             raise refusal
+        if self._for_probes and request.path not in self._front.probes:
+            raise refusals.only_probes()
+        named = request.named()
+        size = int(named.get(b"content-length", b"0"))
         if size and not self._budget.fits(size, more=size):
             raise refusals.no_memory()
-        expected = get(b"expect")
+        expected = named.get(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
             self.send(_CONTINUE)
 
@@ -310,6 +304,15 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
 
+    @property
+    def answering(self) -> bool:
+        return self._reply is not None or bool(self._ready)
+
+    @property
+    def arriving(self) -> bool:
+        """A part of a request is there."""
+        return self._current is not None
+
     def close_if_idle(self) -> None:
         if self._reply is None and self._current is None and not self._ready:
             self._transport.close()
@@ -320,6 +323,7 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, request: Request, reply: Reply) -> None:
         self._reply = reply
+        self.asked = True
         self.deadline = float("inf")
         self._front.handler.handle(request, reply)
 
@@ -370,11 +374,10 @@ class Connection(asyncio.Protocol):
             self.deadline = float("inf")
         elif self._current is None:
             self._wait(limits.keep_alive_seconds)
+        elif self._in_head:
+            self._wait(limits.header_seconds)
         else:
-            if self._in_head:
-                self._wait(limits.header_seconds)
-            else:
-                self._wait_for_body()
+            self._wait_for_body()
 
     def _last_words(self) -> None:
         """Nothing more will be answered: the connection ends when what was said has been sent."""
@@ -406,13 +409,10 @@ class Connection(asyncio.Protocol):
         goes on behind the head, knowing of it only how the body is framed."""
         request = self._current
         assert request is not None
-        framing = (b"content-length", b"transfer-encoding")
-        lines = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in framing]
-        if not self._parser.should_keep_alive():
-            lines.append(b"connection: close\r\n")
+        head = request.framing(keep_alive=self._parser.should_keep_alive())
         self._parser = httptools.HttpRequestParser(self)
         self._resuming = True
-        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
+        self._parser.feed_data(head)
         self._resuming = False
         if self._reply is None:
             self._wait_for_body()

@@ -37,6 +37,8 @@ class Front:
 
     handler: Handler
     limits: Limits
+    probes: frozenset[bytes] = frozenset()
+    """Paths that are answered also when there are too many clients."""
     connections: set[Connection] = field(default_factory=set)
     closing: bool = False
     """No connection is kept open after its reply."""

@@ -113,6 +113,14 @@ class Request:
         length = self.header(b"content-length")
         return bool(length and int(length)) or self.header(b"transfer-encoding") is not None
 
+    def framing(self, *, keep_alive: bool) -> bytes:
+        """A head that says only how the body is framed, and whether the connection stays."""
+        names = (b"content-length", b"transfer-encoding")
+        lines = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] in names]
+        if not keep_alive:
+            lines.append(b"connection: close\r\n")
+        return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
+
     def release(self) -> None:
         """Nothing of its body is in memory any more. A second time does nothing."""
         self._budget.held -= self.held

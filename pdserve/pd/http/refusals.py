@@ -8,24 +8,32 @@ from pdserve.pd.http.incoming import Request
 MAX_HEADERS = 256
 """Of one request: each takes far more memory than its bytes."""
 RETRY_SECONDS = 1
+NO_PLACE = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: %d\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    % RETRY_SECONDS
+)
+"""For a connection that nothing is read from."""
 _ONCE = (b"host", b"content-length", b"transfer-encoding")
 """Headers that decide who is asked and where a request ends."""
 
 
-def no_host() -> ApiError:
-    return ApiError(400, "This is not a valid HTTP/1.1 request: it needs one Host header.")
-
-
-def other_coding() -> ApiError:
-    return ApiError(400, "The only transfer coding of a request may be chunked.")
-
-
-def repeated(request: Request) -> ApiError | None:
-    """A header comes twice that must not."""
-    names = [name for name, _ in request.headers]
-    if all(names.count(name) < 2 for name in _ONCE):
-        return None
-    return ApiError(400, "This is not a valid HTTP/1.1 request: a header comes twice that may come once.")
+def of_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
+    """What is wrong with its head, as HTTP defines it."""
+    named = request.named()
+    get = named.get
+    if get(b"host") is None if version == "1.1" else version != "1.0":
+        return ApiError(400, "This is not a valid HTTP/1.1 request: it needs one Host header.")
+    coding = get(b"transfer-encoding")
+    if coding is not None and (version != "1.1" or coding.lower() != b"chunked"):
+        return ApiError(400, "The only transfer coding of a request may be chunked.")
+    if len(named) < len(request.headers):
+        names = [name for name, _ in request.headers]
+        if any(names.count(name) > 1 for name in _ONCE):
+            return ApiError(400, "This is not a valid HTTP/1.1 request: a header comes twice that may come once.")
+    length = get(b"content-length")
+    if length is not None and int(length) > max_body_bytes:
+        return too_large(max_body_bytes)
+    return None
 
 
 def too_large(most: int) -> ApiError:
@@ -34,6 +42,10 @@ def too_large(most: int) -> ApiError:
 
 def headers_too_large() -> ApiError:
     return ApiError(431, "The request's headers are too large.")
+
+
+def only_probes() -> ApiError:
+    return ApiError(503, "The proxy has as many clients as it may have.", retry_after=RETRY_SECONDS)
 
 
 def no_memory() -> ApiError:

@@ -1,0 +1,93 @@
+"""A client with as many connections as there may be does not keep the others out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pdserve.pd.http.places import PROBE_PLACES
+from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Say, post, raw_deployment, whole
+
+MOST = 24
+GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
+REQUEST = post("/v1/completions", {"prompt": "hi"})
+HALF = REQUEST[: REQUEST.index(b"\r\n") + 2]
+BODY_TO_COME = REQUEST[: REQUEST.index(b"\r\n\r\n") + 4]
+HEALTH = b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n"
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Iterator[RawDeployment]:
+    with raw_deployment(tmp_path, limits={"max_connections": MOST}) as raw:
+        yield raw
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, BODY_TO_COME], ids=["nothing", "half a head", "a head and no body"])
+def test_connections_without_a_whole_request_make_room_for_a_new_client(raw: RawDeployment, sent: bytes) -> None:
+    with ExitStack() as stack:
+        for _ in range(4 * MOST):
+            stack.enter_context(raw.client(address=GREEDY)).send(sent)
+        with raw.client(address=OTHER) as client:
+            answer = client.send(REQUEST).response()
+        assert (answer.status, answer.body) == (200, ANSWER)
+
+
+def test_a_client_with_few_connections_keeps_them(raw: RawDeployment) -> None:
+    with ExitStack() as stack:
+        few = [stack.enter_context(raw.client(address=OTHER)) for _ in range(3)]
+        assert few[0].send(REQUEST).response().status == 200
+        few[1].send(HALF)
+        for _ in range(4 * MOST):
+            stack.enter_context(raw.client(address=GREEDY))
+        assert raw.ask(HEALTH).status == 200  # all of them were accepted
+        assert few[0].send(REQUEST).response().status == 200
+        assert few[1].send(REQUEST[len(HALF) :]).response().status == 200
+        assert few[2].send(REQUEST).response().status == 200
+
+
+def test_who_has_asked_before_outlives_who_never_did(raw: RawDeployment) -> None:
+    with ExitStack() as stack:
+        used = stack.enter_context(raw.client())
+        assert used.send(REQUEST).response().status == 200
+        for _ in range(4 * MOST):
+            stack.enter_context(raw.client())
+        assert raw.ask(HEALTH).status == 200
+        assert used.send(REQUEST).response().status == 200
+
+
+def test_when_all_are_being_answered_probes_are_still_and_others_are_told(raw: RawDeployment) -> None:
+    go_on = threading.Event()
+
+    def held(say: Say) -> None:
+        go_on.wait()
+        say(whole(ANSWER))
+
+    raw.engine.script = held
+    with ExitStack() as stack:
+        stack.callback(go_on.set)
+        asking = [stack.enter_context(raw.client(address=GREEDY)).send(REQUEST) for _ in range(MOST)]
+        raw.engine.wait(lambda engine: engine.busy == MOST)
+        # Also when somebody sits on the places for probes.
+        sitting = [stack.enter_context(raw.client(address=GREEDY)) for _ in range(2 * PROBE_PLACES)]
+        with raw.client(address=OTHER) as probe:
+            assert [probe.send(HEALTH).response().status for _ in range(3)] == [200] * 3
+        refused = raw.ask(REQUEST)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "as many clients" in refused.json()["error"]["message"]
+        for client in sitting:
+            client.close()
+        go_on.set()
+        assert [client.response().status for client in asking] == [200] * MOST
+        assert ask_until_served(raw)
+
+
+def ask_until_served(raw: RawDeployment) -> bool:
+    """The proxy hears of closed connections a moment later."""
+    while True:
+        with RawClient(raw.proxy.port) as client:
+            if client.send(REQUEST).response().status == 200:
+                return True
