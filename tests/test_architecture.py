@@ -54,7 +54,7 @@ FLOORS = [
     {"pdserve.hints", "pdserve.log_progress", "pdserve.hostlist", "pdserve.ssh_destination"},
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
-    {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights"},
+    {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights", "pdserve.own_tls"},
     {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled"},
     {"pdserve"},
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import sys
 import threading
@@ -231,7 +233,8 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
     with up(recipe(tmp_path, prefill__env={"FAKE_PREFILL_SECONDS": "4"}), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         url, stop, broken = deployment.state().endpoint, threading.Event(), list[str]()
-        root, serving = deployment.id_of("proxy"), procfs.descendants(deployment.id_of("proxy").pid)
+        root = deployment.id_of("proxy")
+        served = [os.pidfd_open(pid) for pid in procfs.descendants(root.pid)]
 
         def knock() -> None:
             while not stop.is_set():
@@ -253,7 +256,10 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
             knocking.result()
         assert broken == []
         assert deployment.id_of("proxy") == root
-        assert not procfs.descendants(root.pid) & serving
+        assert served
+        for old in served:  # they end behind their last requests
+            assert select.select([old], [], [], LINE_SECONDS)[0]
+            os.close(old)
         assert deployment.events("rolled")
 
 

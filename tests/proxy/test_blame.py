@@ -173,6 +173,15 @@ def test_an_unknown_model_is_asked_for_once_and_then_refused(deployment: Deploym
     assert [fake.state()["received"] for fake in deployment.fakes] == [1, 1]
 
 
+def test_a_name_of_megabytes_is_refused_by_its_beginning(deployment: Deployment) -> None:
+    deployment.up(moments={"pdserve.pd.catalog.ASK_AGAIN_SECONDS": 600})
+    served(deployment)
+    deployment.complete(model="other")
+    error = error_of(deployment.complete(model='\u00e9"' * 60_000))
+    assert (error["code"], error["type"]) == (404, "NotFoundError")
+    assert error["message"].startswith('The model `\u00e9\\"') and len(error["message"]) < 600
+
+
 @pytest.mark.parametrize("model", [None, "", "tiny"])
 def test_a_request_that_names_no_model_is_served(deployment: Deployment, model: str | None) -> None:
     deployment.up()
