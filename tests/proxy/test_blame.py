@@ -179,7 +179,8 @@ def test_a_name_of_megabytes_is_refused_by_its_beginning(deployment: Deployment)
     deployment.complete(model="other")
     error = error_of(deployment.complete(model='\u00e9"' * 60_000))
     assert (error["code"], error["type"]) == (404, "NotFoundError")
-    assert error["message"].startswith('The model `\u00e9\\"') and len(error["message"]) < 600
+    assert error["message"].startswith('The model `\u00e9\\"')
+    assert len(error["message"]) < 600
 
 
 @pytest.mark.parametrize("model", [None, "", "tiny"])
