@@ -1,4 +1,5 @@
-"""A module run as by `python -m`, with cProfile between SIGUSR1 and SIGUSR2: a profile of serving, not of imports.
+"""A module run as by `python -m`; a process that it forks is under cProfile between two signals, BEGIN and END: a
+profile of serving, not of imports.
 
 python -m benchmarks.proxy.profiled FILE MODULE [ARGUMENT...]
 """
@@ -6,11 +7,15 @@ python -m benchmarks.proxy.profiled FILE MODULE [ARGUMENT...]
 from __future__ import annotations
 
 import cProfile
+import os
 import runpy
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+
+BEGIN, END = signal.SIGRTMIN, signal.SIGRTMIN + 1
+"""The proxy itself uses SIGUSR2."""
 
 
 def main() -> None:
@@ -26,8 +31,11 @@ def main() -> None:
         profiler.dump_stats(unfinished)
         unfinished.rename(file)
 
-    signal.signal(signal.SIGUSR1, begin)
-    signal.signal(signal.SIGUSR2, end)
+    def listen() -> None:
+        signal.signal(BEGIN, begin)
+        signal.signal(END, end)
+
+    os.register_at_fork(after_in_child=listen)
     sys.argv[:] = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

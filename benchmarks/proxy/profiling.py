@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import pstats
-import signal
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.proxy.meter import rss_mib
+from benchmarks.proxy.meter import rss_mib, tree
+from benchmarks.proxy.profiled import BEGIN, END
 from benchmarks.proxy.run import describe, measure
 from benchmarks.proxy.scenarios import SCENARIOS, Size
 from benchmarks.proxy.systems import Cores, Mock, StartError, start
@@ -23,7 +23,7 @@ WRITTEN_WITHIN = 10.0
 
 
 def profile(name: str, cores: Cores, folder: Path, size: Size) -> int:
-    """StartError: no such scenario, or no profile of it. Of a proxy of several processes only the first is seen."""
+    """StartError: no such scenario, or no profile of it. Of several processes that serve only one is seen."""
     scenario = next((item for item in SCENARIOS if item.name == name), None)
     if scenario is None:
         raise StartError(f"no such scenario: {name} (there are {', '.join(item.name for item in SCENARIOS)})")
@@ -37,9 +37,10 @@ def profile(name: str, cores: Cores, folder: Path, size: Size) -> int:
         stack.callback(system.stop)
         assert system.process is not None
         rss_start = rss_mib(system.process.pid)
-        system.process.send_signal(signal.SIGUSR1)
+        member = tree(system.process.pid)[-1]
+        os.kill(member, BEGIN)
         sample = measure(scenario, system, mock, size, 0, rss_start)
-        system.process.send_signal(signal.SIGUSR2)
+        os.kill(member, END)
         deadline = time.monotonic() + WRITTEN_WITHIN
         while not file.exists() and time.monotonic() < deadline and system.process.poll() is None:
             time.sleep(0.05)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.honest_usage import HINT, honest, safe_length
+from pdserve.pd.honest_usage import HINT, USAGE, honest, safe_length
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.reply import Reply
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pdserve.pd.usage_meter import UsageMeter
     from pdserve.pd.waiting import Watch
 
-_END_BYTES = 256
-_TAIL_BYTES = 2048
+_END_BYTES: Final = 256
+_TAIL_BYTES: Final = 2048
 """Of the end of an answer, where its usage is."""
-_MAX_PENDING = 1024 * 1024
+_MAX_PENDING: Final = 1048576
 """Of an event that is not complete. What is larger goes on in pieces."""
 
 
@@ -163,11 +163,15 @@ class Client:
             self._pending, data = data[end:], data[:end]
             if not data:
                 return
-        if self.meter is not None:
-            data = self.meter.events(data)
-            if not data:
-                return
-        data = self._honest(data)
+        if USAGE in data or self._mid_event:
+            # Where nobody asked for it, most events of a stream have none: they go on as they are.
+            if self.meter is not None:
+                data = self.meter.events(data)
+            data = self._honest(data)
+        elif self.meter is not None:
+            data = self.meter.without_usage(data)
+        if not data:
+            return
         self._before, self._tail = self._tail, data
         self._count(data)
         self.reply.write(data)

@@ -7,9 +7,12 @@ inside a string have a backslash, so that nothing here ever matches what a model
 from __future__ import annotations
 
 import re
+from typing import Final
 
-HINT = b"cache"
+HINT: Final = b"cache"
 """Without it there is nothing to put right."""
+USAGE: Final = b'"usage"'
+"""Nor without this in a whole event."""
 _LONGEST = 512
 """Bytes of the longest passage that is replaced."""
 _CACHED = re.compile(rb'("cached_tokens" ?: ?)\d+')

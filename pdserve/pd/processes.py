@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -45,52 +44,61 @@ Member = Callable[[int, int, int], int]
 unblocks SIGNALS once it handles them."""
 
 
-@dataclass(eq=False)
 class _Child:
-    index: int
-    pid: int
-    control: int
-    """We write control lines here."""
-    asks: int
-    """What it wants everybody to hear comes from here."""
-    born: float
-    heard: bytes = b""
-    unread: bytearray = field(default_factory=bytearray)
-    """Lines that its pipe has no room for."""
-    old: bool = False
-    """It was there before the program that runs now."""
-    retired: bool = False
-    serving: bool = False
+    def __init__(self, index: int, pid: int, control: int, asks: int, born: float) -> None:
+        self.index = index
+        self.pid = pid
+        self.control = control
+        """We write control lines here."""
+        self.asks = asks
+        """What it wants everybody to hear comes from here."""
+        self.born = born
+        self.heard = b""
+        self.unread = bytearray()
+        """Lines that its pipe has no room for."""
+        self.old = False
+        """It was there before the program that runs now."""
+        self.retired = False
+        self.serving = False
 
 
-@dataclass
 class Processes:
     """The parent of `count` members. Must run before there is an event loop or a thread in this process."""
 
-    count: int
-    member: Member
-    stdin: int | None
-    """Where the launcher's control lines come from; None: there are none."""
-    beats: Beats | None = None
-    """Where members beat; None: nobody looks whether they hang."""
-    sockets: Sequence[int] = ()
-    """The listening sockets, which a new program gets too."""
-    inherited: Inheritance | None = None
-    configure: Callable[[str], None] = field(default=lambda _: None)
-    """Gets the configuration that the launcher wants for the new program."""
-    generation: int = 1
-    rolling: bool = False
-    """Old members serve until all new ones do."""
-    _children: dict[int, _Child] = field(default_factory=dict)
-    _told: list[bytes] = field(default_factory=list)
-    """What a new member must hear."""
-    _states: dict[str, bytes] = field(default_factory=dict)
-    _ending: bool = False
-    _code: int = 0
-    _partial: bytes = b""
-    _checking: int | None = None
-    """The PID of the process that tries whether a new program could start."""
-    _refused: int = 0
+    def __init__(
+        self,
+        count: int,
+        member: Member,
+        stdin: int | None,
+        *,
+        beats: Beats | None = None,
+        sockets: Sequence[int] = (),
+        inherited: Inheritance | None = None,
+        configure: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`stdin`: where the launcher's control lines come from; None: there are none. `beats`: where members beat;
+        None: nobody looks whether they hang. `sockets`: the listening ones, which a new program gets too. `configure`
+        gets the configuration that the launcher wants for the new program."""
+        self.count = count
+        self.member = member
+        self.stdin = stdin
+        self.beats = beats
+        self.sockets = sockets
+        self.inherited = inherited
+        self.configure = configure
+        self.generation = 1
+        self.rolling = False
+        """Old members serve until all new ones do."""
+        self._children: dict[int, _Child] = {}
+        self._told: list[bytes] = []
+        """What a new member must hear."""
+        self._states: dict[str, bytes] = {}
+        self._ending = False
+        self._code = 0
+        self._partial = b""
+        self._checking: int | None = None
+        """The PID of the process that tries whether a new program could start."""
+        self._refused = 0
 
     def run(self) -> int:
         """Until all members have ended; the exit code."""
@@ -373,7 +381,8 @@ class Processes:
         if before.stdin_ended:
             self.stdin = None
         for heir in before.children:
-            child = _Child(heir.index, heir.pid, heir.control, heir.asks, 0.0, old=True, retired=heir.retired)
+            child = _Child(heir.number, heir.pid, heir.control, heir.asks, 0.0)
+            child.old, child.retired = True, heir.retired
             child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
             self._adopt(child)
             self._flush(child)

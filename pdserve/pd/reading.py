@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from pdserve.pd.admission import MAX_PRIORITY
-from pdserve.pd.body import FEW_BYTES, Body, is_easy
+from pdserve.pd.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.dialects import Dialect
 from pdserve.pd.encodings import ENCODED_BYTES, as_utf8
@@ -19,12 +20,12 @@ from pdserve.pd.spans import Trace
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 _INTEGER = re.compile(rb"-?[0-9]{1,9}")
-_BYTES_PER_TOKEN = 4
-_LONGEST_SESSION = 1024
-_LONGEST_PRIORITY = 16
-_LARGEST_EXTRA = 65_536
-_PLAIN = b"application/json"
-_ENGINE_PRIORITY = b"x-vllm-priority"
+_BYTES_PER_TOKEN: Final = 4
+_LONGEST_SESSION: Final = 1024
+_LONGEST_PRIORITY: Final = 16
+_LARGEST_EXTRA: Final = 65_536
+_PLAIN: Final = b"application/json"
+_ENGINE_PRIORITY: Final = b"x-vllm-priority"
 
 
 class Reading:
@@ -45,12 +46,15 @@ class Reading:
         content_type = request.header(b"content-type")
         if content_type != _PLAIN and not _is_json(content_type):
             raise not_json()
-        if request.body_bytes > ENCODED_BYTES:
+        if request.body_bytes > EASY_BYTES:
             return None
         raw = request.body
         if not raw.startswith(b'{"'):
-            raw = as_utf8(raw)
-        return Body(raw) if len(raw) <= FEW_BYTES or is_easy(raw) else None
+            raw = as_utf8(raw, whole=len(raw) <= ENCODED_BYTES)
+        if len(raw) <= FEW_BYTES:
+            return Body(raw)
+        members = members_at_once(raw)
+        return None if members is None else Body(raw, members=members)
 
     def read(
         self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float

@@ -11,19 +11,18 @@ import os
 import signal
 import sys
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 CHECK = "--check"
 """The proxy's option that only says whether it could start: asked before there is no way back."""
 _VARIABLE = "PDSERVE_PROXY_SUCCESSION"
 
 
-@dataclass
-class Heir:
+class Heir(NamedTuple):
     """A process that serves until the new ones do."""
 
-    index: int
+    number: int
+    """Of the process: its index."""
     pid: int
     control: int
     asks: int
@@ -32,8 +31,7 @@ class Heir:
     unread: str
 
 
-@dataclass
-class Inheritance:
+class Inheritance(NamedTuple):
     """All that is handed over. File descriptors are numbers."""
 
     generation: int
@@ -52,8 +50,8 @@ def taken() -> Inheritance | None:
         return None
     with os.fdopen(int(file), "rb") as source:
         fields = json.load(source)
+    fields["children"] = [Heir(**child) for child in fields["children"]]
     inheritance = Inheritance(**fields)
-    inheritance.children = [Heir(**child) for child in fields["children"]]
     for descriptor in _descriptors(inheritance):
         os.set_inheritable(descriptor, False)
     return inheritance
@@ -67,7 +65,8 @@ def check() -> int:
 def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> NoReturn:
     """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
     file = os.memfd_create("pdserve-succession", 0)
-    os.write(file, json.dumps(asdict(inheritance)).encode())
+    fields = inheritance._asdict() | {"children": [child._asdict() for child in inheritance.children]}
+    os.write(file, json.dumps(fields).encode())
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, *_descriptors(inheritance)):
         os.set_inheritable(descriptor, True)

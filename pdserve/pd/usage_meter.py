@@ -14,12 +14,13 @@ In a JSON text quotes inside a string have a backslash, so that nothing here eve
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from pdserve.pd.body import Body, encode
 from pdserve.pd.dialects import CHAT, COMPLETIONS, Dialect
+from pdserve.pd.honest_usage import USAGE
 from pdserve.pd.http import event_stream
 
 _USAGE = re.compile(rb', ?"usage" ?: ?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
@@ -35,9 +36,11 @@ _FINISHED = re.compile(rb'"finish_reason" ?: ?"')
 _FINGERPRINT = re.compile(rb', ?"system_fingerprint" ?: ?"(?:[^"\\]|\\.)*"')
 _HAS_TEXT = re.compile(rb'\.delta"|"content_block_delta"|"choices"')
 _TEXT = re.compile(
-    rb'"(?:delta|text|content|thinking|reasoning|reasoning_content|partial_json|arguments)" ?: ?"((?:[^"\\]|\\.)+)"'
+    rb'("(?:delta|text|content|thinking|reasoning|reasoning_content|partial_json|arguments)" ?: ?")((?:[^"\\]|\\.)+)"'
 )
-_BYTES_PER_TOKEN = 4
+_QUOTE: Final = b'"'
+_BACKSLASH: Final = 0x5C
+_BYTES_PER_TOKEN: Final = 4
 _LONGEST_FLAG = 64
 _LONGEST_OPTIONS = 1024
 _MAX_HELD = 1024 * 1024
@@ -60,8 +63,19 @@ class Fingerprints:
 class UsageMeter:
     """Of one answer."""
 
-    __slots__ = ("_by_choice", "_estimate", "_fingerprints", "_held", "_hides", "_hides_total", "_total", "_window",
-                 "prompt", "worker")  # fmt: skip
+    __slots__ = (
+        "_before_text",
+        "_by_choice",
+        "_estimate",
+        "_fingerprints",
+        "_held",
+        "_hides",
+        "_hides_total",
+        "_total",
+        "_window",
+        "prompt",
+        "worker",
+    )
 
     def __init__(self, fingerprints: Fingerprints, *, hides: bool = False, hides_total: bool = False) -> None:
         """`hides`: the client did not ask for the counts in each event; `hides_total`: nor for the event with all."""
@@ -73,6 +87,8 @@ class UsageMeter:
         self._total: int | None = None
         self._by_choice: dict[bytes, int] = {}
         self._estimate = 0
+        self._before_text = b""
+        """What stood before a text: it is looked for first."""
         self._held: list[bytes | None] = []
         """None is the place of a fingerprint."""
         self._window = b""
@@ -101,12 +117,18 @@ class UsageMeter:
             given.append(self._event(last, b""))
         return b"".join(given)
 
+    def without_usage(self, data: bytes) -> bytes:
+        """The same for events that have none."""
+        self._estimated(data)
+        return data if not self._held else self._released(b"") + data
+
     def rest(self) -> bytes:
         """What is held: nothing more will come."""
         return self._released(b"")
 
     def _event(self, event: bytes, end: bytes) -> bytes:
-        found = _USAGE.search(event)
+        at = event.rfind(USAGE)
+        found = None if at < 0 else _USAGE.search(event, max(0, at - 2))
         if found is None:
             self._estimated(event)
             return self._released(b"") + event + end
@@ -144,11 +166,33 @@ class UsageMeter:
             self.prompt = prompt
         self._total = answer or 0
 
-    def _estimated(self, event: bytes) -> None:
-        if _HAS_TEXT.search(event) is not None:
-            texts = _TEXT.findall(event)
-            if texts:
-                self._estimate += max(1, sum(map(len, texts)) // _BYTES_PER_TOKEN)
+    def _estimated(self, data: bytes) -> None:
+        """Of events without counts."""
+        before = self._before_text
+        at = data.find(before) if before else -1
+        if at < 0:
+            self._estimated_anywhere(data)
+            return
+        while at >= 0:
+            begin = at + len(before)
+            end = data.find(_QUOTE, begin)
+            if end < 0 or data[end - 1] == _BACKSLASH:
+                self._add_texts(data[at:])
+                return
+            if end > begin:
+                self._estimate += max(1, (end - begin) // _BYTES_PER_TOKEN)
+            at = data.find(before, end)
+
+    def _estimated_anywhere(self, data: bytes) -> None:
+        for event in data.split(event_stream.END):
+            if _HAS_TEXT.search(event) is not None:
+                self._add_texts(event)
+
+    def _add_texts(self, data: bytes) -> None:
+        texts = _TEXT.findall(data)
+        if texts:
+            self._estimate += max(1, sum([len(text) for _, text in texts]) // _BYTES_PER_TOKEN)
+            self._before_text = texts[-1][0]
 
     def _hold(self, *pieces: bytes | None) -> bytes:
         self._held.extend(pieces)

@@ -7,10 +7,10 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pdserve.pd.body import Body, is_easy
+from pdserve.pd.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
 from pdserve.pd.dialects import COMPLETIONS
 from pdserve.pd.errors import ApiError
 from pdserve.pd.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
@@ -95,7 +95,88 @@ def test_an_object_of_very_many_members_is_refused(read: Any) -> None:
     assert len(read(members(MAX_MEMBERS)).members) == MAX_MEMBERS
     with pytest.raises(ApiError, match=f"more than {MAX_MEMBERS} members"):
         read(members(MAX_MEMBERS + 1))
-    assert not is_easy(members(100_000))
+
+
+@given(
+    st.dictionaries(TEXT, JSON, max_size=6),
+    st.lists(st.tuples(st.sampled_from(["messages", "prompt", "tools", "other"]), st.booleans()), max_size=5),
+    st.sampled_from(["[{}]", '"{}"', '{{"messages": "{}"}}', '{{"x": {{"prompt": ["{}"]}}}}']),
+)
+def test_members_read_at_once_are_those_of_the_whole(
+    body: dict[str, Any], large: list[tuple[str, bool]], around: str
+) -> None:
+    """Names may come twice, inside of values too, spelled in two ways, before and behind their own place."""
+    value = (
+        around.replace("{}", "1, " * 3000 + "1" if around == "[{}]" else "x" * 9000)
+        .replace("{{", "{")
+        .replace("}}", "}")
+    )
+    members = [f"{json.dumps(name)}: {json.dumps(inner)}" for name, inner in body.items()]
+    members += [
+        f'"{chr(92)}u{ord(name[0]):04x}{name[1:]}" : {value}' if odd else f'"{name}":{value}' for name, odd in large
+    ]
+    raw = ("{" + ",".join(members) + "}").encode()
+    assume(len(raw) > FEW_BYTES)
+    found = members_at_once(raw)
+    if found is None:
+        return
+    try:
+        once = Body(raw)
+    except ApiError:
+        with pytest.raises(ApiError):
+            Body(raw, members=found)
+        return
+    assert list(found) == list(once.members)
+    assert {name: bytes(value) for name, value in found.items()} == {
+        name: bytes(value) for name, value in once.members.items()
+    }
+    read = Body(raw, members=found)
+    assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
+
+
+def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
+    """Whatever is in its messages: nothing is made of that."""
+    code = 'def f(x: int) -> str:\n    return {"a": x, "b": "messages"}  # "prompt": \\ \n' * 10
+    turns = [{"role": "user", "content": code}, {"role": "assistant", "content": code}] * 500
+    tools = [{"type": "function", "function": {"name": f"f{number}", "parameters": {}}} for number in range(200)]
+    raw = json.dumps({"model": "m", "messages": turns, "tools": tools, "max_tokens": 4}, indent=1).encode()
+    assert 700_000 < len(raw) < EASY_BYTES
+    members = members_at_once(raw)
+    assert members is not None
+    assert list(members) == ["model", "messages", "tools", "max_tokens"]
+    assert json.loads(bytes(members["messages"])) == turns
+    assert Body(raw, members=members).length("tools") == len(bytes(members["tools"]))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}",
+        b'{"prompt": "%b", "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
+        b'{"x": {"prompt": "%b"}, "prompt": "%b"}' % (b"x" * 9000, b"x" * 9000),
+        b'{"prompt": "' + b"x" * EASY_BYTES + b'"}',
+    ],
+    ids=["many", "twice", "inside", "large"],
+)
+def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
+    assert members_at_once(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"[%b]" % (b"1," * 9000 + b"1"), "must be a JSON object"),
+        (b'{"prompt": "%b' % (b"x" * 20_000), "not valid JSON"),
+        (b'{"prompt": "%b", "a": "\xff"}' % (b"x" * 20_000), "not valid JSON"),
+        (b'{"prompt": [%b NaN]}' % (b"1," * 9000), "not valid JSON"),
+        (b'{"prompt": %b}' % (b"[" * 20_000 + b"]" * 20_000), "nested too deeply"),
+        (b'{"prompt": "%b", %b "z": 1}' % (b"x" * 20_000, b"".join(b'"%d":1,' % n for n in range(1500))), "more than"),
+    ],
+)
+def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, says: str) -> None:
+    with pytest.raises(ApiError, match=says) as refused:
+        Body(raw, members=members_at_once(raw))
+    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("prompt", [b"[" + b"1," * 2_000_000 + b"1]", b'["' + b"x" * 4_000_000 + b'"]'])

@@ -136,10 +136,14 @@ def test_a_larger_interval_between_events_hides_no_tokens() -> None:
 
 def test_an_engine_that_does_not_count_is_counted_by_its_text() -> None:
     meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
-    for text in (b"a", b"x" * 40):
+    texts = (b"a", b"x" * 40, b"", b"y" * 8, b'say \\"' + b"z" * 33 + b'\\"', b"b")
+    for text in texts:
         event = EVENT % (0, text, b"null", b"")
-        assert meter.events(event) == event
-    assert meter.answer == 11
+        assert meter.without_usage(event) == event
+    assert meter.answer == 1 + 10 + 0 + 2 + 10 + 1
+    several = EVENT % (0, b"a", b"null", b"") + EVENT % (0, b"x" * 40, b"null", b"")
+    assert meter.without_usage(several) == several
+    assert meter.answer == 24 + 11
 
 
 def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> None:

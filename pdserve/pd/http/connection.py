@@ -11,7 +11,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -24,13 +24,13 @@ from pdserve.pd.http.reply import Reply
 if TYPE_CHECKING:
     from pdserve.pd.http.front import Front
 
-_LINGER_SECONDS = 2.0
-_REQUEST_BYTES = 2048
+_LINGER_SECONDS: Final = 2.0
+_REQUEST_BYTES: Final = 2048
 """Of a request that waits, beside its headers and its body."""
-_PIECE_BYTES = 16_384
+_PIECE_BYTES: Final = 16_384
 """Of a body: smaller pieces are put together, or they would take many times their size."""
 _NO_LINGER = struct.pack("ii", 1, 0)
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-CONTENT_TYPE = "text/event-stream"
-END = b"\n\n"
-LONGEST_END = b"\r\n\r\n"
+from typing import Final
+
+CONTENT_TYPE: Final = "text/event-stream"
+END: Final = b"\n\n"
+LONGEST_END: Final = b"\r\n\r\n"
 _SAYS_NOTHING = (b"response.created", b"response.in_progress")
 """Types of events that vLLM's Responses API sends before its engine has done anything."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pdserve.pd.keys import ApiKey
 
@@ -27,7 +28,7 @@ class Limits:
     """Of requests in memory at once, over all connections."""
 
 
-_SMALL_BYTES = 65_536
+_SMALL_BYTES: Final = 65_536
 
 
 class Budget:

@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -19,11 +19,11 @@ import httptools
 from pdserve.pd.http import connecting
 from pdserve.pd.pieces import LARGE, Payload, Pieces
 
-IDLE_SECONDS = 2.0
+IDLE_SECONDS: Final = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""
-_MAX_IDLE = 256
-_CONTENT_TYPE_BYTES = len(b"content-type")
-_MAX_HEAD_BYTES = 256 * 1024
+_MAX_IDLE: Final = 256
+_CONTENT_TYPE_BYTES: Final = len(b"content-type")
+_MAX_HEAD_BYTES: Final = 262_144
 """What an engine may say before the body of its answer, or at once without saying anything complete."""
 
 
