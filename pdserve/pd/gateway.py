@@ -324,7 +324,7 @@ class Gateway:
                 body = self._reading.body(request)
                 if body is None:
                     body = await self._large_bodies.read(request, client)
-                self._catalog.check(dialect, body)
+                self._catalog.served.check(dialect, body)
                 asked = self._reading.read(dialect, request, body, client.request_id, trace, received)
             if request.key is not None and self.quotas is not None:
                 use = self.quotas.enter(request.key, asked.ask.estimate)

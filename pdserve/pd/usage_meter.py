@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from pdserve.pd.body import Body, encode
@@ -46,6 +47,8 @@ _LONGEST_OPTIONS = 1024
 _MAX_HELD = 1024 * 1024
 _WINDOW = 1024
 """Of the beginning of an answer's usage, at the end of one piece of it."""
+_TRUE, _FALSE = msgspec.Raw(b"true"), msgspec.Raw(b"false")
+_COUNTED: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
 _FLAG: TypeAdapter[bool | None] = TypeAdapter(bool | None)
 
 
@@ -207,6 +210,12 @@ class UsageMeter:
 
 def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[Body, UsageMeter]:
     """The request as decode gets it, and the meter of its answer."""
+    members = body.members
+    stream = members.get("stream")
+    if stream is None or stream == _FALSE:
+        return body, UsageMeter(fingerprints)
+    if stream == _TRUE and "stream_options" not in members and dialect in (CHAT, COMPLETIONS):
+        return body.replaced("stream_options", _COUNTED), UsageMeter(fingerprints, hides=True, hides_total=True)
     if body.length("stream") > _LONGEST_FLAG or body.length("stream_options") > _LONGEST_OPTIONS:
         # No engine takes that. It is not looked at: it may be as large as a body.
         return body, UsageMeter(fingerprints)
