@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import lru_cache
 
-from pdserve.pd.body import encode
 from pdserve.pd.errors import ApiError, WorkerFailedError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.upstream import Pool
 from pdserve.pd.random_id import new_id
 from pdserve.pd.registry import Worker
+from pdserve.pd.transfer import Transfer
 
 _CONNECT_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class Transfer:
-    """One hand-over of KV from a rank of a prefill."""
-
-    id: str
-    prefill: Worker
-    rank: str
-    engine_id: str
-    ranks: int
-
-    def for_prefill(self) -> bytes:
-        return b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"%b"}' % self.id.encode()
-
-    def for_decode(self) -> bytes:
-        return _FOR_DECODE % (_quoted(self.prefill.config.bootstrap_url), _quoted(self.engine_id), self.id.encode())
-
-    def rank_header(self) -> bytes:
-        return b"x-data-parallel-rank: %b\r\n" % self.rank.encode() if self.ranks > 1 else b""
-
-
-_FOR_DECODE = (
-    b'{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":%b,"remote_engine_id":%b,'
-    b'"transfer_id":"%b"}'
-)
-
-
-@lru_cache(maxsize=1024)
-def _quoted(text: str | None) -> bytes:
-    """As JSON; the same few texts again and again."""
-    return encode(text)
 
 
 class EngineIds:
@@ -63,7 +29,7 @@ class EngineIds:
             return None
         turn = self._turns[worker.name] = self._turns.get(worker.name, -1) + 1
         rank, engine_id = ranks[turn % len(ranks)]
-        return Transfer(f"xfer-{new_id()}", worker, rank, engine_id, len(ranks))
+        return Transfer("xfer-" + new_id(), worker, rank, engine_id, len(ranks))
 
     async def learn(self, worker: Worker) -> dict[str, str]:
         """Asks the bootstrap server. WorkerFailedError when it does not answer as it should."""

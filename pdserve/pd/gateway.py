@@ -27,11 +27,12 @@ from pdserve.pd.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
 from pdserve.pd.dispatch import Dispatcher
 from pdserve.pd.engines import Engines, upstream_tls
 from pdserve.pd.entrance import Entrance
-from pdserve.pd.errors import ApiError, ClientGoneError, no_route
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.health_checks import HealthChecks
 from pdserve.pd.http import bridge
 from pdserve.pd.http.front import Request
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.intake import Intake
 from pdserve.pd.keys import KeyFile
 from pdserve.pd.kv_feeds import KvFeeds
 from pdserve.pd.large_bodies import LargeBodies
@@ -51,7 +52,7 @@ from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
 from pdserve.pd.spans import open_spans
 from pdserve.pd.stored import StoredResponses, method_of, stored_at
-from pdserve.pd.usage_meter import Fingerprints, metered
+from pdserve.pd.usage_meter import Fingerprints
 
 if TYPE_CHECKING:
     from pdserve.pd.admin_server import AdminServer
@@ -59,11 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pdserve.proxy")
 
 _TICK_SECONDS = 0.5
-WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
-"""What probes ask for."""
-"""For probes and Prometheus, which have no key of a client."""
-PAGES = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
-"""What the application answers, to GET and without a body."""
 _TOKENS_OF_BYTES = 1_048_576
 """Bodies up to which a prompt's tokens are looked at."""
 
@@ -111,7 +107,10 @@ class Gateway:
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         self._large_bodies = LargeBodies()
-        self._hosts = AllowedHosts.of(config)
+        served = self._catalog.served
+        self._intake = Intake(
+            AllowedHosts.of(config), self.keys, self.quotas, served, self._reading, self.metrics, self._fingerprints
+        )
         self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
         self._prewarm = (
@@ -138,27 +137,7 @@ class Gateway:
     # --- Handler
 
     def refuse(self, request: Request) -> ApiError | None:
-        hosts = self._hosts
-        if hosts is not None:
-            host, origin = request.header(b"host"), request.header(b"origin")
-            if host not in hosts.seen or origin is not None:
-                stranger = hosts.refusal(host, origin)
-                if stranger is not None:
-                    return stranger
-        if self.keys is not None and request.path not in WITHOUT_KEY:
-            try:
-                request.key = self.keys.current.identify(request.header(b"authorization"), request.header(b"x-api-key"))
-            except ApiError as error:
-                self.metrics.count("unauthorized")
-                return error
-        asked = request.path in BY_PATH
-        if (not asked or request.method != b"POST") and request.has_body():
-            stored = stored_at(request.path)
-            if stored is CANCEL and request.method == b"POST":
-                return None
-            known = asked or stored is not None or request.path in PAGES
-            return ApiError(405, "Method Not Allowed") if known else no_route(request.path.decode("latin-1"))
-        return None
+        return self._intake.refuse(request)
 
     def handle(self, request: Request, reply: Reply) -> None:
         dialect = BY_PATH.get(request.path)
@@ -324,12 +303,9 @@ class Gateway:
                 body = self._reading.body(request)
                 if body is None:
                     body = await self._large_bodies.read(request, client)
-                self._catalog.served.check(dialect, body)
-                asked = self._reading.read(dialect, request, body, client.request_id, trace, received)
-            if request.key is not None and self.quotas is not None:
-                use = self.quotas.enter(request.key, asked.ask.estimate)
-                if request.key.tokens_per_minute is not None:
-                    asked.body, client.meter = metered(dialect, asked.body, self._fingerprints)
+                asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
+            if request.key is not None:
+                use = self._intake.count(request.key, asked, client)
             if self.pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
                 tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
                 if tokens is not None:

@@ -28,8 +28,9 @@ from pdserve.pd import control, server
 from pdserve.pd.beats import Beats
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError, no_route
-from pdserve.pd.gateway import WITHOUT_KEY, Gateway
+from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
+from pdserve.pd.intake import WITHOUT_KEY
 from pdserve.pd.models import engine_version
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 from pdserve.pd.shared_numbers import Numbers

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
 
 from pdserve.pd import prefill_leg
 from pdserve.pd.background import Background, settle
 from pdserve.pd.body import encode
 from pdserve.pd.client import Client
-from pdserve.pd.engine_ids import EngineIds, Transfer
+from pdserve.pd.engine_ids import EngineIds
 from pdserve.pd.engines import Engines
 from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
 from pdserve.pd.leg import Leg
+from pdserve.pd.mooncake_legs import Legs, send
 from pdserve.pd.registry import Registry, Worker
 from pdserve.pd.request import ClientRequest
+from pdserve.pd.transfer import Transfer
 from pdserve.pd.waiting import EARLY_SECONDS, Watch, never
 
 log = logging.getLogger("pdserve.proxy")
@@ -47,19 +48,6 @@ _WITHDRAW_SECONDS = 5.0
 _WITHDRAW_PATH = b"/v1/completions"
 _ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
-
-
-@dataclass(slots=True)
-class Legs:
-    """The two requests of one attempt."""
-
-    prefill: Leg
-    decode: Leg
-
-    def close(self) -> None:
-        """Decode first: it tells prefill that nobody will fetch the KV."""
-        self.decode.close()
-        self.prefill.close()
 
 
 class Mooncake:
@@ -84,7 +72,7 @@ class Mooncake:
             try:
                 transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
                 watch.check()
-                legs = self._send(request, transfer, decode, watch)
+                legs = send(self._engines, request, transfer, decode, watch.poke)
                 sent = True
             finally:
                 if not sent:
@@ -125,22 +113,6 @@ class Mooncake:
         if transfer is None:
             raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
         return transfer
-
-    def _send(self, request: ClientRequest, transfer: Transfer, decode: Worker, watch: Watch) -> Legs:
-        dialect, body = request.dialect, request.body
-        prefill_body = dialect.prefill_body(body, transfer.for_prefill())
-        decode_body = dialect.decode_body(body, transfer.for_decode())
-        prefill = prefill_leg.send(
-            self._engines,
-            request,
-            transfer.prefill,
-            prefill_body,
-            rank_header=transfer.rank_header(),
-            poke=watch.poke,
-            on_complete=transfer.prefill.slots.give,
-        )
-        head = self._engines.post(decode, request.target, request.headers, decode_body)
-        return Legs(prefill, Leg(decode, head, decode_body, watch.poke))
 
     async def _first_event(self, legs: Legs, watch: Watch) -> None:
         """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at
@@ -194,7 +166,7 @@ class Mooncake:
             legs.close()
             raise
         engine_id = ranks.get(transfer.rank, transfer.engine_id)
-        self.background.start(self._withdraw(replace(transfer, engine_id=engine_id), legs))
+        self.background.start(self._withdraw(transfer.of_engine(engine_id), legs))
         if engine_id == transfer.engine_id:
             return
         error = failure.error if failure is not None else ApiError(502, f"{transfer.prefill.name} was restarted")

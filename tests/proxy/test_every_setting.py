@@ -142,7 +142,7 @@ USED: Mapping[str, Where] = {
     "health.interval_seconds": lambda r: r.gateway._health._settings.interval_seconds,
     "health.timeout_seconds": lambda r: r.gateway._health._settings.timeout_seconds,
     "health.failures": lambda r: r.gateway._health._settings.failures,
-    "allowed_hosts": lambda r: sorted(r.gateway._hosts._names - {r.config.host}),  # type: ignore[union-attr]
+    "allowed_hosts": lambda r: sorted(r.gateway._intake._hosts._names - {r.config.host}),  # type: ignore[union-attr]
     "auth.keys_file": lambda r: r.gateway.keys and "team" in r.gateway.keys.current.names,
     "auth.client_authorization": lambda r: r.gateway.engines._authorization,
     "tls.certificate": lambda r: r.config.tls and r.config.tls.certificate,
