@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,14 @@ def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     deployment.up()
     assert deployment.complete().status_code == 200
+
+
+def test_nobody_has_in_memory_what_only_others_need() -> None:
+    """The parent: what starts members. A member: nothing of the admin's endpoints, nor of features that are off."""
+    for module, without in (
+        ("pdserve.proxy", {"asyncio", "dataclasses", "inspect", "ssl", "pydantic", "starlette", "pdserve.pd.member"}),
+        ("pdserve.pd.member", {"fastapi", "uvicorn", "zmq", "httpx", "opentelemetry", "pdserve.pd.admin"}),
+    ):
+        program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert not without & set(json.loads(done.stdout))
