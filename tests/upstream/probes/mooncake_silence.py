@@ -55,18 +55,19 @@ def other_peer() -> dict[str, Any]:
         prefill.prefill("p2", "t2", tokens)
         decode.decode("d2", "t2", tokens, prefill)
         served = until(arrived(decode, "d2"), decode, seconds=LONG)
+        seen: dict[str, Any] = {
+            "freed early": rounded(freed),
+            "freed by the transfer": rounded(then),
+            "next served": rounded(served),
+        }
+        if not flood.patched():
+            return seen  # until 0.30 upstream's scheduler asserts at the pull of a rejected request
         flood.reject(decode, "d3", prefill, "t3")
         until(lambda: False, decode, seconds=0.3)
-        pulled = flood.open_pulls(decode) > 0
+        seen["a rejected one is pulled"] = flood.open_pulls(decode) > 0
         prefill.prefill("p3", "t3", prompt())
         released = until(lambda: not flood.open_pulls(decode), decode, seconds=SHORT)
-    return {
-        "freed early": rounded(freed),
-        "freed by the transfer": rounded(then),
-        "next served": rounded(served),
-        "a rejected one is pulled": pulled,
-        "released by its transfer": rounded(released),
-    }
+        return {**seen, "released by its transfer": rounded(released)}
 
 
 def reconnected() -> dict[str, Any]:
