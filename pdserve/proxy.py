@@ -28,8 +28,10 @@ from pdserve import __version__, compiled
 from pdserve.errors import PdserveError, StartError
 from pdserve.pd import shared_numbers, succession
 from pdserve.pd.beats import Beats
+from pdserve.pd.child import Configured
 from pdserve.pd.processes import Processes, line_of
 from pdserve.pd.shared_pages import Pages
+from pdserve.pd.succession import Inheritance
 
 if TYPE_CHECKING:
     from pdserve.pd.config import ProxyConfig
@@ -53,16 +55,21 @@ class Start(NamedTuple):
 def start_of(path: Path) -> Start:
     """What the file says, as far as it can be read without the modules that serve; else what they say of it.
     RecipeError: it cannot be used."""
-    text = b""
     try:
         text = path.read_bytes()
+    except OSError:
+        load_config(path)  # says why
+        raise
+    try:
         fields = json.loads(text)
         host, port, processes = fields["host"], fields["port"], fields["processes"]
         if type(host) is str and type(port) is int and processes == 1 and 0 <= port < 1 << 16:
             return Start(host, port, 1, text)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         pass
-    config = load_config(path)
+    from pdserve.pd import member  # see the top of this module
+
+    config = member.parse_config(text, path)
     return Start(config.host, config.port, config.processes, text)
 
 
@@ -108,18 +115,30 @@ def listening(wanted: Start) -> list[socket.socket]:
     return sockets
 
 
-def serve_together(path: Path, wanted: Start, key: str | None, *, with_control: bool) -> int:
-    """`wanted.processes` processes on one port; the exit code. StartError: the address cannot be had."""
-    inherited = succession.taken()
+def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
+    """As many processes on one port as the configuration says; the exit code. RecipeError: it cannot be used.
+    StartError: the address cannot be had."""
+    wanted = None
+    refused = ""
+    try:
+        wanted = start_of(path)
+    except PdserveError as error:
+        if inherited is None or not inherited.config:
+            raise
+        # It could be used a moment ago, when it was checked.
+        refused = " ".join(error.what.split())
     if inherited is None:
+        assert wanted is not None
         sockets = listening(wanted)
     else:
         sockets = [socket.socket(fileno=descriptor) for descriptor in inherited.sockets]
+    before = b"" if inherited is None else inherited.config.encode("latin-1")
+    configured = Configured(b"" if wanted is None else wanted.text, before, refused)
     count = len(sockets)
-    if count != wanted.processes:
+    if wanted is not None and count != wanted.processes:
         log.warning("it stays at %d process(es): another number takes a restart of the deployment's proxy", count)
     generation = 1 if inherited is None else inherited.generation + 1
-    shared = Path(f"/proc/self/fd/{os.memfd_create('pdserve-proxy', 0)}")
+    shared = Path(f"/proc/self/fd/{os.memfd_create('pdserve-proxy')}")
     files = Pages.create(count)
     signs = Beats.create(count)
     processes: Processes
@@ -132,7 +151,7 @@ def serve_together(path: Path, wanted: Start, key: str | None, *, with_control: 
             os.write(asks, line_of(message))
 
         try:
-            config = member.parse_config(wanted.text, path).model_copy(update={"processes": count})
+            config = member.parse_config(configured.text, path).model_copy(update={"processes": count})
         except PdserveError as error:
             print(error.render(), file=sys.stderr, flush=True)
             return error.exit_code
@@ -165,6 +184,7 @@ def serve_together(path: Path, wanted: Start, key: str | None, *, with_control: 
         count,
         serve,
         sys.stdin.fileno() if with_control else None,
+        configured,
         beats=signs,
         sockets=[sock.fileno() for sock in sockets],
         inherited=inherited,
@@ -196,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with_control = not args.no_control and stdin_is_control()
         key = os.environ.get(ENGINE_KEY)
-        return serve_together(args.config, start_of(args.config), key, with_control=with_control)
+        return serve_together(args.config, succession.taken(), key, with_control=with_control)
     except PdserveError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code

@@ -1,25 +1,54 @@
-"""The admin's own listener, in the proxy's process: a loopback port or a unix socket, never the clients' port."""
+"""The admin's own listener, in the proxy's process: a loopback port or a unix socket, never the clients' port.
+
+Its connections have limits of their own: a local user without the token must not take the descriptors that clients
+need.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+import msgspec
+from starlette.types import ASGIApp
 
 from pdserve.errors import StartError
 from pdserve.pd import admin
 from pdserve.pd.admin_socket import AdminSocket
+from pdserve.pd.allowed_hosts import AllowedHosts
 from pdserve.pd.config import WorkerConfig
 from pdserve.pd.control import Controlled
+from pdserve.pd.errors import ApiError
+from pdserve.pd.http import bridge
+from pdserve.pd.http.front import SWEEP_SECONDS, Front, Limits, Request
+from pdserve.pd.http.reply import Reply
 from pdserve.pd.keys import read_token
 from pdserve.pd.settings import Admin
 
+log = logging.getLogger("pdserve.proxy")
+
 _STOP_SECONDS = 1
+_BACKLOG = 64
+_LIMITS = Limits(
+    max_body_bytes=1 << 20,
+    max_header_bytes=16 << 10,
+    header_seconds=5,
+    body_idle_seconds=5,
+    body_seconds=15,
+    keep_alive_seconds=15,
+    max_connections=32,
+    max_buffered_bytes=8 << 20,
+)
+_REFUSED = (
+    "The admin's port has no token and answers only its own machine, and the {shown}. Use 127.0.0.1 or localhost, or "
+    "give it a token (proxy.admin.token_file)."
+)
 
 
 class AdminWorkers:
@@ -67,35 +96,79 @@ class AdminServer:
                 where="proxy.admin",
                 todo="see who has it (ss -lntxp) and end that, or give proxy.admin another port or socket",
             ) from error
-        config = uvicorn.Config(
-            admin.app(workers, reload, figures, token),
-            access_log=False,
-            log_level="warning",
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_STOP_SECONDS,
-        )
-        self._server = _Quiet(config)
+        # A page of another site reaches a port of this machine by its user's browser; it has no token, and no socket.
+        open_to_pages = token is None and settings.socket is None
+        hosts = AllowedHosts((settings.host,), _REFUSED) if open_to_pages else None
+        self._answers = _Answers(admin.app(workers, reload, figures, token), hosts)
+        self._front = Front(self._answers, _LIMITS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        self._task = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._file is None:
+            server = await loop.create_server(self._front, sock=self._socket, backlog=_BACKLOG)
+        else:
+            server = await loop.create_unix_server(self._front, sock=self._socket, backlog=_BACKLOG)
+        try:
+            while True:
+                await asyncio.sleep(SWEEP_SECONDS)
+                self._front.sweep()
+        finally:
+            server.close()
 
     async def stop(self) -> None:
+        """Requests that run have a second to end."""
         if self._file is not None:
             self._file.remove()
-        self._server.should_exit = True
         if self._task is not None:
+            self._task.cancel()
             await asyncio.wait({self._task})
+        self._front.close_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._answers.idle()
+        self._front.abort()
         self._socket.close()
 
 
-class _Quiet(uvicorn.Server):
-    """Signals are the proxy's own business."""
+class _Answers:
+    """The Handler of its front."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts | None) -> None:
+        self._app, self._hosts = app, hosts
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def idle(self) -> None:
+        """Returns when nothing is being answered."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def refuse(self, request: Request) -> ApiError | None:
+        hosts = self._hosts
+        return None if hosts is None else hosts.refusal(request.header(b"host"), request.header(b"origin"))
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        task = asyncio.get_running_loop().create_task(bridge.serve(self._app, request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, request, reply))
+
+    def failed(self, _: Request | None, reply: Reply, error: ApiError) -> None:
+        body = msgspec.json.encode(error.body())
+        headers = {"content-type": "application/json", **error.headers()}
+        reply.start(error.status, [(name.encode(), value.encode()) for name, value in headers.items()], len(body))
+        reply.end(body)
+
+    def _done(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        request.release()
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("the admin's %s failed", request.path.decode("latin-1"), exc_info=error)
+        if not reply.ended:
+            self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
 
 
 def _bound(settings: Admin) -> socket.socket:

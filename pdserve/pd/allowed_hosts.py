@@ -17,12 +17,18 @@ ANY = "*"
 _NAME = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^:/@\s\[\]]+)(?::[0-9]*)?")
 _ORIGIN = re.compile(rb"[a-z][a-z0-9+.-]*://(\S+)", re.I)
 _REMEMBERED = 1024
+_REFUSED = (
+    "This proxy has no API keys and answers only its own machine, and the {shown}. Add the name to "
+    "proxy.allowed_hosts, or give the proxy keys (proxy.auth.keys_file)."
+)
 
 
 class AllowedHosts:
     """Loopback, the names given, and nothing else."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], refused: str = _REFUSED) -> None:
+        """`refused`: what a request with another name is answered; {shown} is the name and where it stands."""
+        self._refused = refused
         self._names = {_plain(name) for name in names}
         self.seen: set[bytes] = set()
         """Values of the header that were allowed: most clients send the same one."""
@@ -41,14 +47,17 @@ class AllowedHosts:
         """Why a request with these headers is not answered; None: it may be."""
         if host is not None and host not in self.seen:
             if not self._allowed(host):
-                return _refused("Host", host)
+                return self._refusal("Host", host)
             if len(self.seen) < _REMEMBERED:
                 self.seen.add(host)
         if origin is not None:
             place = _ORIGIN.fullmatch(origin)
             if place is None or not self._allowed(place[1]):
-                return _refused("Origin", origin)
+                return self._refusal("Origin", origin)
         return None
+
+    def _refusal(self, header: str, value: bytes) -> ApiError:
+        return ApiError(403, self._refused.format(shown=f"{header} is {value[:100].decode('latin-1')!r}"))
 
     def _allowed(self, host: bytes) -> bool:
         found = _NAME.fullmatch(host)
@@ -69,12 +78,3 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _refused(header: str, value: bytes) -> ApiError:
-    shown = value[:100].decode("latin-1")
-    return ApiError(
-        403,
-        f"This proxy has no API keys and answers only its own machine, and the {header} is {shown!r}. Add the name to "
-        "proxy.allowed_hosts, or give the proxy keys (proxy.auth.keys_file).",
-    )

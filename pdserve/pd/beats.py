@@ -30,7 +30,7 @@ class Beats:
 
     @staticmethod
     def create(count: int) -> Beats:
-        return Beats(os.memfd_create("pdserve-proxy-beats", 0), count)
+        return Beats(os.memfd_create("pdserve-proxy-beats"), count)
 
     def beat(self, index: int) -> None:
         self._cells[index] = time.monotonic()

@@ -46,9 +46,13 @@ _LARGE_VALUES = msgspec.json.Decoder(
 _IN_PLACE = b"0"
 _VALUE = msgspec.json.Decoder()
 _KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
+_LONGEST_NAME = 1024
+"""Characters, as in a body that is read in steps. To compare a long one with how it is spelled takes long."""
 _LONGEST_KEPT = 64
 """Characters of a name: clients choose them, and must not choose what we remember."""
 _SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
+_MOST_BLANKS = 1024
+"""In a list, before its first item and behind its last one."""
 _FIRST_ITEM = re.compile(rb"\[[ \t\r\n]*")
 _END_OF_LIST = re.compile(rb"[ \t\r\n]*\]")
 _MOST_QUOTES = 20_000
@@ -84,6 +88,8 @@ class Body:
         """Name -> the value as it was sent."""
         if len(self.members) > MAX_MEMBERS:
             raise too_many_members()
+        if max(map(len, self.members), default=0) > _LONGEST_NAME:
+            raise bad_request(f"The request body has a name of more than {_LONGEST_NAME} characters.")
         self._spans = self._walk()
 
     @property
@@ -145,7 +151,7 @@ class Body:
             return False
         begin, end = self._place(name)
         raw = self.raw
-        first = _FIRST_ITEM.match(raw, begin, end)
+        first = _FIRST_ITEM.match(raw, begin, min(end, begin + _MOST_BLANKS))
         at = end if first is None else first.end()
         byte = raw[at : at + 1]
         if byte == b'"':
@@ -158,6 +164,8 @@ class Body:
             return False
         else:
             return raw.find(b'"', at, end) < 0 and raw.find(b"[", at, end) < 0 and raw.find(b"{", at, end) < 0
+        if end - at > _MOST_BLANKS:
+            return False
         last = _END_OF_LIST.match(raw, at, end)
         return at > 0 and last is not None and last.end() == end
 
@@ -270,6 +278,8 @@ def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
     pieces: list[bytes] = []
     end = 0
     for begin, _, value in large:
+        if begin < end:
+            return None  # the name of one is in the value of another one
         pieces += (raw[end:begin], _IN_PLACE)
         end = begin + len(memoryview(value))
     rest = b"".join((*pieces, raw[end:]))

@@ -1,13 +1,15 @@
 """TLS towards clients: the certificate, and the listener.
 
 The listener accepts by itself: the event loop tells of a TLS client only after its handshake, so that clients which
-say nothing would count for nothing.
+say nothing would count for nothing. Each handshake has buffers of 0.4 MB, so there is a limit to how many there are at
+once; further clients wait to be accepted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import socket
 import ssl
@@ -23,6 +25,14 @@ log = logging.getLogger("pdserve.proxy")
 _AT_ONCE = 64
 """Connections that are accepted in one turn of the loop."""
 _NO_FILES_SECONDS = 0.2
+_HANDSHAKES = 256
+"""At once. One takes a few milliseconds of the loop and two round trips."""
+_PATIENCE_SECONDS = 1.0
+"""What a handshake may take while others wait for its place."""
+_FULL_SECONDS = 0.02
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 128 * 1024
+"""glibc's default, which it raises by itself as soon as such a piece is freed."""
 
 
 class ClientTls:
@@ -50,8 +60,11 @@ class TlsListener:
     def __init__(self, front: Front, tls: ClientTls, sock: socket.socket) -> None:
         self._front, self._tls, self._sock = front, tls, sock
         self._loop = asyncio.get_running_loop()
-        self._opening: dict[asyncio.Task[None], socket.socket] = {}
-        """Handshakes, the oldest first."""
+        self._opening: dict[asyncio.Task[None], tuple[socket.socket, float]] = {}
+        """Handshakes and the loop times at which they began, the oldest first."""
+        # asyncio has a buffer of 256 KiB for each TLS connection, of which most is never written to: so much of it is
+        # never memory, and what is goes back to the system when the connection ends.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
     def start(self, backlog: int) -> None:
         self._sock.setblocking(False)
@@ -66,20 +79,22 @@ class TlsListener:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            if len(self._opening) >= _HANDSHAKES and not self._end_a_slow_one():
+                self._pause(_FULL_SECONDS)
+                return
             try:
                 connection, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.warning("no client can be accepted: %s", error.strerror)
-                self._loop.remove_reader(self._sock)
-                self._loop.call_later(_NO_FILES_SECONDS, self._again)
+                self._pause(_NO_FILES_SECONDS)
                 return
             if not self._has_room():
                 connection.close()
                 continue
             task = self._loop.create_task(self._open(connection))
-            self._opening[task] = connection
+            self._opening[task] = connection, self._loop.time()
             task.add_done_callback(self._opened)
 
     def _has_room(self) -> bool:
@@ -87,14 +102,30 @@ class TlsListener:
         most = self._front.limits.max_connections + PROBE_PLACES
         if len(self._opening) + len(self._front.connections) < most:
             return True
+        return self._end_one(patience=0.0)
+
+    def _end_a_slow_one(self) -> bool:
+        return self._end_one(patience=_PATIENCE_SECONDS)
+
+    def _end_one(self, patience: float) -> bool:
+        """Ends the oldest handshake of the client with the most, if it has taken longer than that."""
         if not self._opening:
             return False
-        peers = {task: _peer(connection) for task, connection in self._opening.items()}
+        peers = {task: _peer(connection) for task, (connection, _) in self._opening.items()}
         ((busiest, _),) = Counter(peers.values()).most_common(1)
         oldest = next(task for task, peer in peers.items() if peer == busiest)
+        connection, began = self._opening[oldest]
+        if self._loop.time() - began < patience:
+            return False
+        del self._opening[oldest]
         with contextlib.suppress(OSError):
-            self._opening.pop(oldest).shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
         return True
+
+    def _pause(self, seconds: float) -> None:
+        """Nobody is accepted for a while: they wait in the socket."""
+        self._loop.remove_reader(self._sock)
+        self._loop.call_later(seconds, self._again)
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening.pop(task, None)

@@ -83,7 +83,8 @@ class Intake:
         """Against the limits of its key; ApiError 429: it has reached one."""
         if self._quotas is None:
             return None
-        use: Use = self._quotas.enter(key, asked.ask.estimate)
         if key.tokens_per_minute is not None:
+            # Before it is counted: it may find what makes the request none, and then nothing would end its use.
             asked.body, client.meter = metered(asked.dialect, asked.body, self._fingerprints)
+        use: Use = self._quotas.enter(key, asked.ask.estimate)
         return use

@@ -32,6 +32,7 @@ from pdserve.pd.gateway import Gateway
 from pdserve.pd.http.front import Front
 from pdserve.pd.intake import WITHOUT_KEY
 from pdserve.pd.models import engine_version
+from pdserve.pd.page_limit import PageLimit
 from pdserve.pd.registry import RETRY_AFTER_SECONDS
 from pdserve.pd.shared_numbers import Numbers
 from pdserve.pd.shared_pages import Pages
@@ -44,6 +45,7 @@ def create_app() -> Starlette:
     admin's routes have, would take 7 MB more in each process for models that nothing here needs."""
     handlers = {ApiError: _api_error, HTTPException: _http_error}
     app = Starlette(exception_handlers=handlers)  # type: ignore[arg-type]  # each gets its own class
+    figures = PageLimit(lambda: app.state.gateway.page())  # noqa: PLW0108  (it is set later)
 
     async def health(_: Request) -> Response:
         """This process lives. `generation` grows with each rolling restart."""
@@ -60,7 +62,7 @@ def create_app() -> Starlette:
         return JSONResponse({"workers": app.state.gateway.readiness()[1]["workers"]})
 
     async def metrics(_: Request) -> Response:
-        return Response(app.state.gateway.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(figures.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def ping(_: Request) -> Response:
         """What SageMaker asks: as an engine says that it can serve, the deployment does."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from pdserve.pd import beats, succession
 from pdserve.pd.beats import Beats, Vigil
+from pdserve.pd.child import Child, Configured
 from pdserve.pd.succession import Heir, Inheritance
 
 log = logging.getLogger("pdserve.proxy")
@@ -36,30 +37,14 @@ SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RETIRE})
 """Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills nobody."""
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
+_CHECK_SECONDS = 60.0
+"""For the process that only looks whether a new program could start."""
 _MAX_UNREAD = 1 << 22
 """Bytes of control lines that wait for a member which does not read them: it is told everything anew when it is."""
 
 Member = Callable[[int, int, int], int]
 """(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork, and
 unblocks SIGNALS once it handles them."""
-
-
-class _Child:
-    def __init__(self, index: int, pid: int, control: int, asks: int, born: float) -> None:
-        self.index = index
-        self.pid = pid
-        self.control = control
-        """We write control lines here."""
-        self.asks = asks
-        """What it wants everybody to hear comes from here."""
-        self.born = born
-        self.heard = b""
-        self.unread = bytearray()
-        """Lines that its pipe has no room for."""
-        self.old = False
-        """It was there before the program that runs now."""
-        self.retired = False
-        self.serving = False
 
 
 class Processes:
@@ -70,6 +55,7 @@ class Processes:
         count: int,
         member: Member,
         stdin: int | None,
+        config: Configured,
         *,
         beats: Beats | None = None,
         sockets: Sequence[int] = (),
@@ -82,6 +68,7 @@ class Processes:
         self.count = count
         self.member = member
         self.stdin = stdin
+        self.config = config
         self.beats = beats
         self.sockets = sockets
         self.inherited = inherited
@@ -89,7 +76,7 @@ class Processes:
         self.generation = 1
         self.rolling = False
         """Old members serve until all new ones do."""
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._told: list[bytes] = []
         """What a new member must hear."""
         self._states: dict[str, bytes] = {}
@@ -98,6 +85,7 @@ class Processes:
         self._partial = b""
         self._checking: int | None = None
         """The PID of the process that tries whether a new program could start."""
+        self._check_until = 0.0
         self._refused = 0
 
     def run(self) -> int:
@@ -116,14 +104,20 @@ class Processes:
             if self.stdin is not None:
                 selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGCHLD})
-            for index in range(self.count):
-                self._fork(index)
+            if self.inherited is not None and self.config.refused:
+                self._keep_old()
+                self._not_restarted(self.config.refused)
+            else:
+                for index in range(self.count):
+                    self._fork(index)
             vigil = Vigil()
             while self._children:
                 for key, events in selector.select(None if self.beats is None else beats.BEAT_SECONDS):
                     key.data(events)
                 self._reap()
                 self._end_hung(vigil)
+        if self._checking is not None:
+            os.waitpid(self._checking, 0)
         return self._code
 
     # --- lines
@@ -146,7 +140,7 @@ class Processes:
             else:
                 self._tell(line)
 
-    def _read_child(self, child: _Child) -> None:
+    def _read_child(self, child: Child) -> None:
         data = os.read(child.asks, _READ_BYTES)
         if not data:
             self._selector.unregister(child.asks)
@@ -173,12 +167,12 @@ class Processes:
             self._told.append(line)
         return message
 
-    def _tell(self, line: bytes, *, but: _Child | None = None) -> None:
+    def _tell(self, line: bytes, *, but: Child | None = None) -> None:
         for child in self._children.values():
             if child is not but:
                 self._write(child, line)
 
-    def _write(self, child: _Child, line: bytes) -> None:
+    def _write(self, child: Child, line: bytes) -> None:
         """Never waits: one member that does not read must not hold up the others."""
         waiting = bool(child.unread)
         child.unread += line + b"\n"
@@ -188,7 +182,7 @@ class Processes:
         elif not waiting:
             self._flush(child)
 
-    def _flush(self, child: _Child) -> None:
+    def _flush(self, child: Child) -> None:
         registered = child.control in self._selector.get_map()
         try:
             sent = os.write(child.control, child.unread)
@@ -218,7 +212,7 @@ class Processes:
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
-        child = _Child(index, pid, control_in, asks_out, time.monotonic())
+        child = Child(index, pid, control_in, asks_out, time.monotonic(), self.beats)
         self._adopt(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
@@ -226,7 +220,7 @@ class Processes:
         for line in (*self._told, *self._states.values()):
             self._write(child, line)
 
-    def _adopt(self, child: _Child) -> None:
+    def _adopt(self, child: Child) -> None:
         os.set_blocking(child.control, False)
         self._children[child.pid] = child
         self._selector.register(child.asks, selectors.EVENT_READ, lambda _: self._read_child(child))
@@ -270,10 +264,10 @@ class Processes:
                     self._selector.unregister(end)
                 os.close(end)
             code = os.waitstatus_to_exitcode(status)
-            if self._ending:
-                self._code = self._code or code
-            elif child.retired:
+            if child.retired:
                 log.info("the %s proxy process %d has ended", "old" if child.old else "new", child.index)
+            elif self._ending:
+                self._code = self._code or code
             elif child.old and self.rolling:
                 log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
             elif self.rolling and time.monotonic() - child.born < SHORT_LIFE_SECONDS:
@@ -289,15 +283,12 @@ class Processes:
     def _end_hung(self, vigil: Vigil) -> None:
         """A member whose event loop stands still serves nobody, and the kernel gives it its share of connections."""
         vigil.look()
-        if self.beats is None:
-            return
         for child in self._children.values():
-            # The old ones do not beat where we look; they end by themselves.
-            if not child.old and vigil.silent(self.beats.last(child.index)) > beats.HUNG_SECONDS:
-                self.beats.beat(child.index)
+            if child.beats is not None and vigil.silent(child.beats.last(child.index)) > beats.HUNG_SECONDS:
+                child.beats.beat(child.index)
                 self._kill(child, f"has not answered for {beats.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)")
 
-    def _kill(self, child: _Child, why: str) -> None:
+    def _kill(self, child: Child, why: str) -> None:
         log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
         child.born = -SHORT_LIFE_SECONDS  # it is no failed start
         os.kill(child.pid, signal.SIGKILL)
@@ -314,6 +305,7 @@ class Processes:
 
     def _end(self, signum: int) -> None:
         self._ending = True
+        self._end_check()
         self._signal(signum)
 
     def _signal(self, signum: int) -> None:
@@ -327,17 +319,28 @@ class Processes:
             return
         log.info("rolling restart: looking whether the new proxy could start")
         self._checking = succession.check()
+        self._check_until = time.monotonic() + _CHECK_SECONDS
 
-    def _all(self) -> list[_Child]:
+    def _end_check(self) -> None:
+        if self._checking is not None:
+            os.kill(self._checking, signal.SIGKILL)
+
+    def _all(self) -> list[Child]:
         return list(self._children.values())
 
     def _reap_check(self) -> None:
         if self._checking is None:
             return
+        # No signal may find the PID of a process that has just been waited for.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         ended, status = os.waitpid(self._checking, os.WNOHANG)
+        if ended:
+            self._checking = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not ended:
+            if time.monotonic() > self._check_until:
+                self._end_check()
             return
-        self._checking = None
         code = os.waitstatus_to_exitcode(status)
         if code == 0 and not self._ending:
             self._hand_over()
@@ -354,6 +357,7 @@ class Processes:
                 child.retired,
                 child.heard.decode("latin-1"),
                 child.unread.decode("latin-1"),
+                None if child.beats is None else child.beats.file,
             )
             for child in self._all()
         ]
@@ -366,6 +370,7 @@ class Processes:
                 states={name: line.decode("latin-1") for name, line in self._states.items()},
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
+                config=self.config.text.decode("latin-1"),
             ),
             {*SIGNALS, signal.SIGCHLD},
         )
@@ -380,8 +385,11 @@ class Processes:
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
             self.stdin = None
+        files = {heir.beats for heir in before.children if heir.beats is not None}
+        signs = {file: Beats(file, self.count) for file in files}
         for heir in before.children:
-            child = _Child(heir.number, heir.pid, heir.control, heir.asks, 0.0)
+            beats_of = None if heir.beats is None else signs[heir.beats]
+            child = Child(heir.number, heir.pid, heir.control, heir.asks, 0.0, beats_of)
             child.old, child.retired = True, heir.retired
             child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
             self._adopt(child)
@@ -390,12 +398,22 @@ class Processes:
 
     def _give_up(self, code: int) -> None:
         """A new member does not live: the old ones go on."""
-        self.rolling = False
         for child in self._children.values():
             if not child.old:
                 child.retired = True
                 os.kill(child.pid, signal.SIGKILL)
+        self._keep_old()
         self._not_restarted(f"its processes end at once (exit code {code})")
+
+    def _keep_old(self) -> None:
+        """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""
+        self.rolling = False
+        self.config.text = self.config.before or self.config.text
+        for child in self._children.values():
+            child.old = False
+        serving = {child.index for child in self._children.values() if not child.retired}
+        for index in set(range(self.count)) - serving:
+            self._fork(index)
 
     def _not_restarted(self, why: str) -> None:
         self._refused += 1

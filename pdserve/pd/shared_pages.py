@@ -19,7 +19,7 @@ class Pages:
     @staticmethod
     def create(count: int) -> list[int]:
         """File descriptors that forks inherit."""
-        return [os.memfd_create("pdserve-proxy-page", 0) for _ in range(count)]
+        return [os.memfd_create("pdserve-proxy-page") for _ in range(count)]
 
     def write(self, data: bytes) -> None:
         """Replaces our page."""

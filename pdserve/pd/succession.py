@@ -29,6 +29,8 @@ class Heir(NamedTuple):
     retired: bool
     heard: str
     unread: str
+    beats: int | None = None
+    """File descriptor of the file in which it beats; None: an older program did not hand it over."""
 
 
 class Inheritance(NamedTuple):
@@ -41,6 +43,8 @@ class Inheritance(NamedTuple):
     states: dict[str, str]
     partial: str
     stdin_ended: bool
+    config: str = ""
+    """The text of the configuration that the processes run with: they go on with it when the new one cannot be used."""
 
 
 def taken() -> Inheritance | None:
@@ -64,7 +68,7 @@ def check() -> int:
 
 def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> NoReturn:
     """Becomes the new program. It must unblock these signals when it can handle them. OSError."""
-    file = os.memfd_create("pdserve-succession", 0)
+    file = os.memfd_create("pdserve-succession")
     fields = inheritance._asdict() | {"children": [child._asdict() for child in inheritance.children]}
     os.write(file, json.dumps(fields).encode())
     os.lseek(file, 0, os.SEEK_SET)
@@ -76,4 +80,5 @@ def hand_over(inheritance: Inheritance, blocked: Collection[signal.Signals]) -> 
 
 def _descriptors(inheritance: Inheritance) -> list[int]:
     pipes = [end for child in inheritance.children for end in (child.control, child.asks)]
-    return [*inheritance.sockets, *pipes]
+    beats = {child.beats for child in inheritance.children if child.beats is not None}
+    return [*inheritance.sockets, *pipes, *beats]

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pdserve.pd.body import Body, encode
 from pdserve.pd.dialects import CHAT, COMPLETIONS, Dialect
+from pdserve.pd.errors import bad_request
 from pdserve.pd.honest_usage import USAGE
 from pdserve.pd.http import event_stream
 
@@ -209,16 +210,19 @@ class UsageMeter:
 
 
 def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[Body, UsageMeter]:
-    """The request as decode gets it, and the meter of its answer."""
+    """The request as decode gets it, and the meter of its answer. ApiError 400: its options cannot be read."""
     members = body.members
     stream = members.get("stream")
     if stream is None or stream == _FALSE:
         return body, UsageMeter(fingerprints)
     if stream == _TRUE and "stream_options" not in members and dialect in (CHAT, COMPLETIONS):
         return body.replaced("stream_options", _COUNTED), UsageMeter(fingerprints, hides=True, hides_total=True)
-    if body.length("stream") > _LONGEST_FLAG or body.length("stream_options") > _LONGEST_OPTIONS:
-        # No engine takes that. It is not looked at: it may be as large as a body.
+    if body.length("stream") > _LONGEST_FLAG:
+        # No engine takes that.
         return body, UsageMeter(fingerprints)
+    if body.length("stream_options") > _LONGEST_OPTIONS:
+        # An engine may take it. It is not looked at here, as it may be as large as a body, and must not go uncounted.
+        raise bad_request(f"stream_options is longer than {_LONGEST_OPTIONS} bytes.", "stream_options")
     options = body.get("stream_options")
     if dialect not in (CHAT, COMPLETIONS) or not _flag(body.get("stream")) or not isinstance(options, dict | None):
         return body, UsageMeter(fingerprints)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,15 @@ def admin(deployment: Deployment, tmp_path: Path) -> Iterator[httpx.Client]:
     """A 1P1D deployment with the admin on a unix socket, and a client of that."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "keys").write_text(key_line("team", CLIENT))
-    socket = tmp_path / "admin.sock"
+    path = tmp_path / "admin.sock"
     deployment.up(
-        admin={"socket": str(socket), "token_file": str(tmp_path / "token")},
+        admin={"socket": str(path), "token_file": str(tmp_path / "token")},
         auth={"keys_file": str(tmp_path / "keys")},
         health={"interval_seconds": 0.1, "timeout_seconds": 30},
     )
     deployment.proxy.http.headers["authorization"] = f"Bearer {CLIENT}"
-    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-    transport = httpx.HTTPTransport(uds=str(socket))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    transport = httpx.HTTPTransport(uds=str(path))
     with httpx.Client(
         transport=transport, base_url="http://admin", headers={"authorization": f"Bearer {TOKEN}"}, timeout=90
     ) as client:
@@ -99,6 +101,41 @@ def test_nobody_gets_in_without_the_admins_token(admin: httpx.Client, deployment
         assert admin.get("/workers", headers={"authorization": f"Bearer {token}"}).status_code == 401
     assert deployment.proxy.http.post("/workers", json={}).status_code == 405
     assert deployment.proxy.http.delete("/workers/decode-0").status_code == 404
+
+
+@pytest.fixture
+def port(deployment: Deployment) -> int:
+    """A 1P1D deployment with the admin on a port and no token."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+    deployment.up(admin={"port": port})
+    return port
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"host": "evil.example"}, {"origin": "null"}],
+    ids=["a form of another site", "a name that leads here", "a sandboxed page"],
+)
+def test_a_page_of_another_site_is_no_admin(port: int, headers: dict[str, str]) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=90) as client:
+        assert client.get("/workers").status_code == 200
+        worker = {"name": "theirs", "role": "decode", "url": "http://127.0.0.1:1"}
+        answer = client.post("/workers", content=json.dumps(worker), headers=headers | {"content-type": "text/plain"})
+        assert (answer.status_code, "no token" in answer.text) == (403, True)
+        assert names(client.get("/workers")) == {"prefill-0", "decode-0"}
+
+
+def test_who_only_connects_to_the_admin_takes_no_descriptors_from_clients(deployment: Deployment, port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(200):
+            half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=90))
+            half.sendall(b"GET /workers HT")
+        # All of them have been accepted before this one.
+        assert httpx.get(f"http://127.0.0.1:{port}/workers", timeout=90).status_code == 200
+        (member,) = deployment.proxy.members
+        sockets = [one for one in Path(f"/proc/{member}/fd").iterdir() if str(one.readlink()).startswith("socket:")]
+        assert len(sockets) < 100
 
 
 def test_only_the_admin_sees_the_names_of_keys_in_the_figures(admin: httpx.Client, deployment: Deployment) -> None:

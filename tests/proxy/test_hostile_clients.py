@@ -437,6 +437,18 @@ def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(
         assert raw.most_resident() - before < 4 * len(body)
 
 
+def test_a_head_that_is_refused_gets_no_body(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        answer = client.send(b"HEAD /v1/completions HTTP/1.1\r\n\r\n").response(head_only=True)
+        assert (answer.status, client.ended()) == (400, b"")
+
+
+def test_a_client_of_http_1_0_is_not_told_to_continue(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        head = HEAD.replace(b"1.1", b"1.0") + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+        assert client.send(head + BODY).response().status == 200
+
+
 def test_requests_before_a_broken_one_are_answered(raw: RawDeployment) -> None:
     with raw.client() as client:
         client.send(post(PATH, {"prompt": "a"}) + post(PATH, {"prompt": "b"}) + b"broken\r\n\r\n")

@@ -134,6 +134,24 @@ def test_members_read_at_once_are_those_of_the_whole(
     assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
 
 
+def test_a_member_inside_of_another_one_is_not_taken_for_it() -> None:
+    """Its name and its whole value stand in the value of one before it: documents that quote the conversation."""
+    turns = json.dumps([{"role": "user", "content": "x" * 5000}]).encode()
+    raw = b'{"documents": [{"messages": %b}], "messages": %b, "user": "%b"}' % (turns, turns, b"z" * 8000)
+    assert members_at_once(raw) is None
+    assert list(scanned(raw).members) == ["documents", "messages", "user"]
+
+
+@pytest.mark.parametrize("name", [b"a" * 1_000_000, b"\\n" * 500_000, b"\\u0041" * 160_000])
+@pytest.mark.parametrize("colon", [b":", b" :"])
+def test_a_very_long_name_is_refused_before_anything_is_compared_with_it(name: bytes, colon: bytes) -> None:
+    raw = b'{"prompt": "hi", "%b"%b1}' % (name, colon)
+    with pytest.raises(ApiError, match="a name of"):
+        Body(raw, members=members_at_once(raw))
+    with pytest.raises(ApiError, match="a name of"):
+        scanned(raw)
+
+
 def test_a_conversation_of_a_megabyte_is_read_at_once() -> None:
     """Whatever is in its messages: nothing is made of that."""
     code = 'def f(x: int) -> str:\n    return {"a": x, "b": "messages"}  # "prompt": \\ \n' * 10
@@ -212,6 +230,9 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
         ("[[1, 2]]", True),
         ("[[1, 2], [3]]", False),
         ("[1, [2]]", False),
+        (f"[{' ' * 5000}1]", True),
+        (f'[{" " * 5000}"a"]', False),  # it may be one: that is not looked for
+        (f'["a"{" " * 5000}]', False),
         ("{}", False),
         ("null", False),
     ],

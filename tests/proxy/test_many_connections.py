@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pdserve.pd.http.places import PROBE_PLACES
+from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
 from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Say, post, raw_deployment, whole
 
 MOST = 24
@@ -83,6 +84,29 @@ def test_when_all_are_being_answered_probes_are_still_and_others_are_told(raw: R
         go_on.set()
         assert [client.response().status for client in asking] == [200] * MOST
         assert ask_until_served(raw)
+
+
+def test_that_nobody_can_be_closed_is_remembered_for_a_moment() -> None:
+    """Looking at thousands of connections for each newcomer would leave no time for anybody."""
+    looked: list[int] = []
+
+    class Answering:
+        peer = GREEDY
+        congested = False
+
+        @property
+        def answering(self) -> bool:
+            looked.append(1)
+            return True
+
+    held: Any = {Answering() for _ in range(MOST)}
+    places = Places()
+    assert [places.for_new(held, MOST, now) for now in (1.0, 1.01, 1.02, 1.05)] == [PROBE_PLACE] * 4
+    assert len(looked) == MOST
+    assert places.for_new(held, MOST, 2.0) == PROBE_PLACE
+    assert len(looked) == 2 * MOST
+    held.pop()
+    assert places.for_new(held, MOST, 2.01) == PLACE
 
 
 def ask_until_served(raw: RawDeployment) -> bool:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.pd.metrics import Histogram, Metrics
 from pdserve.pd.metrics_page import COUNTERS, GAUGES, STAGES
+from pdserve.pd.page_limit import FRESH_A_SECOND, PageLimit
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -116,3 +117,13 @@ def test_a_page_counts_nothing_twice_when_it_is_asked_for_twice() -> None:
 def test_what_is_no_snapshot_is_refused() -> None:
     with pytest.raises(msgspec.MsgspecError):
         Metrics().page([b"{}"])
+
+
+def test_the_page_is_made_only_so_often_whoever_asks() -> None:
+    made, now = itertools.count(), [100.2]
+    limit = PageLimit(lambda: b"%d" % next(made), lambda: now[0])
+    pages = [limit.page() for _ in range(10 * FRESH_A_SECOND)]
+    assert pages[:FRESH_A_SECOND] == [b"%d" % number for number in range(FRESH_A_SECOND)]
+    assert set(pages[FRESH_A_SECOND:]) == {pages[FRESH_A_SECOND - 1]}
+    now[0] = 101.0
+    assert limit.page() == b"%d" % FRESH_A_SECOND

@@ -25,6 +25,7 @@ PROCESSES = 3
 SIGNALLED = """
 import os, signal, sys
 from pdserve.pd import processes
+from pdserve.pd.child import Configured
 
 moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
 
@@ -48,7 +49,7 @@ def member(index, lines, asks):
 
 setattr(os, moment, signalled)
 processes.SHORT_LIFE_SECONDS = 0.0
-sys.exit(processes.Processes(3, member, None).run())
+sys.exit(processes.Processes(3, member, None, Configured(b"")).run())
 """
 
 
@@ -279,6 +280,107 @@ def test_new_processes_that_die_at_once_leave_the_old_ones_in_place(deployment: 
     deployment.proxy.until("rolling restart: its processes end at once")
     assert before <= deployment.proxy.members
     assert ask(deployment).status_code == 200
+
+
+def not_restarted(deployment: Deployment, tmp_path: Path, kill: int | None = None) -> str:
+    """A rolling restart fails because the new processes die at once. `kill`: an old one that dies meanwhile. The
+    configuration as it was."""
+    path = deployment.folder / "proxy.json"
+    good = path.read_text()
+    nowhere = {"certificate": str(tmp_path / "none.pem"), "key": str(tmp_path / "none.pem")}
+    path.write_text(json.dumps(json.loads(good) | {"tls": nowhere}))
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    if kill is not None:
+        for _ in ("the check", "the new program"):
+            deployment.proxy.until("INFO pdserve ")
+        os.kill(kill, signal.SIGKILL)
+    deployment.proxy.until("rolling restart: its processes end at once")
+    return good
+
+
+def fresh(deployment: Deployment, count: int = 20) -> list[int]:
+    """What so many clients get, each over a connection of its own."""
+    return [httpx.get(f"{deployment.proxy.url}/health", trust_env=False, timeout=90).status_code for _ in range(count)]
+
+
+def test_an_old_process_that_dies_in_a_restart_that_fails_is_replaced(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.up(processes=2)
+    before = deployment.proxy.members
+    not_restarted(deployment, tmp_path, kill=min(before))
+    deployment.proxy.until("serving on")
+    assert len(deployment.proxy.members - before) == 1
+    assert fresh(deployment) == [200] * 20
+
+
+def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """With the configuration that they had, although the file has another one."""
+    deployment.up(processes=2, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    hung, other = sorted(deployment.proxy.members)
+    not_restarted(deployment, tmp_path)
+    os.kill(hung, signal.SIGSTOP)
+    deployment.proxy.until(rf"\({hung}\) has not answered for 4 s")
+    deployment.proxy.until("serving on")
+    os.kill(other, signal.SIGKILL)
+    deployment.proxy.until("serving on")
+    assert fresh(deployment) == [200] * 20
+    assert not {hung, other} & deployment.proxy.members
+
+
+def test_a_configuration_that_changes_behind_its_check_does_not_end_the_proxy(deployment: Deployment) -> None:
+    deployment.up()
+    before = deployment.proxy.members
+    path = deployment.folder / "proxy.json"
+    good = path.read_text()
+    path.unlink()
+    os.mkfifo(path)
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    with path.open("w") as the_check:
+        the_check.write(good)
+    while deployment.proxy.members != before:
+        pass
+    with path.open("w") as the_new_program:
+        the_new_program.write("{}")
+    deployment.proxy.until("rolling restart: cannot read the proxy's configuration.*the proxy that ran serves on")
+    assert deployment.proxy.members == before
+    assert ask(deployment).status_code == 200
+
+
+def test_an_old_process_that_is_stopped_does_not_outlive_the_others(deployment: Deployment) -> None:
+    deployment.up(control=True, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    (old,) = deployment.proxy.members
+    os.kill(old, signal.SIGSTOP)
+    deployment.proxy.push_line(json.dumps({"restart": True}))
+    deployment.proxy.until("serving on")
+    deployment.proxy.until(rf"\({old}\) has not answered for 4 s")
+    deployment.proxy.process.terminate()
+    assert deployment.proxy.process.wait() == 0
+
+
+def test_a_restart_leaves_no_file_open(deployment: Deployment) -> None:
+    deployment.up(processes=2)
+    opened = []
+    for _ in range(3):
+        deployment.proxy.process.send_signal(signal.SIGUSR2)
+        for _ in range(2):
+            deployment.proxy.until("the old proxy process . has ended")
+        opened.append(sorted(str(one.readlink()) for one in Path(f"/proc/{deployment.proxy.process.pid}/fd").iterdir()))
+    kinds = [[name.partition("[")[0] for name in names] for names in opened]
+    assert kinds[2] == kinds[1]
+
+
+def test_the_end_of_the_proxy_ends_the_look_at_a_new_one(deployment: Deployment) -> None:
+    deployment.up()
+    path = deployment.folder / "proxy.json"
+    path.unlink()
+    os.mkfifo(path)  # the check waits for somebody who writes it
+    deployment.proxy.process.send_signal(signal.SIGUSR2)
+    deployment.proxy.until("looking whether the new proxy could start")
+    deployment.proxy.process.terminate()
+    assert deployment.proxy.process.wait() == 0
+    with pytest.raises(OSError, match="No such device or address"):
+        os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # nobody reads it
 
 
 def test_the_admins_address_goes_to_the_new_process(deployment: Deployment, tmp_path: Path) -> None:

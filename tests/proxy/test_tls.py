@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from pdserve.pd.client_tls import _HANDSHAKES
 from pdserve.pd.http.places import PROBE_PLACES
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.raw import SECONDS, RawClient
@@ -201,6 +202,18 @@ def test_clients_that_never_begin_the_handshake_are_counted_and_closed(deploymen
         assert shown(deployment) == "front"
         # Nobody has said anything: each ends, if not before then because of the limit of time.
         assert [client.ended() for client in silent] == [b""] * places
+
+
+def test_handshakes_that_are_not_ended_do_not_keep_a_client_out(deployment: Deployment, tmp_path: Path) -> None:
+    """There is a limit to how many there are at once, below that of connections."""
+    encrypted(deployment, made(tmp_path, "front"))
+    with ExitStack() as stack:
+        for _ in range(2 * _HANDSHAKES):
+            stack.enter_context(RawClient(deployment.proxy.port)).send(b"\x16\x03\x01\x02\x00\x01")
+        assert shown(deployment) == "front"
+        (member,) = deployment.proxy.members
+        sockets = [one for one in Path(f"/proc/{member}/fd").iterdir() if str(one.readlink()).startswith("socket:")]
+        assert len(sockets) < _HANDSHAKES + 64
 
 
 def shown(deployment: Deployment) -> str:

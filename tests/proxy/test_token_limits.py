@@ -188,6 +188,26 @@ def test_other_bodies_stay_as_they_are(dialect: Any, body: bytes) -> None:
     assert metered(dialect, Body(body), Fingerprints())[0].raw == body
 
 
+@pytest.mark.parametrize(
+    "options",
+    ['{"a": 1e99999}', '{"a": "\\x"}', '{"include_usage": false, "x": "%s"}' % ("y" * 2000)],
+    ids=["number", "escape", "long"],
+)
+def test_what_cannot_be_counted_is_refused_and_takes_nobodys_place(
+    deployment: Deployment, tmp_path: Path, options: str
+) -> None:
+    key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest()}
+    limits = {"max_requests": 1, "tokens_per_minute": 1_000_000}
+    (tmp_path / "keys").write_text(json.dumps(key | limits) + "\n")
+    deployment.up(auth={"keys_file": str(tmp_path / "keys")})
+    headers = {"authorization": f"Bearer {LIMITED}", "content-type": "application/json"}
+    bad = f'{{"model": "{MODEL}", "prompt": "hi", "stream": true, "stream_options": {options}}}'
+    for _ in range(2):
+        answer = deployment.proxy.http.post("/v1/completions", content=bad, headers=headers)
+        assert answer.status_code == 400, answer.text
+    assert deployment.proxy.http.post("/v1/completions", json=TEXT_BODY, headers=headers).status_code == 200
+
+
 def test_tokens_of_an_answer_count_for_the_limit(deployment: Deployment, tmp_path: Path) -> None:
     key = {"name": "team", "sha256": sha256(LIMITED.encode()).hexdigest(), "tokens_per_minute": 60}
     (tmp_path / "keys").write_text(json.dumps(key) + "\n")

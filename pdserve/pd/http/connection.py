@@ -18,7 +18,7 @@ import httptools
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import refusals
 from pdserve.pd.http.incoming import Request
-from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE, place_for_new
+from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE
 from pdserve.pd.http.reply import Reply
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         front = self._front
-        place = NO_PLACE if front.closing else place_for_new(front.connections, front.limits.max_connections)
+        place = NO_PLACE if front.closing else front.place_for_new(self._loop.time())
         if place == NO_PLACE:
             self._refused = True
             self._transport.write(b"" if front.closing else refusals.NO_PLACE)
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
         size = int(named.get(b"content-length", b"0"))
         if size and not self._budget.fits(size, more=size):
             raise refusals.no_memory()
-        expected = named.get(b"expect")
+        expected = None if self._http10 else named.get(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
             self.send(_CONTINUE)
 
@@ -427,7 +427,7 @@ class Connection(asyncio.Protocol):
             return
         request = self._current
         self._drop_current()
-        reply = Reply(self, keep_alive=False, head_only=False, http10=False)
+        reply = Reply(self, keep_alive=False, head_only=self._parser.get_method() == b"HEAD", http10=False)
         self._reply = reply
         self._wait(self._front.limits.body_idle_seconds)
         self._front.handler.failed(request, reply, error)

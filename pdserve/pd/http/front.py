@@ -13,6 +13,7 @@ from pdserve.pd.http.hang_ups import HangUps
 from pdserve.pd.http.incoming import Budget
 from pdserve.pd.http.incoming import Limits as Limits
 from pdserve.pd.http.incoming import Request as Request
+from pdserve.pd.http.places import Places
 from pdserve.pd.http.reply import Reply
 
 SWEEP_SECONDS = 0.5
@@ -43,6 +44,7 @@ class Front:
     closing: bool = False
     """No connection is kept open after its reply."""
     budget: Budget = field(init=False)
+    places: Places = field(default_factory=Places)
     _hang_ups: HangUps | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +53,10 @@ class Front:
     def __call__(self) -> Connection:
         """A protocol factory for loop.create_server."""
         return Connection(self)
+
+    def place_for_new(self, now: float) -> int:
+        """What places.Places says; `now`: loop time."""
+        return self.places.for_new(self.connections, self.limits.max_connections, now)
 
     def sweep(self) -> None:
         """Closes connections that take too long. To be called every SWEEP_SECONDS."""

@@ -21,21 +21,47 @@ _SHARE = 64
 """One of so many is closed at once: looking at all of them for each new connection would cost too much."""
 
 
-def place_for_new(connections: set[Connection], most: int) -> int:
-    """PLACE; PROBE_PLACE: only for probes; NO_PLACE: none at all. May close connections of others."""
-    if len(connections) < most:
-        return PLACE
-    make_room(connections, most)
-    if len(connections) < most:
-        return PLACE
-    return PROBE_PLACE if len(connections) < most + PROBE_PLACES else NO_PLACE
+_LOOK_AGAIN_SECONDS = 0.1
+"""8,192 connections take 8 ms to look at, and each newcomer would cost as much."""
 
 
-def make_room(connections: set[Connection], most: int) -> None:
-    """Closes some on which nothing is being answered, of the clients with the most connections."""
+class Places:
+    """Of one front."""
+
+    __slots__ = ("_full_pays", "_look_again", "_room")
+
+    def __init__(self) -> None:
+        self._look_again = 0.0
+        """Loop time. Before it, who is there is looked at only if the last look was worth it."""
+        self._room = False
+        """It made room."""
+        self._full_pays = True
+        """When all places for probes were taken too, it found somebody to close there."""
+
+    def for_new(self, connections: set[Connection], most: int, now: float) -> int:
+        """PLACE; PROBE_PLACE: only for probes; NO_PLACE: none at all. May close connections of others. `now`: loop
+        time."""
+        if len(connections) < most:
+            return PLACE
+        full = len(connections) >= most + PROBE_PLACES
+        if now >= self._look_again or (self._full_pays if full else self._room):
+            self._look_again = now + _LOOK_AGAIN_SECONDS
+            closed = make_room(connections, most)
+            if full or closed:
+                self._full_pays = closed
+            self._room = len(connections) < most
+            if self._room:
+                return PLACE
+        return PROBE_PLACE if len(connections) < most + PROBE_PLACES else NO_PLACE
+
+
+def make_room(connections: set[Connection], most: int) -> bool:
+    """Closes some on which nothing is being answered, of the clients with the most connections. Whether there were
+    any."""
     held = Counter(one.peer for one in connections)
     waiting = [one for one in connections if not one.answering and not one.congested]
     waiting.sort(key=lambda one: (-held[one.peer], one.arriving, one.asked, one.deadline))
     for one in waiting[: max(1, len(connections) - most + 1, most // _SHARE)]:
         connections.discard(one)
         one.abort()
+    return bool(waiting)
