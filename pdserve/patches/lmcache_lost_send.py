@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
+from pdserve.patches.lmcache_clients import ADAPTERS, HOOK, once_loaded
 from pdserve.patches.load_timeout import SETTING
 from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-lost-send"
 _FINISHED = "pdserve_finished_stores"
-_MODULE = "lmcache.integration.vllm.vllm_multi_process_adapter"
 
 Finished = tuple[set[str] | None, set[str] | None]
 """Ids of saves and of loads that have ended."""
 
 
 def apply() -> None:
-    """Wraps two methods of LMCacheMPWorkerAdapter as soon as vLLM has imported it; matters in the workers.
-
-    Not before: lmcache brings numba, and vLLM's CPU worker then fails at the registration of its kernels
-    (_rebind_kernels of vllm 0.32 reads every loaded module).
-    """
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    if _MODULE in sys.modules:
-        _wrap_adapter()
-    else:
-        wrap(KVConnectorFactory, "get_connector_class", patch=NAME, around=_then_wrap_adapter)
-
-
-def _then_wrap_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_connector_class(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        if _MODULE in sys.modules:
-            _wrap_adapter()
-        return found
-
-    return get_connector_class
+    """Wraps two methods of LMCacheMPWorkerAdapter as soon as vLLM has imported it; matters in the workers."""
+    once_loaded(NAME, _wrap_adapter)
 
 
 def _wrap_adapter() -> None:
@@ -71,7 +51,7 @@ def _with_all_sends(original: Callable[..., Finished]) -> Callable[..., Finished
     return get_finished
 
 
-_ADAPTER = f"{_MODULE}.LMCacheMPWorkerAdapter"
+_ADAPTER = f"{ADAPTERS}.LMCacheMPWorkerAdapter"
 
 PATCH = Patch(
     name=NAME,
@@ -83,7 +63,7 @@ PATCH = Patch(
     ),
     issue="https://github.com/LMCache/LMCache/issues/5047",
     targets=(
-        Target("vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory.get_connector_class"),
+        HOOK,
         Target(f"{_ADAPTER}._process_finished_stores"),
         Target(f"{_ADAPTER}.get_finished"),
     ),

@@ -26,13 +26,20 @@ def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) 
     )
     named = registry.select(recipe.patches, deployment)
     selected = tuple(name for name in named if runs_in_server(registry.find(name)))
-    for patch in registry.REGISTRY:
-        if runs_in_server(patch) and patch.name not in selected and patch.needed(deployment):
+    asked = [
+        patch for patch in registry.REGISTRY if runs_in_server(patch) and patch.settings and patch.needed(deployment)
+    ]
+    for patch in asked:
+        if patch.name not in selected:
             raise left_out(patch, deployment)
     if selected and section.command is not None and SERVER_MAIN not in section.command:
-        raise RecipeError(
-            f"the server's patches ({', '.join(selected)}) are loaded by {SERVER_MAIN}, which lmcache.command replaces",
-            where="lmcache.command",
-            todo=f"let the command run `python -m {SERVER_MAIN}`, or leave {' and '.join(SWITCHES)} out of lmcache.env",
-        )
+        if asked:
+            names = ", ".join(patch.name for patch in asked)
+            raise RecipeError(
+                f"the server's patches ({names}) are loaded by {SERVER_MAIN}, which lmcache.command replaces",
+                where="lmcache.command",
+                todo=f"let the command run `python -m {SERVER_MAIN}`, or leave {' and '.join(SWITCHES)} out of "
+                "lmcache.env",
+            )
+        return ()
     return selected

@@ -32,6 +32,7 @@ class Engine:
             "kv_connector": "LMCacheMPConnector",
             "kv_connector_module_path": module,
             "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
                 "lmcache.mp.host": "tcp://127.0.0.1",
                 "lmcache.mp.port": at.port,
@@ -81,7 +82,8 @@ class Engine:
         self.worker.clear_connector_metadata()
         arrived = {name for name in arrived or () if self.lab.get(name) is not None}
         sent = {name for name in sent or () if self.lab.get(name) is not None} - arrived
-        self.lab.update(output, finished_recving=arrived, finished_sending=sent)
+        failed = self.worker.get_block_ids_with_load_errors()
+        self.lab.update(output, finished_recving=arrived, finished_sending=sent, invalid_block_ids=failed)
         self._ended = {name for name in before if (kept := self.lab.get(name)) is not None and kept.is_finished()}
 
     def _load(self, metadata: Any) -> None:

@@ -23,6 +23,7 @@ class Server:
 
     def __init__(self, port: int, http_port: int) -> None:
         self.port = port
+        self.http_port = http_port
         self._http = f"http://127.0.0.1:{http_port}"
 
     def get(self, path: str) -> Any:

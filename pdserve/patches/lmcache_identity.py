@@ -1,0 +1,53 @@
+"""An LMCache server must say which life of it answers, so that its clients know when it has forgotten them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pdserve.patches.patch import Patch, Target
+from pdserve.patches.wrap import wrap
+
+NAME = "lmcache-identity"
+_PREFIX = "pdserve-server-"
+_MODULE = "lmcache.v1.multiprocess.modules.management"
+
+
+def apply() -> None:
+    """Wraps ManagementModule.get_experimental: its list of capabilities is the one answer that any client may ask for
+    and that may grow; a client looks for those that it knows in it."""
+    from lmcache.v1.multiprocess.modules.management import ManagementModule
+
+    this_life = f"{_PREFIX}{uuid.uuid4().hex}"
+
+    def around(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def get_experimental(self: Any) -> list[str]:
+            return [*original(self), this_life]
+
+        return get_experimental
+
+    wrap(ManagementModule, "get_experimental", patch=NAME, around=around)
+
+
+def identity_in(capabilities: Iterable[str]) -> str | None:
+    """Which life of a server has answered; None: it does not say."""
+    return next((name for name in capabilities if name.startswith(_PREFIX)), None)
+
+
+PATCH = Patch(
+    name=NAME,
+    behaviour="J",
+    summary=(
+        "A new LMCache server answers the pings of its predecessor's clients as if nothing had happened, and drops "
+        "all that they store. It says who it is: a name that is new in each of its lives, among its capabilities. "
+        "lmcache-registration reads it."
+    ),
+    issue="docs/upstream-issues.md: LMCache's workers do not notice a new server",
+    lmcache=">=0.5.6",
+    targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True, only=">=0.5.6"),),
+    runs_in=("lmcache-server",),
+    required=False,
+    remove_when="a ping of a worker that is not registered says so",
+    apply=apply,
+)
