@@ -43,7 +43,7 @@ PATCH = Patch(
         "all that they store. It says who it is: a name that is new in each of its lives, among its capabilities. "
         "lmcache-registration reads it."
     ),
-    issue="docs/upstream-issues.md: LMCache's workers do not notice a new server",
+    issue="not reported yet: docs/upstream-issues.md, the last one",
     lmcache=">=0.5.6",
     targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True, only=">=0.5.6"),),
     runs_in=("lmcache-server",),

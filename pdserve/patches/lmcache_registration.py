@@ -197,7 +197,7 @@ PATCH = Patch(
         "when it is another one (lmcache-identity) or their connection broke, and what only its predecessor could "
         "answer ends."
     ),
-    issue="docs/upstream-issues.md: LMCache's workers do not notice a new server",
+    issue="not reported yet: docs/upstream-issues.md, the last one",
     lmcache=">=0.5.6",
     targets=(
         HOOK,

@@ -18,7 +18,7 @@ from pdserve.plan.model import Versions
 TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
 """What the whole path ran on, on CPU."""
 
-KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.5,<0.6", "mooncake": ">=0.3.13,<0.4"}
+KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.13,<0.4"}
 """Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
 
 
@@ -59,7 +59,7 @@ DEFECTS: tuple[Defect, ...] = (
         frozenset({"LMCacheMPConnector"}),
         "this lmcache has no connector for its MP server",
         "lmcache 0.4.5 brought lmcache_mp_connector",
-        "use lmcache >= 0.5.5",
+        "use lmcache >= 0.5.6",
         refuse=True,
     ),
     Defect(
@@ -67,7 +67,7 @@ DEFECTS: tuple[Defect, ...] = (
         frozenset({"lmcache.per=tp-rank"}),
         "this lmcache's client knows one server only (no lmcache.mp.server_urls)",
         "lmcache 0.5.0 brought server_urls",
-        "use lmcache >= 0.5.5, or lmcache.per: node",
+        "use lmcache >= 0.5.6, or lmcache.per: node",
         refuse=True,
     ),
     Defect(
@@ -76,8 +76,15 @@ DEFECTS: tuple[Defect, ...] = (
         "on decode, an LMCache child that lost the load to the transfer connector loads all the same, and the request "
         "completes twice: the scheduler's assertion kills the engine",
         "lmcache#4355",
-        "use lmcache >= 0.5.5, or lmcache.on: [prefill]",
+        "use lmcache >= 0.5.6, or lmcache.on: [prefill]",
         refuse=True,
+    ),
+    Defect(
+        {"lmcache": "<0.5.6"},
+        frozenset({"LMCacheMPConnector", "transfer_mode=lmcache_driven"}),
+        "blocks of a preempted request are overwritten while LMCache stores them: wrong KV under its tokens",
+        "flush_inflight_stores does nothing in this mode before lmcache 0.5.6; 23 of 200 simulated workloads",
+        "use lmcache >= 0.5.6",
     ),
     Defect(
         {"vllm": "<0.30"},
@@ -126,6 +133,7 @@ def features(
     connectors: frozenset[str],
     per_tp_rank: bool,
     device_name: bool,
+    lmcache_driven: bool = False,
     async_scheduling: bool = True,
 ) -> frozenset[str]:
     """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default."""
@@ -136,6 +144,8 @@ def features(
         found.add("async-scheduling")
     if per_tp_rank and "LMCacheMPConnector" in connectors:
         found.add("lmcache.per=tp-rank")
+    if lmcache_driven and "LMCacheMPConnector" in connectors:
+        found.add("transfer_mode=lmcache_driven")
     if device_name:
         found.add("mooncake.device_name")
     return frozenset(found)

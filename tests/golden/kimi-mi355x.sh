@@ -42,6 +42,7 @@ run_weights_0() {
 # lmcache-0 (lmcache) on localhost: start stage 0, devices 0,1,2,3
 #   ports: request 5555, http 8080; log: logs/lmcache-0@localhost.log
 #   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names golden-lmcache-0
+#   patches: lmcache-identity
 run_lmcache_0() {
   keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
     PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME OMP_NUM_THREADS CUDA_HOME CUDA_PATH \
@@ -51,9 +52,11 @@ run_lmcache_0() {
   export HIP_VISIBLE_DEVICES=0,1,2,3
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
+  export PDSERVE_PATCHES=lmcache-identity
+  export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/lmcache-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
-  exec python -m lmcache.v1.multiprocess.http_server \
+  exec python -m pdserve.patches.lmcache_server_main \
     --instance-id golden-lmcache-0 \
     --host 127.0.0.1 \
     --port 5555 \
@@ -75,7 +78,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on localhost: start stage 1, devices 0,1,2,3
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -90,7 +93,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1

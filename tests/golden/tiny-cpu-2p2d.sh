@@ -19,6 +19,7 @@ mkdir -p "$RUN_DIR/logs"
 # lmcache-0 (lmcache) on localhost: start stage 0, no devices
 #   ports: request 5555, http 8080; log: logs/lmcache-0@localhost.log
 #   ready: http://127.0.0.1:8080/healthcheck answers 200, and /config names golden-lmcache-0
+#   patches: lmcache-identity
 run_lmcache_0() {
   keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
     PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME OMP_NUM_THREADS CUDA_HOME CUDA_PATH \
@@ -27,9 +28,11 @@ run_lmcache_0() {
   unset engine_key
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
+  export PDSERVE_PATCHES=lmcache-identity
+  export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/lmcache-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
-  exec python -m lmcache.v1.multiprocess.http_server \
+  exec python -m pdserve.patches.lmcache_server_main \
     --instance-id golden-lmcache-0 \
     --host 127.0.0.1 \
     --port 5555 \
@@ -51,7 +54,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
 #   CPUs: part 1 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -68,7 +71,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -101,7 +104,7 @@ run_prefill_0() {
 # prefill-1 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8101, bootstrap 8999; log: logs/prefill-1@localhost.log
 #   ready: http://127.0.0.1:8101/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
 #   CPUs: part 2 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_1() {
   VLLM_API_KEY="${engine_key:?}"
@@ -118,7 +121,7 @@ run_prefill_1() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-1
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1

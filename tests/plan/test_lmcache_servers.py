@@ -20,7 +20,7 @@ def servers(built: Plan) -> dict[str, tuple[str, tuple[str, ...], int]]:
 
 def test_the_command_line_on_a_cpu() -> None:
     assert plan(recipe(with_lmcache())).process("lmcache-0").argv == (
-        *("python", "-m", "lmcache.v1.multiprocess.http_server"),
+        *("python", "-m", "pdserve.patches.lmcache_server_main"),
         *("--instance-id", "r1-lmcache-0"),
         *("--host", "127.0.0.1", "--port", "5555", "--http-host", "127.0.0.1", "--http-port", "8080"),
         *("--l1-size-gb", "1", "--no-l1-use-lazy"),

@@ -1,4 +1,4 @@
-"""Patches of the LMCache server: asked for by its environment, loaded by our main, unknown to the engines."""
+"""Patches of the LMCache server: loaded by our main, some asked for by its environment, unknown to the engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.plan.kit import VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
 
 GROW = {"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 1}
 COPY = {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "1"}
-GROWING = ("lmcache-demand-pinned", "lmcache-final-capacity")
+ALWAYS = ("lmcache-identity",)
+GROWING = (*ALWAYS, "lmcache-demand-pinned", "lmcache-final-capacity")
 
 
 def planned(env: dict[str, Any], version: str | None = "0.5.6", platform: str = "rocm", **changes: Any) -> Plan:
@@ -20,15 +21,28 @@ def planned(env: dict[str, Any], version: str | None = "0.5.6", platform: str = 
     return plan(wanted, *hosts(8), versions=VERSIONS.model_copy(update={"lmcache": version}))
 
 
-def test_without_a_switch_the_server_is_upstreams_own_and_knows_nothing_of_patches() -> None:
-    server = planned({}).process("lmcache-0")
+def without_its_own() -> Plan:
+    """With a list that has all patches of engines."""
+    engines = {name for one in planned({}).processes if one.role != "lmcache" for name in one.patches}
+    return planned({}, patches=sorted(engines))
+
+
+def test_without_patches_the_server_is_upstreams_own_and_knows_nothing_of_them() -> None:
+    server = without_its_own().process("lmcache-0")
     assert server.argv[:3] == ("python", "-m", "lmcache.v1.multiprocess.http_server")
     assert server.patches == ()
     assert not [name for name in server.env.set if name.startswith("PDSERVE_")]
 
 
-def test_a_switch_starts_it_through_our_main_with_the_same_flags() -> None:
-    plain, patched = planned({}).process("lmcache-0"), planned(GROW).process("lmcache-0")
+def test_a_command_that_does_not_load_patches_gets_none_that_nobody_has_asked_for() -> None:
+    section = {**with_lmcache()["lmcache"], "command": ["numactl", "lmcache", "server"]}
+    assert planned({}, lmcache=section).process("lmcache-0").patches == ()
+
+
+def test_it_is_started_through_our_main_with_the_same_flags() -> None:
+    plain = without_its_own().process("lmcache-0")
+    assert planned({}).process("lmcache-0").patches == ALWAYS
+    patched = planned(GROW).process("lmcache-0")
     assert patched.argv[:3] == ("python", "-m", "pdserve.patches.lmcache_server_main")
     assert patched.argv[3:] == plain.argv[3:]
     assert patched.patches == GROWING
@@ -45,17 +59,17 @@ def test_engines_do_not_get_the_servers_patches() -> None:
 
 @pytest.mark.parametrize("env", [{"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 0}, {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "0"}])
 def test_zero_is_off(env: dict[str, Any]) -> None:
-    assert planned(env).process("lmcache-0").patches == ()
+    assert planned(env).process("lmcache-0").patches == ALWAYS
 
 
 @pytest.mark.parametrize("platform", ["cuda"])
 def test_only_rocm_has_these_patches(platform: str) -> None:
-    assert planned({**GROW, **COPY}, platform=platform).process("lmcache-0").patches == ()
+    assert planned({**GROW, **COPY}, platform=platform).process("lmcache-0").patches == ALWAYS
 
 
 @pytest.mark.parametrize(
     ("lmcache", "expected"),
-    [("0.4.5", ("lmcache-block-copy",)), ("0.4.6", ("lmcache-block-copy",)), ("0.4.7", ()), ("0.5.6", ())],
+    [("0.4.5", ("lmcache-block-copy",)), ("0.4.6", ("lmcache-block-copy",)), ("0.4.7", ()), ("0.5.6", ALWAYS)],
 )
 def test_the_block_copy_is_for_the_versions_that_lack_it(lmcache: str, expected: tuple[str, ...]) -> None:
     assert planned(COPY, lmcache).process("lmcache-0").patches == expected

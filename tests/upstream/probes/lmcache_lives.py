@@ -1,7 +1,7 @@
 """A real engine (no model) and LMCache servers that die and come back: when is it registered again, and what is lost.
 
-`python -m ... patched|upstream KILLS HEARTBEAT DOWN`: JSON, a list of what was seen of each kill. Kills take the moments
-in turn. HEARTBEAT: seconds. DOWN: seconds between a kill and the start of the next server, ready 0.5 s later.
+`python -m ... patched|upstream KILLS HEARTBEAT DOWN`: JSON, a list of what was seen of each kill. Kills take the
+moments in turn. HEARTBEAT: seconds. DOWN: seconds between a kill and the start of the next server, ready 0.5 s later.
 """
 
 from __future__ import annotations
