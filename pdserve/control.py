@@ -72,17 +72,30 @@ class Reply(BaseModel):
     message: str
 
 
+class NotAskedError(StateError):
+    """The request cannot be written: no space, or a folder that is not ours."""
+
+
 def ask(
     run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool], taken_within: float | None = None
 ) -> Reply:
-    """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer.
+    """Puts a request and waits for the reply. Raises StateError when the launcher dies or does not answer, and
+    NotAskedError when the request cannot be written.
 
-    `taken_within`: seconds in which it must have been taken, for who would rather know less than wait.
+    `taken_within`: seconds in which it must have been taken.
     """
     name = f"{time.time():.6f}-{secrets.token_hex(3)}"
     answer = run.inbox / f"{name}.reply"
     waiting = run.inbox / f"{name}.json"
-    run.write(waiting, request.model_dump_json())
+    try:
+        run.write(waiting, request.model_dump_json())
+    except OSError as error:
+        raise NotAskedError(
+            "the request to the launcher cannot be written",
+            where=str(run.inbox),
+            cause=f"{error.strerror or error}: the disk is full, a quota is used up, or the folder is another user's",
+            todo="make room there; `pdserve down` on the launcher's machine needs none",
+        ) from error
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         if answer.exists():
@@ -105,10 +118,12 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
     """Requests that wait, oldest first, removed from the inbox. What cannot be read is answered and dropped."""
     taken: list[tuple[str, Request]] = []
     for file in sorted(run.inbox.glob("*.json")):
-        text = file.read_text()
+        if not file.is_file():
+            continue
+        said = file.read_bytes()
         file.unlink()
         try:
-            taken.append((file.stem, _REQUESTS.validate_json(text)))
+            taken.append((file.stem, _REQUESTS.validate_json(said)))
         except ValidationError as error:
             answer(run, file.stem, Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)"))
     return taken

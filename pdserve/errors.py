@@ -17,6 +17,8 @@ Each says what failed, where, the likely cause and what to do next. Exit code 1 
 
 from __future__ import annotations
 
+from pdserve.printable import printable
+
 
 class PdserveError(Exception):
     """Base. `where` is a file:line, a process@node or a URL; `cause` and `todo` are whole sentences."""
@@ -40,14 +42,14 @@ class PdserveError(Exception):
         self.evidence = evidence
 
     def render(self) -> str:
-        """The text that a user sees: one fact a line, evidence (log lines) last."""
+        """The text that a user sees: one fact a line, evidence (log lines) last; nothing in it moves a terminal."""
         lines = [f"{self.where}: {self.what}" if self.where else self.what]
         if self.cause:
             lines.append(f"  likely cause: {self.cause}")
         if self.todo:
             lines.append(f"  what to do:   {self.todo}")
         lines.extend(f"  | {line}" for line in self.evidence)
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class RecipeError(PdserveError):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdserve.errors import PdserveError
+from pdserve.printable import printable
 from pdserve.state import DeploymentState
 
 _LAST_EVENTS = 40
@@ -15,7 +16,7 @@ _LEFT_OUT = ("at", "event", "error", "patches", "processes")
 
 def report(error: PdserveError, name: str, state: DeploymentState | None, events: Sequence[Mapping[str, Any]]) -> str:
     """Markdown. `state` None: it failed before anything was started."""
-    return "\n".join(_lines(error, name, state, events)) + "\n"
+    return printable("\n".join(_lines(error, name, state, events))) + "\n"
 
 
 def _lines(

@@ -18,10 +18,12 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +43,8 @@ BEAT_SECONDS = 2.0
 LIVES_SECONDS = 30.0
 """A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
 _LATE_SECONDS = 3 * BEAT_SECONDS
+_SHOWN_BYTES = 200
+"""Of a line of the history that cannot be read."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -144,12 +148,23 @@ class RunDir:
     def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Adds a line to the history and returns it. `at` is wall-clock seconds."""
         event = {"at": round(time.time(), 3), "event": kind, **fields}
-        with self.events.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        line = json.dumps(event).encode() + b"\n"
+        with self.events.open("ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = b"\n" + line  # half a line of somebody who was killed, or had no space
+            try:
+                written = file.write(line)
+            except OSError:
+                written = 0
+            if written != len(line):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, "the event could not be written whole", str(self.events))
         return event
 
     def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines from a byte offset on, and the offset to go on from."""
+        """Whole lines from a byte offset on, and the offset to go on from. A line that cannot be read is an event
+        "unreadable" with its beginning as `text`: the others still count."""
         try:
             with self.events.open("rb") as file:
                 file.seek(offset)
@@ -157,7 +172,10 @@ class RunDir:
         except FileNotFoundError:
             return [], offset
         whole = data[: data.rfind(b"\n") + 1]
-        return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+        events: list[dict[str, Any]] = []
+        for line in whole.split(b"\n")[:-1]:
+            events.append(_event(line, events[-1]["at"] if events else 0.0))
+        return events, offset + len(whole)
 
     def read_state(self) -> DeploymentState:
         """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
@@ -189,9 +207,14 @@ class RunDir:
     def _save_key(self, key: str) -> None:
         folder = self.key_file.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise StateError("the folder for runtime secrets can be written by others", where=str(folder))
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise StateError(
+                "the folder for runtime secrets is not ours alone",
+                where=str(folder),
+                cause=f"it is {_kind_of(status)} of uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
+                todo="set XDG_RUNTIME_DIR to a folder that only you may write to, or have this one removed",
+            )
         descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(key)
@@ -207,15 +230,42 @@ class RunDir:
             last.forget_key()
 
     def read_key(self) -> str:
-        """Raises StateError when the deployment is down or belongs to another user."""
+        """Raises StateError when the deployment is down or belongs to another user, or the file is not ours alone."""
         try:
-            return self.key_file.read_text()
+            descriptor = os.open(self.key_file, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor) as file:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    raise StateError(
+                        "the engine key is in a file that is not ours alone",
+                        where=str(self.key_file),
+                        cause=f"it belongs to uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
+                        todo="remove it, and start the deployment again: pdserve down, then up",
+                    )
+                return file.read()
         except OSError as error:
             raise StateError(
                 "the engine key cannot be read",
                 where=str(self.key_file),
                 cause=f"{error.strerror}: the deployment is down, or was started by another user or on another host",
             ) from None
+
+
+def _event(line: bytes, at: float) -> dict[str, Any]:
+    """`at`: of the one before it, in place of its own."""
+    try:
+        event = json.loads(line)
+    except ValueError:  # and UnicodeDecodeError
+        event = None
+    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
+        return event
+    return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}
+
+
+def _kind_of(status: os.stat_result) -> str:
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    return "a folder" if stat.S_ISDIR(status.st_mode) else "no folder, but a file"
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -55,7 +55,7 @@ FLOORS = [
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights", "pdserve.own_tls"},
-    {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled"},
+    {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled", "pdserve.printable"},
     {"pdserve"},
 ]
 

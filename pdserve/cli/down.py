@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 
 import typer
 
-from pdserve.control import Down, ask
+from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
 from pdserve.host import is_here
 from pdserve.leftovers import living, stop_left
-from pdserve.process import pid_end
+from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
 from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
 from pdserve.state import DeploymentState
@@ -47,11 +48,18 @@ def run(name: str | None) -> None:
 
 
 def _stopped(found: RunDir, state: DeploymentState) -> bool:
-    """Asks the launcher to stop everything; False when it turns out to be gone."""
+    """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
     if (late := lateness(found, state)) is not None:
         typer.echo(f"{state.name}: {late}")
     try:
         reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
+    except NotAskedError as error:
+        if not is_here(state.host) or not send(state.launcher, signal.SIGTERM):
+            raise
+        # To stop needs no free byte.
+        typer.echo(f"{state.name}: {error.what} ({error.cause}); its launcher gets a SIGTERM")
+        asyncio.run(pid_end(state.launcher.pid))
+        return False
     except StateError:
         if lives(found, found.read_state()):
             raise

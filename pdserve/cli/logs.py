@@ -11,6 +11,7 @@ from pathlib import Path
 from pdserve.errors import StateError
 from pdserve.log_lines import read_from
 from pdserve.log_rotation import earlier
+from pdserve.printable import printable
 from pdserve.rundir import RunDir, find, home
 
 _POLL_SECONDS = 0.2
@@ -71,5 +72,5 @@ def _print_from(label: str, file: Path, offset: int) -> int:
 
 
 def _print(label: str, line: bytes) -> None:
-    text = line.decode(errors="replace")
+    text = printable(line.decode(errors="replace"))
     print(f"{label:<12} | {text}" if label else text)

@@ -39,9 +39,9 @@ def defect(params: Any, *, producer: bool, consumer: bool) -> str | None:
 
     Any value may come in: a mapping that vLLM fills from `vllm_xargs` checks no types.
     """
-    if not params:
+    if params is None:
         return None
-    if not isinstance(params, Mapping):
+    if not isinstance(params, Mapping):  # an empty list too: upstream asks it for .get
         return f"kv_transfer_params is a {type(params).__name__}"
     for flag in _FLAGS:
         if params.get(flag) not in (None, False, True):

@@ -217,14 +217,14 @@ def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[B
         return body, UsageMeter(fingerprints)
     if stream == _TRUE and "stream_options" not in members and dialect in (CHAT, COMPLETIONS):
         return body.replaced("stream_options", _COUNTED), UsageMeter(fingerprints, hides=True, hides_total=True)
-    if body.length("stream") > _LONGEST_FLAG:
-        # No engine takes that.
+    if dialect not in (CHAT, COMPLETIONS) or body.length("stream") > _LONGEST_FLAG:
+        # It counts by itself; no engine takes such a flag.
         return body, UsageMeter(fingerprints)
     if body.length("stream_options") > _LONGEST_OPTIONS:
         # An engine may take it. It is not looked at here, as it may be as large as a body, and must not go uncounted.
         raise bad_request(f"stream_options is longer than {_LONGEST_OPTIONS} bytes.", "stream_options")
     options = body.get("stream_options")
-    if dialect not in (CHAT, COMPLETIONS) or not _flag(body.get("stream")) or not isinstance(options, dict | None):
+    if not _flag(body.get("stream")) or not isinstance(options, dict | None):
         return body, UsageMeter(fingerprints)
     asked: dict[str, Any] = options or {}
     usage = _flag(asked.get("include_usage"))

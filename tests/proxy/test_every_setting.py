@@ -109,7 +109,7 @@ def _asks_for_a_token(r: Running) -> Any:
     """Whether the admin turns away who shows none."""
 
     async def ask() -> int:
-        transport = httpx.ASGITransport(app=r.admin._server.config.app)
+        transport = httpx.ASGITransport(app=r.admin._answers._app)
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             return (await client.get("/workers")).status_code
 

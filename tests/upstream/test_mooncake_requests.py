@@ -45,7 +45,7 @@ def test_upstream_ends_engine_core(version: str) -> None:
 
 def test_with_the_patch_each_is_served_without_a_transfer_and_counted_once(version: str) -> None:
     bad = {name: case for name, case in cases(version).items() if not name.startswith("good")}
-    assert len(bad) == 16
+    assert len(bad) == 20
     for name, case in bad.items():
         for abort, (_, patched) in case.items():
             assert patched == ["served", 1], (name, abort)

@@ -1,0 +1,138 @@
+"""Files of a run that are torn, not text, or somebody else's: one bad record is one bad record."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pdserve import control
+from pdserve.errors import StateError
+from pdserve.failure_report import report
+from pdserve.rundir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    return RunDir.create(tmp_path / "home", "fake", "run-1")
+
+
+@contextmanager
+def no_room(size: int) -> Iterator[None]:
+    """No file may become larger, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# --- the history
+
+
+@pytest.mark.parametrize("bad", [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}'])
+def test_a_line_that_cannot_be_read_hides_no_other(run: RunDir, bad: bytes) -> None:
+    run.append_event("one")
+    with run.events.open("ab") as file:
+        file.write(bad + b"\n")
+    run.append_event("two")
+    events, offset = run.read_events()
+    assert [event["event"] for event in events] == ["one", "unreadable", "two"]
+    assert events[1]["at"] == events[0]["at"]
+    assert offset == run.events.stat().st_size
+    assert "unreadable" in report(StateError("it failed"), "fake", None, events)
+
+
+def test_half_a_line_does_not_take_the_next_one_with_it(run: RunDir) -> None:
+    run.append_event("one")
+    with run.events.open("ab") as file:
+        file.write(b'{"at": 1, "event": "torn')
+    run.append_event("two")
+    assert [event["event"] for event in run.read_events()[0]] == ["one", "unreadable", "two"]
+
+
+def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None:
+    run.append_event("one")
+    size = run.events.stat().st_size
+    with no_room(size + 10), pytest.raises(OSError, match=r"File too large|could not be written whole"):
+        run.append_event("two", text="x" * 100)
+    assert run.events.stat().st_size == size
+    run.append_event("three")
+    assert [event["event"] for event in run.read_events()[0]] == ["one", "three"]
+
+
+# --- requests
+
+
+def test_a_request_that_is_no_text_is_answered_and_the_next_one_is_taken(run: RunDir) -> None:
+    (run.inbox / "1.json").write_bytes(b"\xff\xfe{}")
+    (run.inbox / "2.json").mkdir()
+    (run.inbox / "3.json").write_text(json.dumps({"verb": "down"}))
+    assert control.take(run) == [("3", control.Down())]
+    assert json.loads((run.inbox / "1.reply").read_text())["exit_code"] == 8
+
+
+def test_a_request_without_room_says_so(run: RunDir) -> None:
+    with no_room(0), pytest.raises(control.NotAskedError, match="cannot be written") as refused:
+        control.ask(run, control.Down(), seconds=1, alive=lambda: True)
+    assert "File too large" in str(refused.value.cause)
+
+
+# --- the key
+
+
+def test_a_key_that_others_can_read_or_have_put_there_is_not_used(run: RunDir, tmp_path: Path) -> None:
+    run.save_key("secret")
+    assert run.read_key() == "secret"
+    run.key_file.chmod(0o644)
+    with pytest.raises(StateError, match="not ours alone") as refused:
+        run.read_key()
+    assert "mode 0644" in str(refused.value.cause)
+    run.key_file.unlink()
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    run.key_file.symlink_to(other)
+    with pytest.raises(StateError, match="cannot be read"):
+        run.read_key()
+
+
+@pytest.mark.parametrize("there", ["a link", "a file", "open to others"])
+def test_a_folder_for_secrets_that_is_not_ours_alone_is_refused_with_a_way_out(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    folder = tmp_path / "elsewhere"
+    if there == "a link":
+        (tmp_path / "target").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "target")
+    elif there == "a file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with pytest.raises(StateError) as refused:
+        run.save_key("secret")
+    assert refused.value.cause is not None
+    assert "XDG_RUNTIME_DIR" in str(refused.value.todo)
+    assert not [file for file in tmp_path.rglob("*.key") if os.path.lexists(file)]
+
+
+# --- text of engines
+
+
+def test_nothing_that_an_engine_has_logged_moves_a_terminal() -> None:
+    hostile = "\x1b[31mred\x1b[0m \x1b]52;c;ZXZpbA==\x07 \x9b2J \x08\x7f tab\there"
+    error = StateError("it failed", cause=hostile, evidence=(hostile,))
+    for text in (error.render(), report(error, "fake", None, [])):
+        assert r"red \x1b]52;c;ZXZpbA==\x07 \x9b2J \x08\x7f tab" in text
+        assert not set(text) & {"\x1b", "\x07", "\x9b", "\x08", "\x7f"}
+        assert "tab\there" in text
