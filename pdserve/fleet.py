@@ -261,7 +261,7 @@ class Fleet:
 
     def _failed(self, name: str, note: str) -> None:
         state = self.state.processes[name]
-        state.phase, state.note = "dead", note
+        state.phase, state.note, state.died_at = "dead", note, time.time()
         self.route(name, "dead")
 
     def release_all(self) -> None:

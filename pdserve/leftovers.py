@@ -15,6 +15,8 @@ from pdserve.shm import ShmLedger
 from pdserve.state import DeploymentState
 
 _GRACE_SECONDS = 5.0
+_CLOCK_SECONDS = 2.0
+"""By which two accounts of when something happened may differ."""
 
 
 def recorded(state: DeploymentState) -> dict[str, ProcessId]:
@@ -32,32 +34,60 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
     return found
 
 
-def living(state: DeploymentState) -> list[str]:
-    """`name PID command` of every recorded process that is exactly the one that we started and still lives."""
+def members(state: DeploymentState, run: RunDir) -> set[int]:
+    """Live PIDs on this machine that belong to a run: recorded processes, their families, and who carries a name of the
+    run in its environment, also when no recorded process lives.
+
+    A session whose leader is dead may be somebody else's: the kernel gives a number again once nobody has it. Its
+    members are ours if they began before the leader died, or, where nobody has seen that, before the run was last
+    heard of. A PID that belongs to somebody else is never among them.
+    """
+    known = recorded(state)
+    roots = {one.pid for one in known.values() if one.alive()}
+    heard = _last_heard_of(run)
+    for name, one in known.items():
+        if procfs.identify(one.pid) is None:
+            process = state.processes.get(name)
+            until = heard if process is None or process.died_at is None else process.died_at
+            roots |= {
+                each.pid
+                for each in procfs.identities(procfs.in_session(one.pid))
+                if procfs.started_at(each) <= until + _CLOCK_SECONDS
+            }
+    found: set[int] = procfs.family(roots)
+    for name in known:
+        found |= procfs.family((), marker=f"{MARKER}={run.run_id}/{name}".encode())
+    return found
+
+
+def _last_heard_of(run: RunDir) -> float:
+    """When its launcher last wrote anything; 0: it has left nothing."""
+    times = [file.stat().st_mtime for file in (run.beat, run.state) if file.exists()]
+    return max(times, default=0.0)
+
+
+def supervised(state: DeploymentState) -> bool:
+    """Whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
+    return any(one.alive() for name, one in recorded(state).items() if name.startswith(("agent@", "guard@")))
+
+
+def living(state: DeploymentState, run: RunDir) -> list[str]:
+    """`name PID command` of every process of the run that lives here; members that were not recorded have no name."""
+    names = {one.pid: name for name, one in recorded(state).items() if one.alive()}
     return [
-        f"{name} PID {one.pid} {procfs.command(one.pid)[:100]}" for name, one in recorded(state).items() if one.alive()
+        f"{names.get(pid, 'of its processes:')} PID {pid} {procfs.command(pid)[:100]}"
+        for pid in sorted(members(state, run))
     ]
 
 
 async def stop_left(state: DeploymentState, run: RunDir) -> bool:
-    """Stops recorded processes and their families, and removes their shared memory. True if there was anything.
-
-    A PID that now belongs to somebody else is never touched. A dead root still names its session: the kernel gives
-    its number to nobody while a member lives.
-    """
-    roots = {one.pid: one for one in recorded(state).values()}
-    markers = [f"{MARKER}={run.run_id}/{name}".encode() for name in state.processes]
-
-    def members() -> set[int]:
-        ours = {pid for pid, one in roots.items() if procfs.identify(pid) in (None, one)}
-        return set().union(*(procfs.family(ours, marker=marker) for marker in markers)) if ours else set()
-
-    if not (left := members()):
+    """Stops all `members` and removes their shared memory. True if there was anything."""
+    if not (left := members(state, run)):
         return False
     ledgers = [ShmLedger(run.path / f"shm@{node}.json") for node in state.nodes]
     for ledger in ledgers:
         ledger.record(left)
-    await stop_family(members, orphan_grace=_GRACE_SECONDS)
+    await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS)
     for ledger in ledgers:
         ledger.remove_orphans()
     return True

@@ -82,6 +82,23 @@ def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:
     return members
 
 
+def in_session(number: int) -> set[int]:
+    """Live PIDs of the session of that number, whether or not its leader lives."""
+    stats = ((pid, _stat(pid)) for pid in _pids())
+    return {
+        pid
+        for pid, stat in stats
+        if stat is not None and stat[_STAT_STATE] not in "ZX" and int(stat[_STAT_SESSION]) == number
+    }
+
+
+def started_at(process: ProcessId) -> float:
+    """Wall-clock seconds, to about a second: the kernel says when it booted in whole ones."""
+    lines = (_PROC / "stat").read_text().splitlines()
+    booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def descendants(root: int) -> set[int]:
     """Live descendants of a PID, without itself."""
     return family({root}) - {root}

@@ -29,6 +29,8 @@ class ProcessState(BaseModel):
     started_at: float | None = None
     ready_at: float | None = None
     start_seconds: float | None = None
+    died_at: float | None = None
+    """Of its last death, while it stays dead."""
     restarts: int = 0
     note: str = ""
     """Why it is not ready: how it died, what its log says."""

@@ -96,7 +96,7 @@ def look(run: RunDir) -> StatusView:
         for process in state.processes.values():
             if process.phase != "done" and (process.node not in here or process.id is None or not process.id.alive()):
                 process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
-        return StatusView(state, plan, phase, str(run.path), living(state))
+        return StatusView(state, plan, phase, str(run.path), living(state, run))
     for process in state.processes.values():
         if process.node not in here or process.phase not in ("ready", "degraded"):
             continue

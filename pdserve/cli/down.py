@@ -31,10 +31,10 @@ def run(name: str | None) -> None:
     state = found.read_state()
     if is_here(state.host):
         found.forget_key()
-    if living(state):
+    if living(state, found):
         typer.echo(f"{state.name}: its launcher is gone; clearing up what it left")
         asyncio.run(_clear(state, found))
-        if left := living(state):
+        if left := living(state, found):
             raise StateError(
                 f"some processes of {state.name} cannot be stopped",
                 where=str(found.path),

@@ -25,6 +25,7 @@ from pdserve.engine_env import check_installed
 from pdserve.errors import PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
+from pdserve.leftovers import living, supervised
 from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
 from pdserve.preflight import check, resolve_secrets
@@ -71,6 +72,7 @@ def run(
         _check_changes(running, planned)
         _apply(running, planned, replace=replace)
         return
+    _check_leftovers(root, loaded.recipe.name)
     run_id = new_run_id()
     run_dir = root / loaded.recipe.name / run_id
     planned = plan_for(loaded, [node], run_dir=str(run_dir), run_id=run_id)
@@ -104,6 +106,7 @@ def _many(
             raise_failed(seen.findings)
         _apply(running, seen.planned, replace=replace)
         return
+    _check_leftovers(root, loaded.recipe.name)
     run = RunDir.create(root, loaded.recipe.name, new_run_id())
     try:
         seen = look(loaded, there, run)
@@ -167,6 +170,24 @@ def _running(root: Path, name: str) -> RunDir | None:
         return run if lives(run, run.read_state()) else None
     except StateError:
         return None
+
+
+def _check_leftovers(root: Path, name: str) -> None:
+    """StateError: of the last run, whose supervisors are all gone, something still lives here: it has devices, memory
+    and ports that the new one needs."""
+    try:
+        run = find(root, name)
+        state = run.read_state()
+    except StateError:
+        return
+    if not supervised(state) and (left := living(state, run)):
+        raise StateError(
+            f"{len(left)} process(es) of the last run of {name} still live",
+            where=str(run.path),
+            cause="launcher, agent and guard were all killed at once",
+            todo=f"pdserve down {name}",
+            evidence=tuple(left),
+        )
 
 
 def _check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -230,7 +231,8 @@ def test_two_ups_at_the_same_moment_are_one_deployment(tmp_path: Path, pdserve_h
 
 
 def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path, pdserve_home: Path) -> None:
-    with up(recipe(tmp_path, prefill__env={"FAKE_PREFILL_SECONDS": "4"}), pdserve_home) as deployment:
+    slow = recipe(tmp_path, prefill__env={"FAKE_PREFILL_SECONDS": "4"}, proxy__drain_seconds=60)
+    with up(slow, pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         url, stop, broken = deployment.state().endpoint, threading.Event(), list[str]()
         root = deployment.id_of("proxy")
@@ -248,7 +250,8 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
             body = BODY | {"max_tokens": 40, "stream": True}
             return httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=60).text
 
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor() as pool, ExitStack() as stack:
+            stack.callback(stop.set)
             knocking, streams = pool.submit(knock), [pool.submit(stream) for _ in range(4)]
             assert pdserve("restart", "proxy") == (0, "proxy is ready")
             assert all(one.result().endswith("data: [DONE]\n\n") for one in streams)

@@ -113,6 +113,24 @@ def test_a_closed_terminal_does_not_end_supervision(tmp_path: Path, pdserve_home
     assert_nothing_left(deployment)
 
 
+def test_members_whose_roots_and_supervisors_were_all_killed_are_found_by_down_and_up(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    file = recipe(tmp_path, prefill__env={"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid"}, timeouts__stop_seconds=1)
+    with up(file, pdserve_home) as deployment:
+        serving(deployment)
+        for name in ("agent", "launcher"):
+            deployment.send_signal(name, signal.SIGSTOP)
+        for name in ("launcher", "guard", "agent", "proxy", "decode-0", "prefill-0", "lmcache-0"):
+            deployment.send_signal(name, signal.SIGKILL)
+        deployment.command.finish()
+        code, output = pdserve("up", file, "--detach")
+        assert (code, "of the last run of fake still live" in output) == (8, True), output
+        code, output = pdserve("down")
+        assert (code, "stopped" in output) == (0, True), output
+        assert_nothing_left(deployment)
+
+
 @pytest.mark.parametrize("victims", [("guard", "agent"), ("launcher", "guard", "agent")], ids="+".join)
 def test_when_every_supervisor_is_killed_at_once(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
     """Nobody is left to clear up, but the launcher, or the next `down`, has the record."""

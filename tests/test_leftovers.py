@@ -1,0 +1,70 @@
+"""Whose process it is, when a recorded one is dead and its number names a session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.leftovers import living, members
+from pdserve.procfs import ProcessId
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState, NodeState, ProcessState
+
+GONE = ProcessId(pid=4_194_000, start_ticks=1)
+LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
+"""A session whose leader has exited, and a member of it."""
+
+
+@pytest.fixture
+def member() -> Iterator[tuple[int, int]]:
+    """(PID, number of its session)."""
+    leader = subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE)
+    assert leader.stdout is not None
+    pid = int(leader.stdout.readline())
+    leader.wait()
+    yield pid, leader.pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)  # orphans become children of this process (tests/conftest.py)
+    leader.stdout.close()
+
+
+def state(root: int, died_at: float | None) -> DeploymentState:
+    """Of a run whose one engine, the leader of that session, is dead."""
+    here = socket.gethostname()
+    engine = ProcessState(role="decode", node="n", phase="dead", id=ProcessId(pid=root, start_ticks=1), died_at=died_at)
+    node = NodeState(agent=GONE, guard=GONE, hostname=here)
+    return DeploymentState(
+        name="fake", run_id="run-1", host=here, launcher=GONE, nodes={"n": node}, processes={"d": engine}, started_at=0
+    )
+
+
+def test_a_session_that_began_after_our_process_had_died_is_a_strangers(
+    member: tuple[int, int], tmp_path: Path
+) -> None:
+    pid, session = member
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    began = procfs.started_at(procfs.identities([pid])[0])
+    assert members(state(session, began - 60), run) == set()
+    assert members(state(session, began + 60), run) == {pid}
+    assert [str(pid) in line for line in living(state(session, began + 60), run)] == [True]
+
+
+def test_of_a_death_that_nobody_saw_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
+    pid, session = member
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    assert members(state(session, None), run) == {pid}
+    os.utime(run.beat, (time.time() - 60, time.time() - 60))
+    assert members(state(session, None), run) == set()
+    run.say_gone()
+    assert members(state(session, None), run) == set()
