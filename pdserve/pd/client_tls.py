@@ -64,7 +64,8 @@ class TlsListener:
         """Handshakes and the loop times at which they began, the oldest first."""
         # asyncio has a buffer of 256 KiB for each TLS connection, of which most is never written to: so much of it is
         # never memory, and what is goes back to the system when the connection ends.
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
     def start(self, backlog: int) -> None:
         self._sock.setblocking(False)

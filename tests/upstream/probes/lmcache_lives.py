@@ -71,9 +71,11 @@ class Lives:
         self._next = self._warm()
         drain(going)
 
-    def send(self, number: signal.Signals) -> None:
+    def stop(self) -> None:
+        """Returns when none of its threads runs any more."""
         assert self._living is not None
-        self._living.send_signal(number)
+        self._living.send_signal(signal.SIGSTOP)
+        os.waitpid(self._living.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         assert self._living is not None
@@ -196,7 +198,7 @@ def stopped_before(client: Client, lives: Lives, method: str) -> Iterator[None]:
     submit = getattr(client.adapter, method)
 
     def stopped(*arguments: Any, **named: Any) -> Any:
-        lives.send(signal.SIGSTOP)
+        lives.stop()
         return submit(*arguments, **named)
 
     setattr(client.adapter, method, stopped)
@@ -207,7 +209,7 @@ def stopped_before(client: Client, lives: Lives, method: str) -> Iterator[None]:
 
 
 def during_a_lookup(client: Client, lives: Lives) -> None:
-    lives.send(signal.SIGSTOP)
+    lives.stop()
     client.add(client.prompt())
     client.engine.step()
     assert client.engine.lab.connector.scheduler_adapter._unacked_lookups, "no lookup"
