@@ -48,7 +48,9 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     for name, one in known.items():
         if procfs.identify(one.pid) is None:
             process = state.processes.get(name)
-            until = heard if process is None or process.died_at is None else process.died_at
+            # One that was restarted since has the time of an earlier death, and another root.
+            died_at = process.died_at if process is not None and process.phase == "dead" else None
+            until = heard if died_at is None else died_at
             roots |= {
                 each.pid
                 for each in procfs.identities(procfs.in_session(one.pid))

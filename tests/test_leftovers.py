@@ -68,3 +68,12 @@ def test_of_a_death_that_nobody_saw_the_last_sign_of_life_decides(member: tuple[
     assert members(state(session, None), run) == set()
     run.say_gone()
     assert members(state(session, None), run) == set()
+
+
+def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tmp_path: Path) -> None:
+    pid, session = member
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    restarted = state(session, procfs.started_at(procfs.identities([pid])[0]) - 60)
+    restarted.processes["d"].phase = "ready"
+    assert members(restarted, run) == {pid}
