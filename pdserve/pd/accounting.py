@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pdserve.pd.client import Client
 from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.honest_usage import USAGE
+from pdserve.pd.http import event_stream
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.quotas import Use
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.request_log import Outcome, RequestLine, RequestLog
 from pdserve.pd.spans import Spans, StageTime, Trace
-from pdserve.pd.usage_meter import tokens_in
+from pdserve.pd.usage_counts import of_event
+from pdserve.pd.usage_meter import most_in
 
 _CLIENT_LEFT = 499
 
@@ -147,10 +150,15 @@ def _stage(request: ClientRequest | None) -> str:
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
     """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
+    if client.counted is not None:
+        return client.counted
     if client.meter is not None:
         return client.meter.prompt, client.meter.answer
     words = client.last_words
-    at = words.rfind(b'"usage"')
-    if at < 0:
+    if USAGE not in words:
         return None, None
-    return tokens_in(words[at:])
+    if client.stream:
+        for event in reversed(words.split(event_stream.END)):
+            if USAGE in event and (said := of_event(event)) is not None and said != (None, None):
+                return said
+    return most_in(words)

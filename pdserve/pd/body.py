@@ -55,6 +55,7 @@ _MOST_BLANKS = 1024
 """In a list, before its first item and behind its last one."""
 _FIRST_ITEM = re.compile(rb"\[[ \t\r\n]*")
 _END_OF_LIST = re.compile(rb"[ \t\r\n]*\]")
+_COLON, _COLON_BLANK = b":", b": "
 _MOST_QUOTES = 20_000
 """That are looked at to find the end of a string in a list."""
 _MOST_BACKSLASHES = 64
@@ -88,8 +89,6 @@ class Body:
         """Name -> the value as it was sent."""
         if len(self.members) > MAX_MEMBERS:
             raise too_many_members()
-        if max(map(len, self.members), default=0) > _LONGEST_NAME:
-            raise bad_request(f"The request body has a name of more than {_LONGEST_NAME} characters.")
         self._spans = self._walk()
 
     @property
@@ -208,8 +207,23 @@ class Body:
         # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
         colon = self.raw.find(b":")
         separator = 2 if self.raw[colon + 1 : colon + 2] == b" " else 1
-        spans = self._stride(separator)
+        spans = self._together(separator) if len(self.raw) <= FEW_BYTES else self._stride(separator)
         return self._step() if spans is None else spans
+
+    def _together(self, separator: int) -> list[tuple[str, int, int]] | None:
+        """`_stride` for a small object: what its members make when they are put together again is it, or not."""
+        between = b"," if separator == 1 else b", "
+        pieces = []
+        spans = []
+        position = 1
+        for name, value in self.members.items():
+            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
+            piece = (_COLON if separator == 1 else _COLON_BLANK).join((quoted, value))
+            end = position + len(piece)
+            pieces.append(piece)
+            spans.append((name, position, end))
+            position = end + separator
+        return spans if b"{%b}" % between.join(pieces) == self.raw else None
 
     def _stride(self, separator: int) -> list[tuple[str, int, int]] | None:
         """The same for an object that is written as programs do, with separators of this length: compact, or with a
@@ -220,7 +234,7 @@ class Body:
         begins = raw.startswith
         for name, value in self.members.items():
             start = position
-            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else b'"%b"' % name.encode()
+            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
             position += len(quoted) + separator
             if not (begins(quoted, start) and begins(value, position)):
                 return None
@@ -236,6 +250,8 @@ class Body:
         position = raw.index(b"{") + 1
         spans = []
         for name, value in self.members.items():
+            if len(name) > _LONGEST_NAME:
+                raise _long_name()
             key = _KEY.match(raw, position)
             assert key is not None
             start = key.start(1)
@@ -348,11 +364,22 @@ def _quoted(name: str) -> bytes:
     return b'"%b"' % name.encode()
 
 
+def _long(name: str) -> bytes:
+    """`_quoted`, of one that is not remembered."""
+    if len(name) > _LONGEST_NAME:
+        raise _long_name()
+    return b'"%b"' % name.encode()
+
+
 def _name(quoted: bytes) -> str:
     if b"\\" not in quoted:
         return quoted[1:-1].decode()
     name: str = json.loads(quoted)
     return name
+
+
+def _long_name() -> Exception:
+    return bad_request(f"The request body has a name of more than {_LONGEST_NAME} characters.")
 
 
 def _twice() -> Exception:

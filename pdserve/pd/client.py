@@ -14,6 +14,7 @@ from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.honest_usage import HINT, USAGE, honest, safe_length
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.usage_counts import of_answer
 
 if TYPE_CHECKING:
     from pdserve.pd.dialects import Dialect
@@ -40,6 +41,7 @@ class Client:
         "_tail",
         "cached_tokens",
         "chunks",
+        "counted",
         "deadline",
         "dialect",
         "ended",
@@ -69,6 +71,8 @@ class Client:
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
         self.on_answer: Callable[[], object] | None = None
         """Called when an answer begins to be relayed."""
+        self.counted: tuple[int | None, int | None] | None = None
+        """Tokens of prompt and answer, as an answer that came as a whole says them."""
         self.meter: UsageMeter | None = None
         """Counts what it is given, for a key with a limit of tokens."""
         self.deadline = math.inf
@@ -121,8 +125,7 @@ class Client:
         data, answer.data = answer.data, b""
         if answer.complete and not self.stream:
             data = self._honest(data)
-            if self.meter is not None:
-                self.meter.part(data)
+            self.counted = of_answer(data)
             self.reply.start(200, headers, len(data))
             self._tail = data[-_TAIL_BYTES:]
             self._count(data)

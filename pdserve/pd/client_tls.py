@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import socket
 import ssl
 from collections import Counter
 
 from pdserve.errors import RecipeError
+from pdserve.pd import allocator
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.settings import Tls
@@ -30,9 +30,8 @@ _HANDSHAKES = 256
 _PATIENCE_SECONDS = 1.0
 """What a handshake may take while others wait for its place."""
 _FULL_SECONDS = 0.02
-_M_MMAP_THRESHOLD = -3
 _LARGE_BYTES = 128 * 1024
-"""glibc's default, which it raises by itself as soon as such a piece is freed."""
+"""The buffer of a connection is larger."""
 
 
 class ClientTls:
@@ -64,8 +63,7 @@ class TlsListener:
         """Handshakes and the loop times at which they began, the oldest first."""
         # asyncio has a buffer of 256 KiB for each TLS connection, of which most is never written to: so much of it is
         # never memory, and what is goes back to the system when the connection ends.
-        with contextlib.suppress(AttributeError):  # not glibc
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        allocator.return_from(_LARGE_BYTES)
 
     def start(self, backlog: int) -> None:
         self._sock.setblocking(False)

@@ -64,28 +64,25 @@ class Dispatcher:
             else Mooncake(registry, engines, config.served_name)
         )
 
-    async def serve(self, request: ClientRequest, client: Client) -> None:
-        """Answers one client. Raises ApiError or ClientGoneError; what it leaves running ends by itself."""
+    def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
+        """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
+        by itself."""
         if self._config.protocol == "aggregated":
-            await self._at_one("aggregated", "aggregated", request, client)
-            return
+            return self._at_one("aggregated", "aggregated", request, client)
         field = request.dialect.needs_one_engine(request.body)
         if field is not None:
-            await self._at_one(self._whole_role(), f"field:{field}", request, client)
-            return
+            return self._at_one(self._whole_role(), f"field:{field}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
             role: WorkerRole = "prefill" if empty[0] == "decode" else "decode"
-            await self._at_one(role, f"no-{empty[0]}", request, client)
-            return
+            return self._at_one(role, f"no-{empty[0]}", request, client)
         if empty:
             raise self._registry.nobody(empty[0])
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
-            await self._at_one("decode", skip, request, client, first=decode)
-        else:
-            await self._at_two(request, client, first=decode)
+            return self._at_one("decode", skip, request, client, first=decode)
+        return self._at_two(request, client, first=decode)
 
     async def attempt_split(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """One attempt over two workers, whatever the policies say."""
@@ -135,7 +132,10 @@ class Dispatcher:
         self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
     ) -> None:
         """With a place in each pool, until the end; with other workers after a failure."""
-        tickets = await self._entrance.enter(roles, client, request.priority, request.ask.estimate)
+        priority, tokens = request.priority, request.ask.estimate
+        tickets = self._entrance.enter_now(roles, priority, tokens)
+        if len(tickets) < len(roles):
+            tickets = await self._entrance.enter(tickets, roles, client, priority, tokens)
         request.stages.admitted = monotonic()
         if len(tickets) > 1:
             request.prefill_ticket = tickets[0]

@@ -25,12 +25,25 @@ class Entrance:
         self.gates: Mapping[WorkerRole, Gate] = {role: ready(role) for role in registry.roles}
         registry.on_change(self.refresh)
 
-    async def enter(self, roles: tuple[WorkerRole, ...], client: Client, priority: int, tokens: int) -> list[Ticket]:
-        """A ticket for each role, in the order of the roles, which must be the same for all requests. ApiError 429 when
-        a pool is full or the wait too long; ClientGoneError when the client leaves the queue."""
+    def enter_now(self, roles: tuple[WorkerRole, ...], priority: int, tokens: int) -> list[Ticket]:
+        """A ticket for each role up to the first that has no place now: if they are fewer than the roles, `enter` must
+        have the others, or they be released."""
         tickets: list[Ticket] = []
+        for role in roles:
+            ticket = self.gates[role].try_admit(priority, tokens)
+            if ticket is None:
+                break
+            tickets.append(ticket)
+        return tickets
+
+    async def enter(
+        self, tickets: list[Ticket], roles: tuple[WorkerRole, ...], client: Client, priority: int, tokens: int
+    ) -> list[Ticket]:
+        """What `enter_now` gave, and a ticket for each role that it had none for, in the order of the roles, which must
+        be the same for all requests. ApiError 429 when a pool is full or the wait too long; ClientGoneError when the
+        client leaves the queue: then all are released."""
         try:
-            for role in roles:
+            for role in roles[len(tickets) :]:
                 gate = self.gates[role]
                 ticket = gate.try_admit(priority, tokens)
                 if ticket is None:

@@ -123,7 +123,7 @@ class Gateway:
         self._has_admin = config.admin is not None and numbers.process == 0
         self._admin = None if succeeds else self._new_admin()
         self._clients: set[Client] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Request, asyncio.Task[None]] = {}
         self.metrics.read_gauges_from(self._gauges)
         self.metrics.read_counters_from(self._counters)
 
@@ -145,11 +145,11 @@ class Gateway:
         if dialect is None:
             dialect = stored_at(request.path)
             if dialect is None:
-                self._start(bridge.serve(self._app, request, reply), request, reply)
+                self._start(self._serve_page(request, reply), request)
                 return
             method = method_of(dialect)
         if request.method == method:
-            self._start(self._answer(dialect, request, reply), request, reply)
+            self._start(self._answer(dialect, request, reply), request)
         else:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
             request.release()
@@ -318,9 +318,16 @@ class Gateway:
         except ClientGoneError as gone:
             reason = gone
         finally:
+            self._over(request, reply)
             self._clients.discard(client)
-            key = request.key.name if request.key is not None else ""
-            self._accounting.over(asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace)
+            if sys.exc_info()[0] is None:
+                key = request.key.name if request.key is not None else ""
+                self._accounting.over(
+                    asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace
+                )
+            elif use is not None:
+                # The rest is `_broken`'s to count.
+                use.end(None)
 
     def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
         for worker in self.registry.workers.values():
@@ -366,15 +373,25 @@ class Gateway:
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
 
-    def _start(self, work: Coroutine[Any, Any, None], request: Request, reply: Reply) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._done, request, reply))
+    async def _serve_page(self, request: Request, reply: Reply) -> None:
+        try:
+            await bridge.serve(self._app, request, reply)
+        finally:
+            self._over(request, reply)
 
-    def _done(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Nothing may leave a client without an end: what nobody expected is answered here."""
-        self._tasks.discard(task)
+    def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
+        self._tasks[request] = self._loop.create_task(work)
+
+    def _over(self, request: Request, reply: Reply) -> None:
+        """To be called last, in a `finally`."""
+        task = self._tasks.pop(request)
         request.release()
+        if sys.exc_info()[0] is not None:
+            task.add_done_callback(partial(self._broken, request, reply))
+
+    def _broken(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
+        """Nothing may leave a client without an end: what nobody expected is answered here."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)

@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -75,20 +75,20 @@ _NOBODY = ApiKey("", bytes(32))
 class Keys:
     """The keys of one version of the file.
 
-    Looking one up takes the same steps whatever the key is and however many there are: its hash, keyed with a secret of
-    this process, finds at most one entry, which is compared in constant time. How long a lookup takes therefore says
-    nothing about how much of a key is right, and no memory of verified keys is needed to be fast.
+    Looking one up takes the same steps whatever the key is and however many there are: its SHA-256 finds at most one
+    entry, by Python's hash of it, whose secret is this process's own; that entry is compared in constant time. How long
+    a lookup takes therefore says nothing about how much of a key is right, and no memory of verified keys is needed to
+    be fast.
     """
 
     def __init__(self, keys: list[ApiKey]) -> None:
         self.names = tuple(key.name for key in keys)
-        self._secret = secrets.token_bytes(32)
-        self._entries = {self._slot(key.digest): key for key in keys}
+        self._entries = {key.digest: key for key in keys}
 
     def find(self, presented: bytes) -> ApiKey | None:
         """The key that this is, if it is one."""
         digest = sha256(presented).digest()
-        entry = self._entries.get(self._slot(digest), _NOBODY)
+        entry = self._entries.get(digest, _NOBODY)
         return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NOBODY else None
 
     def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> ApiKey:
@@ -104,9 +104,6 @@ class Keys:
         if key is None:
             raise ApiError(401, "The API key is not valid.")
         return key
-
-    def _slot(self, digest: bytes) -> bytes:
-        return blake2b(digest, key=self._secret, digest_size=16).digest()
 
 
 class KeyFile:

@@ -174,7 +174,7 @@ class Leg:
         if ours:
             self.worker.breaker.left()
         else:
-            self.worker.breaker.unreachable(asyncio.get_running_loop().time())
+            self.worker.breaker.unreachable(self.worker.pool.now())
         error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
         self._end_with(WorkerFailedError(self.worker, error, retry=True))
 
@@ -265,7 +265,7 @@ class Leg:
         return from_upstream(self.worker.name, self._status, body, self.worker.key_of_client)
 
     def _answer(self, *, complete: bool) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self.worker.pool.now()
         self.worker.heard = now
         self.worker.breaker.succeeded(now)
         self.answer = Answer(self._content_type, self._data, complete)
@@ -282,7 +282,7 @@ class Leg:
         if connection is not None:
             connection.abort()
         if self._status:
-            self.worker.heard = asyncio.get_running_loop().time()
+            self.worker.heard = self.worker.pool.now()
         self.worker.breaker.left()
         failed = error.status >= 500
         self._end_with(WorkerFailedError(self.worker, error, retry=failed, suspect=failed))

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pdserve.errors import PdserveError, RecipeError
-from pdserve.pd import control, server
+from pdserve.pd import allocator, control, server
 from pdserve.pd.beats import Beats
 from pdserve.pd.config import ProxyConfig
 from pdserve.pd.errors import ApiError, no_route
@@ -179,6 +179,7 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) ->
 
 def serve(path: Path, config: ProxyConfig, key: str | None, place: Place) -> int:
     """`run` in an event loop of its own; the exit code."""
+    allocator.keep_for_bodies()
     try:
         with asyncio.Runner(loop_factory=server.new_loop) as runner:
             runner.run(run(path, config, key, place))

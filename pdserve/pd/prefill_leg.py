@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 
 from pdserve.pd.engines import Engines
@@ -12,9 +11,9 @@ from pdserve.pd.leg import Leg
 from pdserve.pd.pieces import Payload
 from pdserve.pd.registry import Worker
 from pdserve.pd.request import ClientRequest
+from pdserve.pd.usage_counts import cached_in
 from pdserve.pd.waiting import never
 
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)" ?: ?(\d+)')
 _BAD_ENDS = ("abort", "error")
 
 
@@ -57,24 +56,27 @@ def check(leg: Leg) -> None:
     NIXL keeps the KV by itself, Mooncake by the patch mooncake-requests."""
     if ended_well(leg):
         return
-    answer = leg.result()
-    try:
-        choices = json.loads(answer.data).get("choices")
-    except (ValueError, AttributeError):
-        reason = "an unreadable answer"
-    else:
-        # The other APIs have no reasons that mean trouble: they answer with an error.
-        ended = choices[0].get("finish_reason") if choices else None
-        if ended not in _BAD_ENDS:
-            return
-        reason = str(ended)
+    reason = bad_end(leg.result().data)
+    if reason is None:
+        return
     error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
     raise WorkerFailedError(leg.worker, error, retry=True)
+
+
+def bad_end(answer: bytes) -> str | None:
+    """How a prefill ended that has dropped its KV; None: it has not."""
+    try:
+        choices = json.loads(answer).get("choices")
+        # The other APIs have no reasons that mean trouble: they answer with an error.
+        ended = choices[0].get("finish_reason") if choices else None
+    except (ValueError, AttributeError, TypeError, LookupError, RecursionError):
+        return "an unreadable answer"
+    return str(ended) if ended in _BAD_ENDS else None
 
 
 def cached_tokens(leg: Leg) -> int | None:
     """Prompt tokens that prefill did not compute. None when it does not say."""
     if leg.answer is None or not leg.complete:
         return None
-    found = _CACHED.search(leg.answer.data)
-    return int(found[1]) if found else None
+    cached: int | None = cached_in(leg.answer.data)
+    return cached

@@ -118,7 +118,11 @@ class Processes:
                 self._end_hung(vigil)
         if self._checking is not None:
             self._end_check()  # again: the signal may have come while it was being started
+            # No signal may find the PID of a process that has just been waited for.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             os.waitpid(self._checking, 0)
+            self._checking = None
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._code
 
     # --- lines

@@ -29,7 +29,8 @@ class PoolLimits(Settings):
     )
     max_prompt_tokens_in_flight: Count | None = Field(
         default=None,
-        description="Prompt tokens in flight (estimated), for each ready worker. One request alone always fits.",
+        description="Prompt tokens in flight (estimated), for each ready worker. One request alone always fits: one "
+        "that is larger than this waits for an empty pool, and those behind it wait with it.",
     )
     queue_size: Annotated[int, Field(ge=0)] = Field(
         default=512, description="Requests that may wait for a place; beyond them 429. 0: nobody waits."

@@ -103,7 +103,8 @@ class StoredResponses:
             raise self._registry.nobody(self._registry.roles[-1])
         worker = keepers[0] if len(keepers) == 1 else await self._keeper_of(named, keepers, request)
         request.decode = worker.name
-        tickets = await self._entrance.enter((worker.config.role,), client, request.priority, request.ask.estimate)
+        roles = (worker.config.role,)
+        tickets = await self._entrance.enter([], roles, client, request.priority, request.ask.estimate)
         request.stages.admitted = monotonic()
         try:
             await self._relay(request, client, worker)

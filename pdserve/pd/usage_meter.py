@@ -24,14 +24,9 @@ from pdserve.pd.dialects import CHAT, COMPLETIONS, Dialect
 from pdserve.pd.errors import bad_request
 from pdserve.pd.honest_usage import USAGE
 from pdserve.pd.http import event_stream
+from pdserve.pd.usage_counts import of_event, of_value
 
-_USAGE = re.compile(rb', ?"usage" ?: ?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
-_COUNTS = re.compile(
-    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cache_read_input_tokens|cache_creation_input_tokens)"'
-    rb" ?: ?(\d+)"
-)
-_ANSWER = (b"completion_tokens", b"output_tokens")
-"""All others are of the prompt: Anthropic's input_tokens are those that no cache had."""
+_USAGE = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICE = re.compile(rb'"choices" ?: ?\[\]')
 _INDEX = re.compile(rb'"index" ?: ?(\d+)')
 _FINISHED = re.compile(rb'"finish_reason" ?: ?"')
@@ -43,10 +38,12 @@ _TEXT = re.compile(
 _QUOTE: Final = b'"'
 _BACKSLASH: Final = 0x5C
 _BYTES_PER_TOKEN: Final = 4
+_SHORT_TEXT: Final = 64
+"""Less than any event has beside its text: there cannot be two of them in so much."""
 _LONGEST_FLAG = 64
 _LONGEST_OPTIONS = 1024
 _MAX_HELD = 1024 * 1024
-_WINDOW = 1024
+_WINDOW = 8192
 """Of the beginning of an answer's usage, at the end of one piece of it."""
 _TRUE, _FALSE = msgspec.Raw(b"true"), msgspec.Raw(b"false")
 _COUNTED: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
@@ -72,6 +69,7 @@ class UsageMeter:
         "_by_choice",
         "_estimate",
         "_fingerprints",
+        "_frame",
         "_held",
         "_hides",
         "_hides_total",
@@ -93,6 +91,8 @@ class UsageMeter:
         self._estimate = 0
         self._before_text = b""
         """What stood before a text: it is looked for first."""
+        self._frame = 0
+        """Bytes of an event beside its text; 0: not known."""
         self._held: list[bytes | None] = []
         """None is the place of a fingerprint."""
         self._window = b""
@@ -105,12 +105,10 @@ class UsageMeter:
         return max(sum(self._by_choice.values()), self._estimate) or None
 
     def part(self, data: bytes) -> None:
-        """A part of an answer that is no stream, or all of it."""
+        """A part of an answer that is no stream and too large to be looked at as a whole. Which `usage` is the engine's
+        own is not known then, so the largest counts: no client can write itself a smaller one."""
         window = self._window + data
-        at = window.rfind(b'"usage"')
-        found = _USAGE.search(window, max(0, at - 2)) if at >= 0 else None
-        if found is not None:
-            self._says(found[0])
+        self._says_at_most(*most_in(window))
         self._window = window[-_WINDOW:]
 
     def events(self, data: bytes) -> bytes:
@@ -123,7 +121,12 @@ class UsageMeter:
 
     def without_usage(self, data: bytes) -> bytes:
         """The same for events that have none."""
-        self._estimated(data)
+        text = len(data) - self._frame
+        if 0 < text < _SHORT_TEXT and self._frame:
+            # One event like the one before it, but for its text.
+            self._estimate += max(1, text // _BYTES_PER_TOKEN)
+        else:
+            self._estimated(data)
         return data if not self._held else self._released(b"") + data
 
     def rest(self) -> bytes:
@@ -133,13 +136,17 @@ class UsageMeter:
     def _event(self, event: bytes, end: bytes) -> bytes:
         at = event.rfind(USAGE)
         found = None if at < 0 else _USAGE.search(event, max(0, at - 2))
-        if found is None:
+        said = None if found is None else of_event(event)
+        if found is None or said == (None, None):
             self._estimated(event)
             return self._released(b"") + event + end
+        if said is None:
+            self._says_at_most(*most_in(event))
+            return self._released(b"") + event + end
         index = _INDEX.search(event)
+        prompt, answer = said
         if _NO_CHOICE.search(event) is not None or b'"choices"' not in event or index is None:
-            return self._with_all(event + end, found[0])
-        _, answer = tokens_in(found[0])
+            return self._with_all(event + end, prompt, answer)
         self._by_choice[index[1]] = max(answer or 0, self._by_choice.get(index[1], 0))
         if not self._hides:
             return event + end
@@ -151,12 +158,12 @@ class UsageMeter:
             return before + fingerprint + after
         return self._hold(before + after) if self._held else before + after
 
-    def _with_all(self, event: bytes, usage: bytes) -> bytes:
+    def _with_all(self, event: bytes, prompt: int | None, answer: int | None) -> bytes:
         """The event that has the usage of the whole answer; of Messages also the first one, which has the prompt's."""
-        if b'"message_start"' in event:
-            self.prompt = tokens_in(usage)[0]
-        else:
-            self._says(usage)
+        if prompt is not None:
+            self.prompt = prompt
+        if b'"message_start"' not in event:
+            self._total = answer or 0
         if not self._hides_total:
             return event
         found = _FINGERPRINT.search(event)
@@ -164,11 +171,11 @@ class UsageMeter:
         self._fingerprints.known[self.worker] = fingerprint
         return self._released(fingerprint)
 
-    def _says(self, usage: bytes) -> None:
-        prompt, answer = tokens_in(usage)
+    def _says_at_most(self, prompt: int | None, answer: int | None) -> None:
         if prompt is not None:
-            self.prompt = prompt
-        self._total = answer or 0
+            self.prompt = max(prompt, self.prompt or 0)
+        if answer is not None:
+            self._total = max(answer, self._total or 0)
 
     def _estimated(self, data: bytes) -> None:
         """Of events without counts."""
@@ -177,6 +184,8 @@ class UsageMeter:
         if at < 0:
             self._estimated_anywhere(data)
             return
+        self._frame = 0
+        first = at
         while at >= 0:
             begin = at + len(before)
             end = data.find(_QUOTE, begin)
@@ -185,6 +194,7 @@ class UsageMeter:
                 return
             if end > begin:
                 self._estimate += max(1, (end - begin) // _BYTES_PER_TOKEN)
+                self._frame = len(data) - (end - begin) if at == first else 0
             at = data.find(before, end)
 
     def _estimated_anywhere(self, data: bytes) -> None:
@@ -238,16 +248,12 @@ def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[B
     )
 
 
-def tokens_in(usage: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer; None: it does not say."""
-    prompt: int | None = None
-    answer: int | None = None
-    for name, count in dict(_COUNTS.findall(usage)).items():
-        if name in _ANSWER:
-            answer = int(count)
-        else:
-            prompt = (prompt or 0) + int(count)
-    return prompt, answer
+def most_in(data: bytes) -> tuple[int | None, int | None]:
+    """The most tokens of prompt and answer that any `usage` in a part of an answer says; None: none does."""
+    said = [of_value(found[1]) for found in _USAGE.finditer(data)]
+    prompts = [prompt for prompt, _ in said if prompt is not None]
+    answers = [answer for _, answer in said if answer is not None]
+    return max(prompts, default=None), max(answers, default=None)
 
 
 def _flag(value: Any) -> bool | None:

@@ -52,6 +52,24 @@ processes.SHORT_LIFE_SECONDS = 0.0
 sys.exit(processes.Processes(3, member, None, Configured(b"")).run())
 """
 
+SIGNALLED_LAST = """
+import os, signal, sys
+from pdserve.pd import processes
+from pdserve.pd.child import Configured
+
+wait = os.waitpid
+
+def signalled(pid, options):
+    answer = wait(pid, options)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return answer
+
+os.waitpid = signalled
+over = processes.Processes(0, None, None, Configured(b""))
+over._checking = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
+sys.exit(over.run())
+"""
+
 
 def ask(deployment: Deployment, **headers: str) -> httpx.Response:
     """Over a connection of its own: the kernel gives it to one of the processes."""
@@ -148,6 +166,12 @@ def test_a_signal_while_they_start_is_heard_once_they_can(deployment: Deployment
 def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
     """Just before a member is there, just after, and when one that has ended is no longer its PID's owner."""
     ended = subprocess.run([sys.executable, "-c", SIGNALLED, moment], check=False, timeout=90, cwd=REPOSITORY)
+    assert ended.returncode == 0
+
+
+def test_a_signal_after_all_have_ended_goes_to_nobody() -> None:
+    """The process that tries whether a new program could start is waited for last; then its PID is not its own."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED_LAST], check=False, timeout=90, cwd=REPOSITORY)
     assert ended.returncode == 0
 
 

@@ -349,7 +349,8 @@ def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> N
 def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
     with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
         prefill, decode = raw.engines
-        finished = b'{"choices": [{"finish_reason": "length"}], "usage": {"cached_tokens": 3}}'
+        cached = b'{"prompt_tokens_details": {"cached_tokens": 3}}'
+        finished = b'{"choices": [{"finish_reason": "length"}], "usage": ' + cached + b"}"
         prefill.script = says(whole(finished))
         stream = b'data: {"a": 1.10}\n\ndata: ' + usage(99) + b"\n\n" + DONE
         decode.script = says(head(SSE), *(chunk(part) for part in cut(stream, range(0, 1000, 7))), b"0\r\n\r\n")

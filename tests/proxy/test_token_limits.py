@@ -12,6 +12,8 @@ import pytest
 
 from pdserve.pd.body import Body
 from pdserve.pd.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from pdserve.pd.prefill_leg import bad_end
+from pdserve.pd.usage_counts import cached_in, of_answer
 from pdserve.pd.usage_meter import Fingerprints, UsageMeter, metered
 from tests.proxy.deployment import MODEL, Deployment
 
@@ -144,6 +146,86 @@ def test_an_engine_that_does_not_count_is_counted_by_its_text() -> None:
     several = EVENT % (0, b"a", b"null", b"") + EVENT % (0, b"x" * 40, b"null", b"")
     assert meter.without_usage(several) == several
     assert meter.answer == 24 + 11
+
+
+ECHO = b'"tools":[{"parameters":{"x":{},"usage":{"input_tokens":%s,"output_tokens":%s}}}]'
+TOO_LARGE = b"9" * 400
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(b"0", b"0"), (b"-1000000", b"-5"), (TOO_LARGE, TOO_LARGE)])
+def test_what_a_client_has_written_into_an_answer_is_not_its_usage(prompt: bytes, answer: bytes) -> None:
+    own = b'"usage":{"input_tokens":500,"output_tokens":40,"output_tokens_details":{"reasoning_tokens":3}}'
+    whole = b'{"id":"r",' + own + b"," + ECHO % (prompt, answer) + b"}"
+    assert of_answer(whole) == (500, 40)
+    event = b'event: response.completed\ndata: {"type":"response.completed","response":' + whole + b"}\n\n"
+    meter = UsageMeter(Fingerprints())
+    assert meter.events(event) == event
+    assert (meter.prompt, meter.answer) == (500, 40)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        (b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}', 4),
+        (b'{"input_tokens":9,"input_tokens_details":{"cached_tokens":4}}', 4),
+        (b'{"input_tokens":5,"cache_read_input_tokens":4}', 4),
+        (b'{"prompt_tokens":9,"prompt_tokens_details":null}', None),
+        (b'{"prompt_tokens_details":{"cached_tokens":' + TOO_LARGE + b"}}", None),
+        (b"null", None),
+    ],
+)
+def test_cached_tokens_are_those_of_the_engines_usage(usage: bytes, cached: int | None) -> None:
+    tools = b'"tools":[{"parameters":{"cached_tokens":' + TOO_LARGE + b',"cache_read_input_tokens":7}}]'
+    assert cached_in(b'{"id":"r",' + tools + b',"usage":' + usage + b"}") == cached
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[5]}',
+        b'{"choices":5}',
+        b'{"choices":{"a":1}}',
+        b'{"choices":"abc"}',
+        b"null",
+        b"[]",
+        b"",
+        b"x",
+        b"[" * 50000,
+        b'{"a":' * 20000,
+        b'{"choices":[{"finish_reason":[]}]}'[:-4],
+    ],
+)
+def test_a_prefill_whose_answer_cannot_be_read_has_failed(answer: bytes) -> None:
+    assert bad_end(answer) == "an unreadable answer"
+
+
+@pytest.mark.parametrize(("reason", "says"), [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
+def test_a_prefill_that_was_aborted_has_failed(reason: bytes, says: str | None) -> None:
+    assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == says
+
+
+@pytest.mark.parametrize("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
+def test_what_is_no_number_of_tokens_is_none(count: bytes) -> None:
+    answer = b'{"usage":{"prompt_tokens":%s,"completion_tokens":3}}' % count
+    assert of_answer(answer) == (None, None)
+    meter = UsageMeter(Fingerprints())
+    meter.part(b'{"id":"x",' + answer[1:])
+    assert (meter.prompt, meter.answer) == (None, None)
+
+
+def test_a_usage_with_many_details_counts() -> None:
+    details = b",".join(b'"turn_%d_details":{"tokens":%d}' % (turn, turn) for turn in range(200))
+    usage = b'"usage":{"input_tokens":200000,%s,"output_tokens":20000}' % details
+    assert of_answer(b'{"id":"r",' + usage + b"}") == (200_000, 20_000)
+
+
+def test_of_an_answer_in_parts_the_largest_usage_counts() -> None:
+    own = b',"usage":{"input_tokens":500,"output_tokens":40}'
+    answer = b'{"id":"r"' + own + b"," + ECHO % (b"0", b"0") + b"}"
+    meter = UsageMeter(Fingerprints())
+    for start in range(0, len(answer), 50):
+        meter.part(answer[start : start + 50])
+    assert (meter.prompt, meter.answer) == (500, 40)
 
 
 def test_usage_is_found_wherever_it_stands_in_an_answer_that_is_no_stream() -> None:

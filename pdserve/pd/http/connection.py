@@ -219,11 +219,10 @@ class Connection(asyncio.Protocol):
             raise refusal
         if self._for_probes and request.path not in self._front.probes:
             raise refusals.only_probes()
-        named = request.named()
-        size = int(named.get(b"content-length", b"0"))
+        size = request.announced
         if size and not self._budget.fits(size, more=size):
             raise refusals.no_memory()
-        expected = None if self._http10 else named.get(b"expect")
+        expected = None if self._http10 else request.header(b"expect")
         if expected is not None and expected.lower() == b"100-continue" and self._reply is None:
             self.send(_CONTINUE)
 

@@ -59,6 +59,7 @@ class Request:
         "_budget",
         "_by_name",
         "_path",
+        "announced",
         "body_bytes",
         "headers",
         "held",
@@ -77,6 +78,8 @@ class Request:
         """Names in lower case, in the order of their arrival."""
         self.parts: list[bytes] = []
         """The body, as it came."""
+        self.announced = 0
+        """Bytes of the body, as its head says them; 0 for one in chunks, too."""
         self.body_bytes = 0
         self._budget = budget
         self.held = 0
@@ -111,8 +114,7 @@ class Request:
 
     def has_body(self) -> bool:
         """Its headers announce one. For when all of them have come."""
-        length = self.header(b"content-length")
-        return bool(length and int(length)) or self.header(b"transfer-encoding") is not None
+        return self.announced > 0 or self.header(b"transfer-encoding") is not None
 
     def framing(self, *, keep_alive: bool) -> bytes:
         """A head that says only how the body is framed, and whether the connection stays."""

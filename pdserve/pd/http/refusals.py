@@ -18,7 +18,7 @@ _ONCE = (b"host", b"content-length", b"transfer-encoding")
 
 
 def of_head(request: Request, version: str, max_body_bytes: int) -> ApiError | None:
-    """What is wrong with its head, as HTTP defines it."""
+    """What is wrong with its head, as HTTP defines it. Of one that is right `announced` is known then."""
     named = request.named()
     get = named.get
     if get(b"host") is None if version == "1.1" else version != "1.0":
@@ -31,8 +31,10 @@ def of_head(request: Request, version: str, max_body_bytes: int) -> ApiError | N
         if any(names.count(name) > 1 for name in _ONCE):
             return ApiError(400, "This is not a valid HTTP/1.1 request: a header comes twice that may come once.")
     length = get(b"content-length")
-    if length is not None and int(length) > max_body_bytes:
-        return too_large(max_body_bytes)
+    if length is not None:
+        request.announced = int(length)
+        if request.announced > max_body_bytes:
+            return too_large(max_body_bytes)
     return None
 
 

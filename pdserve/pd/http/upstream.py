@@ -237,6 +237,10 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self.host_header = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
 
+    def now(self) -> float:
+        """Loop time. Quicker than to ask for the running loop, which costs CPython 3.11 a system call."""
+        return self._loop.time()
+
     def take(self) -> Connection | None:
         """An idle connection that is still fresh."""
         oldest = self._loop.time() - IDLE_SECONDS

@@ -1,0 +1,109 @@
+"""The counts in an answer's `usage`, as each API calls them. Not compiled: msgspec reads its annotations.
+
+Only the engine's own `usage` counts, which stands at the top of an answer or an event, or in the `response` or
+`message` of an event: answers repeat what a client has sent (tools, messages), in which it may write what it likes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""What is no number of tokens is none at all: a sum of them stays an exact double."""
+
+
+class Counts(msgspec.Struct):
+    """What is not there was not said. Anthropic's input_tokens are those that no cache had."""
+
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+
+    def tokens(self) -> tuple[int | None, int | None]:
+        """Of prompt and answer; None: it does not say."""
+        prompt = self.prompt_tokens
+        if prompt is None and self.input_tokens is not None:
+            cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+            prompt = self.input_tokens + cached
+        return prompt, self.output_tokens if self.completion_tokens is None else self.completion_tokens
+
+
+class _Answer(msgspec.Struct):
+    usage: Counts | None = None
+
+
+class _Event(msgspec.Struct):
+    usage: Counts | None = None
+    response: _Answer | None = None
+    """Of Responses."""
+    message: _Answer | None = None
+    """Of Messages, at the beginning."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Cached(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    """Of Responses."""
+    cache_read_input_tokens: _Count | None = None
+    """Of Messages."""
+
+
+class _CachedAnswer(msgspec.Struct):
+    usage: _Cached | None = None
+
+
+_VALUE = msgspec.json.Decoder(Counts)
+_WHOLE = msgspec.json.Decoder(_Answer)
+_EVENT = msgspec.json.Decoder(_Event)
+_CACHED = msgspec.json.Decoder(_CachedAnswer)
+_NOTHING = (None, None)
+
+
+def of_value(usage: bytes) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer that the value of a `usage` says; None, None: it is none."""
+    try:
+        counts = _VALUE.decode(usage)
+    except (msgspec.MsgspecError, RecursionError):
+        return _NOTHING
+    return counts.tokens()
+
+
+def of_answer(answer: bytes) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer, as a whole answer that is no stream says them; None: it does not."""
+    try:
+        counts = _WHOLE.decode(answer).usage
+    except (msgspec.MsgspecError, RecursionError):
+        return _NOTHING
+    return _NOTHING if counts is None else counts.tokens()
+
+
+def cached_in(answer: bytes) -> int | None:
+    """Tokens of the prompt that were in a cache, as a whole answer that is no stream says them; None: it does not."""
+    try:
+        usage = _CACHED.decode(answer).usage
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if usage is None:
+        return None
+    details = usage.prompt_tokens_details if usage.input_tokens_details is None else usage.input_tokens_details
+    return usage.cache_read_input_tokens if details is None else details.cached_tokens
+
+
+def of_event(event: bytes) -> tuple[int | None, int | None] | None:
+    """The same of one event of a stream; None: this is not a whole one."""
+    try:
+        said = _EVENT.decode(event[max(0, event.find(b"{")) :])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    inner = said.response if said.response is not None else said.message
+    counts = said.usage if said.usage is not None or inner is None else inner.usage
+    return _NOTHING if counts is None else counts.tokens()

@@ -1,0 +1,92 @@
+"""What nobody expected ends one request, with an answer, and nothing stays of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from pdserve.pd import shared_numbers
+from pdserve.pd.config import ProxyConfig, WorkerConfig
+from pdserve.pd.gateway import Gateway
+from pdserve.pd.http.incoming import Budget, Request
+from pdserve.pd.http.reply import Reply
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+
+
+class Wire:
+    """The connection of one client."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.over = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+
+    def replied(self, _: Reply) -> None:
+        self.over.set()
+
+    def abort(self) -> None:
+        raise AssertionError("a client was left without an answer")
+
+    def reset(self) -> None:
+        raise AssertionError("a client was left without an answer")
+
+
+async def broken(*_: Any) -> None:
+    raise ZeroDivisionError("of the application")
+
+
+def config() -> ProxyConfig:
+    workers = (
+        WorkerConfig(name="prefill-0", role="prefill", url="http://127.0.0.1:1", bootstrap_url="http://127.0.0.1:2"),
+        WorkerConfig(name="decode-0", role="decode", url="http://127.0.0.1:3"),
+    )
+    return ProxyConfig(port=1, protocol="mooncake", served_name="m", workers=workers, allowed_hosts=["*"])
+
+
+async def asked(target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[Gateway, Budget, bytes]:
+    """The gateway, the budget and the answer, once nothing is being answered any more."""
+    wanted = config()
+    gateway = Gateway(wanted, None, shared_numbers.private(Gateway.numbers(wanted)), broken)
+    monkeypatch.setattr(gateway._dispatcher, "serve", broken)  # the way of a request to its engines
+    budget = Budget(1 << 20)
+    request = Request("127.0.0.1", budget, tls=False)
+    request.method, request.target = (b"POST" if body else b"GET"), target
+    request.headers = [(b"content-type", b"application/json")]
+    request.parts, request.body_bytes = [body], len(body)
+    assert request.hold(len(body))
+    wire = Wire()
+    gateway.handle(request, Reply(wire, keep_alive=True, head_only=False, http10=False))
+    assert gateway.busy()
+    async with asyncio.timeout(60):
+        await wire.over.wait()
+    return gateway, budget, wire.sent
+
+
+def requests_of(gateway: Gateway) -> list[tuple[tuple[str, ...], int]]:
+    """(path, status) -> how many."""
+    return list(gateway.metrics._counters["requests"].items())
+
+
+@pytest.mark.parametrize(("target", "body"), [(b"/health", b""), (b"/v1/chat/completions", BODY)])
+def test_an_error_that_nobody_expected_is_answered_and_logged(
+    target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, logger="pdserve.proxy"):
+        gateway, budget, answer = asyncio.run(asked(target, body, monkeypatch))
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"The proxy failed: ZeroDivisionError" in answer
+    assert not gateway.busy()
+    assert budget.held == 0
+    assert [count for (_, status), count in requests_of(gateway) if status == "500"] == [1]
+    assert len(requests_of(gateway)) == 1
+    [record] = [record for record in caplog.records if record.name == "pdserve.proxy"]
+    assert record.getMessage() == f"{target.decode()} failed"
+    assert record.exc_info is not None
