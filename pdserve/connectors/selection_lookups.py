@@ -42,7 +42,8 @@ class LookupKeeper:
         self._adapter = adapter
         self._patch = patch
         self._clock = clock
-        self._submit = inspect.signature(adapter.maybe_submit_lookup_request)
+        # Once: the scheduler asks about every pending lookup in every step.
+        self._submitted = tuple(inspect.signature(adapter.maybe_submit_lookup_request).parameters)
         self._release = set(inspect.signature(adapter.free_lookup_locks).parameters)
         self._open: dict[str, dict[str, Any]] = {}
         self._unwanted: dict[str, _Unwanted] = {}
@@ -54,10 +55,12 @@ class LookupKeeper:
 
     def maybe_submit_lookup_request(self, *args: Any, **kwargs: Any) -> None:
         """A lookup that was unwanted and is asked for again (after a preemption) is the connector's once more."""
-        asked = dict(self._submit.bind(*args, **kwargs).arguments)
-        request_id = asked["request_id"]
-        returned = self._unwanted.pop(request_id, None)
-        self._open.setdefault(request_id, returned.asked if returned else asked)
+        # It comes first in every LMCache so far.
+        request_id = args[0] if args else kwargs["request_id"]
+        if request_id not in self._open:
+            returned = self._unwanted.pop(request_id, None)
+            asked = dict(zip(self._submitted, args, strict=False)) | kwargs
+            self._open[request_id] = returned.asked if returned else asked
         self._adapter.maybe_submit_lookup_request(*args, **kwargs)
 
     def cleanup_lookup_result(self, request_id: str) -> None:

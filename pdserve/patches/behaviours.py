@@ -60,6 +60,14 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "C",
+        "the same on newer vLLM",
+        "upstream",
+        "blocks are reserved for prefills in flight (vllm#44560)",
+        f"{_UPSTREAM}simulation.py",
+        since="vllm 0.23.0",
+    ),
+    Finding(
+        "C",
         "a failed load that finds no room stops no load that has arrived (hybrid models)",
         "ours",
         "failed-loads-stand-back, vllm >= 0.31; ready-waiters-first before",
@@ -67,11 +75,10 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "C",
-        "the same on newer vLLM",
-        "upstream",
-        "blocks are reserved for prefills in flight (vllm#44560)",
-        f"{_UPSTREAM}simulation.py",
-        since="vllm 0.23.0",
+        "a load that is offered again after it has failed need not fit beside itself",
+        "ours",
+        "failed-loads-stand-back, vllm >= 0.23",
+        f"{_UPSTREAM}failed_loads_stand_back.py",
     ),
     Finding(
         "C", "cap of a load", "ours", "lmcache-load-cap, setting max_tokens_per_load", f"{_UPSTREAM}lmcache_reload.py"

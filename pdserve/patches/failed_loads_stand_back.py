@@ -1,4 +1,4 @@
-"""A request whose load has failed must not stop those whose load has arrived."""
+"""A request whose load has failed must not stop those whose load has arrived, nor itself."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from pdserve.patches.patch import Patch, Target
 from pdserve.patches.wrap import wrap
 
 _NAME = "failed-loads-stand-back"
-_RANGE = ">=0.31"
+_RANGE = ">=0.23"
+_OWN_QUEUE = ">=0.31"
+"""Versions with a queue of its own for requests that hold blocks."""
 
 
 def apply() -> None:
-    """Wraps Scheduler.schedule; acts in the EngineCore."""
+    """Wraps two methods of Scheduler; acts in the EngineCore."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    wrap(Scheduler, "schedule", patch=_NAME, around=_standing_back_first)
+    wrap(Scheduler, "_update_waiting_for_remote_kv", patch=_NAME, around=_without_reservation)
+    if hasattr(Scheduler, "_holds_kv_blocks"):  # vllm >= 0.31
+        wrap(Scheduler, "schedule", patch=_NAME, around=_standing_back_first)
+
+
+def _without_reservation(original: Callable[..., None]) -> Callable[..., None]:
+    def update_waiting_for_remote_kv(self: Any, request: Any) -> None:
+        failed = request.request_id in self.failed_recving_kv_req_ids
+        original(self, request)
+        if failed and not request.num_computed_tokens and request in self._inflight_prefills:
+            # Its blocks are free again. If it still counted, another load of it would have to fit beside itself.
+            self._inflight_prefills.discard(request)
+            effects.count(_NAME, "reservations-dropped")
+
+    return update_waiting_for_remote_kv
 
 
 def _standing_back_first(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,19 +55,23 @@ PATCH = Patch(
     name=_NAME,
     behaviour="C",
     summary=(
-        "A request whose load has failed as a whole gives its blocks back and keeps its place among those that hold "
-        "some. If it finds no room to compute (hybrid models: that takes more than the load did), loads that have "
-        "arrived behind it are never taken up and nothing runs. It goes to the front of those that hold none."
+        "A request whose load has failed as a whole gives its blocks back, but keeps its place among those that hold "
+        "some (0.31 on) and its reservation (0.23 on). If it finds no room, loads that arrived behind it are never "
+        "taken up, and a load offered again must fit beside itself. It goes to the front of those that hold none."
     ),
     issue="https://github.com/vllm-project/vllm/pull/57841",
     vllm=_RANGE,
     targets=(
         Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_RANGE),
+        Target(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True, only=_RANGE),
+        Target(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_OWN_QUEUE),
     ),
     runs_in=("engine-core",),
     required=False,
-    effects={"stood-back": "requests whose load has failed that made way for those whose load has arrived"},
-    remove_when="vLLM's kv_holding_waiting has no requests without blocks",
+    effects={
+        "stood-back": "requests whose load has failed that made way for those whose load has arrived",
+        "reservations-dropped": "reservations of requests dropped because their load has failed as a whole",
+    },
+    remove_when="vLLM's kv_holding_waiting and _inflight_prefills have no waiting requests without blocks",
     apply=apply,
 )

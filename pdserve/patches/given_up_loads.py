@@ -11,6 +11,7 @@ from pdserve.errors import StartError
 from pdserve.patches import effects
 from pdserve.patches.load_timeout import NAME, SETTING
 from pdserve.patches.quarantine import Quarantine
+from pdserve.patches.stale_completions import only_sends
 
 
 class LoadTimeout:
@@ -60,8 +61,12 @@ class LoadTimeout:
                 output.finished_recving = received
                 self._end(ended, type(output))
         if received and output.finished_sending:
-            # A request that was aborted during its load is deleted by the end of the load (see lmcache_lost_send).
-            output.finished_sending = {name for name in output.finished_sending if name not in received}
+            # A request that was aborted during its load is deleted by the end of the load (see lmcache_lost_send), but
+            # not by one that is reported again (see stale_completions).
+            requests = self._scheduler.requests
+            output.finished_sending = {
+                name for name in output.finished_sending if name not in received or only_sends(requests.get(name))
+            }
 
     def _loading(self) -> Iterator[Any]:
         """Requests whose transfer has been started and has not ended, in the order of their queue."""

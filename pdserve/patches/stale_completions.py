@@ -6,8 +6,9 @@ around `_update_from_kv_xfer_finished` sees the raw sets, whichever of the two w
 
 What it cannot tell, because a notification carries nothing but an id: a late one of an earlier load from that of the
 load that the same request waits for now. Whoever lets a request load twice has to settle that before the scheduler
-sees it. A request that is finished and waits for no load is freed by a load's report as upstream does it: with LMCache,
-whose server is gone, that report comes instead of the one about the store (lmcache 0.5.6, `get_finished`).
+sees it. A request that is finished and never loaded is freed by a load's report as upstream does it: with LMCache,
+whose server is gone, that report comes instead of the one about the store (lmcache 0.5.6, `get_finished`). LMCache
+reports each load once, so that one about a request whose loads have all been reported is no such report.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pdserve.patches.wrap import wrap
 _NAME = "stale-completions"
 _LOADING = "pdserve_still_loading"
 """Attribute of a request that ended while its load was under way: its blocks belong to that load until it reports."""
+_LOADED = "pdserve_load_reported"
+"""Attribute of a request of which the end of a load was taken."""
 
 
 def apply() -> None:
@@ -76,11 +79,22 @@ def _received(requests: dict[str, Any], reported: Iterable[str]) -> set[str]:
         request = requests.get(name)
         if request is None:
             effects.count(_NAME, "loads-of-gone-requests")
-        elif request.is_finished() or request.status.name == "WAITING_FOR_REMOTE_KVS":
+        elif request.status.name == "WAITING_FOR_REMOTE_KVS":
+            setattr(request, _LOADED, True)
             kept.add(name)
-        else:
+        elif not request.is_finished():
             effects.count(_NAME, "loads-of-live-requests")
+        elif only_sends(request):
+            # Its blocks are still being sent: upstream would free them.
+            effects.count(_NAME, "loads-of-sending-requests")
+        else:
+            kept.add(name)
     return kept
+
+
+def only_sends(request: Any) -> bool:
+    """Whether a request has loaded, and the end of every load of it was taken; asked of one that has ended."""
+    return bool(getattr(request, _LOADED, False)) and not getattr(request, _LOADING, False)
 
 
 def _sent(requests: dict[str, Any], reported: Iterable[str], received: Iterable[str]) -> set[str]:
@@ -108,8 +122,8 @@ PATCH = Patch(
     behaviour="B",
     summary=(
         "The scheduler asserts that a finished KV transfer belongs to a request that waits for it; a late or doubled "
-        "notification kills EngineCore, and one about an aborted request frees blocks that a load still writes to. "
-        "Such notifications are dropped and counted."
+        "notification kills EngineCore, and one about a request that has ended frees blocks that a load still writes "
+        "to, or that are still being sent. Such notifications are dropped and counted."
     ),
     issue="https://github.com/vllm-project/vllm/issues/46240",
     targets=(
@@ -123,6 +137,7 @@ PATCH = Patch(
     effects={
         "loads-of-gone-requests": "notifications of finished loads dropped because the request is gone",
         "loads-of-live-requests": "notifications of finished loads dropped because the request does not wait for one",
+        "loads-of-sending-requests": "notifications of finished loads dropped because the request only sends any more",
         "sends-of-gone-requests": "notifications of finished sends dropped because the request is gone",
         "sends-of-live-requests": "notifications of finished sends dropped because the request has not finished",
         "sends-with-a-load": "notifications of finished sends dropped because a load's frees the request already",

@@ -6,7 +6,8 @@ What it answers about a request is in the request's own kv_transfer_params, unde
     {"mock": {"matched": 96, "load_async": True, "defers": 1, "delay_free": True}}
 
 `matched` counts tokens of the prompt that it holds, from its begin; `cap` limits those of one load. `defers`: polls
-answered "not yet" before.
+answered "not yet" before. `offers_again`: a load that has failed changes none of its answers, as with a peer that still
+has the KV.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Book:
     """Added to finished_sending by its next update_connector_output, as MoRIIO does with sends that took too long."""
     started: Counter[str] = field(default_factory=Counter)
     failed: set[str] = field(default_factory=set)
-    """Requests for which it answers 0 from now on, as LMCache does after a failed load."""
+    """Requests for which it answers 0 from now on, as LMCache does after a failed load; see `offers_again`."""
 
 
 class MockMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -83,7 +84,7 @@ class MockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         book.polls[request.request_id] += 1
         if book.polls[request.request_id] <= script.get("defers", 0):
             return None, False
-        if request.request_id in book.failed:
+        if request.request_id in book.failed and not script.get("offers_again"):
             return 0, False
         load_async = bool(script.get("load_async", True))
         # A load that the step waits for has to leave a token to compute.

@@ -70,6 +70,10 @@ class Transfers:
     """Loads that have failed, and the blocks that were not written."""
     seen: Counter[int] = field(default_factory=Counter)
     """Entries of each book's loads and delayed that were taken over."""
+    loaded: set[str] = field(default_factory=set)
+    """Ids of which the end of a load was reported."""
+    only_sent: set[str] = field(default_factory=set)
+    """Ids whose send began when no load was under way: nothing but its end may free their blocks."""
     reported: set[str] = field(default_factory=set)
     """Ids of which anything was ever reported: the stale ones are drawn from them."""
 
@@ -150,6 +154,9 @@ class Simulation:
             self.transfers.seen[id(book)] = len(book.loads)
             for name in book.delayed[self.transfers.seen[id(book.delayed)] :]:
                 self.transfers.sends.add(name)
+                # A load that fails, where that is the request's end, is reported with it, and has freed it by now.
+                if name not in self.transfers.loads and self.lab.get(name) is not None:
+                    self.transfers.only_sent.add(name)
             self.transfers.seen[id(book.delayed)] = len(book.delayed)
 
     def _report(self) -> dict[str, Any]:
@@ -165,6 +172,7 @@ class Simulation:
             if rng.random() < 0.15:
                 self._fail(load, report)
         transfers.sends -= sent
+        transfers.loaded |= received
         transfers.reported |= received | sent
         bogus_received, bogus_sent = self._noise() if rng.random() < self.workload.noise else (set(), set())
         self.noises += len(bogus_received) + len(bogus_sent)
@@ -183,11 +191,11 @@ class Simulation:
     def _noise(self) -> tuple[set[str], set[str]]:
         """Bogus notifications that can be told from real ones: none of a transfer of that kind that is under way.
 
-        Nor of a load of a request that has ended and is being sent: see the guard's text.
+        Nor of a load of a request that never loaded, has ended and is being sent: see the guard's text.
         """
         transfers, rng = self.transfers, self.rng
         names = sorted({*transfers.reported, *self.lab.scheduler.requests, "nobody"})
-        received = {rng.choice(names)} - transfers.loads.keys() - transfers.sends
+        received = {rng.choice(names)} - transfers.loads.keys() - (transfers.sends - transfers.loaded)
         sent = {rng.choice(names)} - transfers.sends
         if rng.random() < 0.3:
             return received, received - transfers.sends
@@ -195,6 +203,8 @@ class Simulation:
 
     def _check(self) -> None:
         _check_pool(self.lab)
+        if freed := {name for name in self.transfers.sends & self.transfers.only_sent if self.lab.get(name) is None}:
+            raise Violated("freed under a send", str(sorted(freed)))
         for name, load in self.transfers.loads.items():
             request = self.lab.get(name)
             if request is None:

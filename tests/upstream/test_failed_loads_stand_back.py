@@ -1,4 +1,4 @@
-"""Hybrid models: who has lost its load and finds no room must not stop those whose load has arrived."""
+"""Who has lost its load must not stop those whose load has arrived (hybrid models), nor its own next load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.upstream.guards import guards
 from tests.upstream.run import VLLM_VERSIONS
 
 REPORTING = [version for version in VLLM_VERSIONS if version >= "0.30"]
+RESERVING = [version for version in VLLM_VERSIONS if version >= "0.23"]
 pytestmark = pytest.mark.upstream
 
 
@@ -30,3 +31,16 @@ def test_with_the_patch_it_runs_after_those_that_have_their_kv(version: str) -> 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
 def test_before_0_30_no_worker_can_report_a_failed_load_of_several_groups(version: str) -> None:
     assert (guards(version)["failed_loads"]["unpatched"] is not None) == (version in REPORTING)
+
+
+@pytest.mark.parametrize("version", RESERVING)
+def test_a_load_that_is_offered_again_never_starts_upstream_because_it_would_have_to_fit_twice(version: str) -> None:
+    seen = guards(version)["failed_loads"]["offered_again"]["unpatched"]
+    assert seen == {"loads": 1, "tokens": 0, "free": True, "reservations_dropped": 0}
+
+
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_with_the_patch_it_is_loaded_again_without_counting_twice(version: str) -> None:
+    """Before 0.23 nothing is reserved, and it is so without the patch."""
+    seen = guards(version)["failed_loads"]["offered_again"]["patched"]
+    assert seen == {"loads": 2, "tokens": 4, "free": True, "reservations_dropped": int(version in RESERVING)}

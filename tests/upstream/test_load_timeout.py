@@ -77,6 +77,12 @@ def test_the_ends_of_load_and_save_of_an_aborted_request_may_come_in_one_report(
 
 
 @each_version
+def test_a_load_that_is_reported_again_does_not_hide_the_end_of_a_send(version: str) -> None:
+    again = {"held": "FINISHED_LENGTH_CAPPED", "missing_blocks": 0, "status": "GONE"}
+    assert seen(version, "reported_again_with_the_send") == again
+
+
+@each_version
 def test_a_preempted_request_does_not_load_beside_its_own_hanging_load(version: str) -> None:
     assert seen(version, "preempted") == {"finished": True, "tokens": 4, "loads": 1, "missing_blocks": 0}
 

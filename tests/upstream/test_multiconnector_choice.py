@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -158,6 +161,41 @@ def test_a_request_that_asks_again_gets_its_lookup_back(kept: Kept) -> None:
     keeper.finished("r")
     keeper.settle()
     assert adapter.done[1:] == [("free", "r", 0, 2, 3, "salt"), ("cleanup", "r")]
+
+
+def test_what_was_asked_for_is_known_by_name_however_it_was_passed() -> None:
+    adapter = Adapter()
+    keeper = LookupKeeper(adapter, "some-patch", Clock())
+    keeper.maybe_submit_lookup_request("positional", [1, 2], "salt")
+    keeper.maybe_submit_lookup_request(cache_salt="salt", token_ids=[1, 2], request_id="named")
+    adapter.answer = 2
+    for name in ("positional", "named"):
+        keeper.finished(name)
+    keeper.settle()
+    freed = [entry for entry in adapter.done if entry[0] == "free"]
+    assert freed == [("free", name, 0, 2, 2, "salt") for name in ("positional", "named")]
+
+
+def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
+    """The scheduler polls each of them in every step: with 200 pending ones that took 42 % of a step."""
+    keeper = LookupKeeper(Adapter(), "some-patch", Clock())
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == inspect.__file__:
+            calls.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        for _ in range(2):
+            for number in range(200):
+                keeper.maybe_submit_lookup_request(f"r{number}", token_ids=[1, 2, 3], cache_salt="salt")
+                keeper.check_lookup_result(f"r{number}")
+            keeper.settle()
+    finally:
+        sys.setprofile(before)
+    assert calls == []
 
 
 def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit(kept: Kept) -> None:

@@ -107,6 +107,23 @@ def test_what_upstream_frees_is_still_freed(version: str, case: str, held: str) 
     assert_everything_came_back(after)
 
 
+def test_blocks_that_are_being_sent_are_kept_when_the_load_is_reported_again(version: str) -> None:
+    before, after = before_and_after(version, "load twice of a finished request")
+    assert before["died"] == "_update_from_kv_xfer_finished", "upstream frees them, and dies of the send's end"
+    assert not after["freed_under_the_send"]
+    assert after["held"] == "FINISHED_LENGTH_CAPPED"
+    assert after["dropped"] == {"loads-of-sending-requests": 1}
+    assert_everything_came_back(after)
+
+
+def test_the_end_of_a_second_load_frees_an_aborted_request_as_upstream_does(version: str) -> None:
+    before, after = before_and_after(version, "second load of an aborted request")
+    assert before == after
+    assert after["then"] == "GONE"
+    assert after["dropped"] == {}
+    assert_everything_came_back(after)
+
+
 def test_a_send_frees_a_finished_request_once(version: str) -> None:
     before, after = before_and_after(version, "send of a finished request")
     assert before["died"] == "_update_from_kv_xfer_finished"

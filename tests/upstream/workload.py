@@ -38,11 +38,17 @@ class Workload:
 
 
 def draw(
-    seed: int, *, noise: float, overlap: bool | None = None, cap: int | None = None, failed_recving: bool = False
+    seed: int,
+    *,
+    noise: float,
+    overlap: bool | None = None,
+    cap: int | None = None,
+    failed_recving: bool = False,
+    offers_again: bool = False,
 ) -> Workload:
     """`overlap`: of steps, by asynchronous scheduling. `cap`: tokens of each load, 0 for none. None: drawn, either.
 
-    `failed_recving`: this vLLM has that report.
+    `failed_recving`: this vLLM has that report. `offers_again`: peers offer their KV again after a load has failed.
     """
     rng = random.Random(seed)
     num_blocks = rng.randint(8, 32)
@@ -57,6 +63,9 @@ def draw(
         max_tokens = rng.randint(1, 24)
         # Two groups take a block each for the same tokens; a request must fit when it is alone.
         length = rng.randint(1, max(1, (usable // (2 if sliding else 1)) - max_tokens - 16))
+        if offers_again:
+            # A prompt of one token has nothing computed after its load, and upstream asks for the same load again.
+            length = max(length, 2)
         own = [1000 + 500 * index + position for position in range(length)]
         common = rng.choice((0, 0, rng.randint(0, length)))
         prompt = (*rng.choice(shared)[:common], *own[common:])
@@ -68,6 +77,7 @@ def draw(
                 "defers": rng.choice((0, 0, 0, 1, 3)),
                 "delay_free": rng.random() < 0.4,
                 "cap": cap,
+                "offers_again": offers_again,
             }
         arrives = rng.randint(0, 25)
         aborted = arrives + rng.choice((rng.randint(0, 40), rng.randint(1, 5))) if rng.random() < 0.3 else None

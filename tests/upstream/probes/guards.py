@@ -20,7 +20,10 @@ def main() -> None:
         "loaded_go_first": simulation.loaded_go_first(),
         "stale_completions": {"unpatched": stale_completions.look()},
         "admission_gate": {"unpatched": admission_gate.look()},
-        "failed_loads": {"unpatched": failed_loads.look() if simulation.reports_failed_loads() else None},
+        "failed_loads": {
+            "unpatched": failed_loads.look() if simulation.reports_failed_loads() else None,
+            "offered_again": {"unpatched": failed_loads.look_again()},
+        },
         "simulation": {"unguarded": simulation.unguarded(UNPATCHED_RUNS)},
     }
     stale_completions.patch()
@@ -28,6 +31,7 @@ def main() -> None:
     found["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
     found["simulation"]["without_gate"] = simulation.without_gate(UNPATCHED_RUNS)
     found["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
+    found["failed_loads"]["offered_again"]["patched"] = failed_loads.look_again()
     if simulation.reports_failed_loads():
         found["failed_loads"]["patched"] = [failed_loads.look(), failed_loads.look("priority")]
     if not found["reserves"]:

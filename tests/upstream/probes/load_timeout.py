@@ -162,6 +162,22 @@ def aborted_while_loading() -> dict[str, Any]:
     return {"missing_blocks": bench.free_at_start - lab.free_blocks, "status": lab.status("a")}
 
 
+def reported_again_with_the_send() -> dict[str, Any]:
+    """The load of a request that has ended is reported again, together with the end of its send."""
+    bench = Bench()
+    lab = bench.lab
+    bench.hang(params={"mock": {"matched": 80, "delay_free": True}})
+    lab.step(finished_recving={"a"})
+    bench.steps()
+    held = lab.status("a")
+    lab.step(finished_recving={"a"}, finished_sending={"a"})
+    return {
+        "held": held,
+        "missing_blocks": bench.free_at_start - lab.free_blocks,
+        "status": lab.status("a"),
+    }
+
+
 def preempted() -> dict[str, Any]:
     """Preempted after it has given up: it must not load the same id again beside the first load."""
     bench = Bench()
@@ -329,6 +345,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "aborted": aborted,
     "saving": saving,
     "aborted_while_loading": aborted_while_loading,
+    "reported_again_with_the_send": reported_again_with_the_send,
     "preempted": preempted,
     "failed_with_policy_fail": lambda: failed("fail"),
     "failed_with_policy_recompute": lambda: failed("recompute"),

@@ -54,15 +54,22 @@ def without_gate(runs: int) -> dict[str, Any]:
 
 
 def patched(runs: int, first: int = 0) -> dict[str, Any]:
-    """With all patches of the scheduler that this version needs, without and with overlapping steps."""
+    """With all patches of the scheduler that this version needs, without and with overlapping steps, and with peers
+    that offer their KV again after a failed load."""
     stale_completions.PATCH.apply()
-    (failed_loads_stand_back if loaded_go_first() else ready_waiters_first).PATCH.apply()
-    if not reserves():
-        admission_gate.PATCH.apply()
+    if not loaded_go_first():
+        ready_waiters_first.PATCH.apply()
+    (failed_loads_stand_back if reserves() else admission_gate).PATCH.apply()
     found = {}
-    for name, overlap in (("in turn", False), ("overlapping", True)):
-        seeds = range(first, first + runs)
-        workloads = (draw(seed, noise=NOISE, overlap=overlap, failed_recving=reports_failed_loads()) for seed in seeds)
+    for name, overlap, again in (
+        ("in turn", False, False),
+        ("overlapping", True, False),
+        ("offered again", False, True),
+    ):
+        workloads = (
+            draw(seed, noise=NOISE, overlap=overlap, failed_recving=reports_failed_loads(), offers_again=again)
+            for seed in range(first, first + runs)
+        )
         found[name] = _summary(workloads, shrunk=True)
     return found
 

@@ -132,6 +132,31 @@ def load_of_a_finished_request(lab: Lab) -> dict[str, Any]:
     return {"held": held, **end(lab)}
 
 
+def load_twice_of_a_finished_request(lab: Lab) -> dict[str, Any]:
+    """The load is reported again while what the request has made is being sent."""
+    loading(lab, LOADS_AND_SENDS)
+    lab.step(finished_recving={"a"})
+    while lab.busy:
+        lab.step()
+    free = lab.free_blocks
+    lab.step(finished_recving={"a"})
+    freed_under_the_send = lab.free_blocks != free
+    held = lab.status("a")
+    lab.step(finished_sending={"a"})
+    return {"freed_under_the_send": freed_under_the_send, "held": held, **end(lab)}
+
+
+def second_load_of_an_aborted_request(lab: Lab) -> dict[str, Any]:
+    """Nothing stale: its first load has failed, and it is aborted in the second one."""
+    loading(lab, {"mock": {"matched": 48, "offers_again": True, "delay_free": True}})
+    lab.step(finished_recving={"a"}, invalid_block_ids=lab.blocks("a"))
+    lab.step()
+    assert (lab.status("a"), len(lab.book.loads)) == ("WAITING_FOR_REMOTE_KVS", 2)
+    lab.abort("a")
+    lab.step(finished_recving={"a"})
+    return {"then": lab.status("a"), **end(lab)}
+
+
 def send_of_a_finished_request(lab: Lab) -> dict[str, Any]:
     """Nothing stale; then once more."""
     lab.add("a", PROMPT, SENDS, max_tokens=2)
@@ -213,6 +238,8 @@ CASES: dict[str, tuple[Notify, dict[str, Any]]] = {
     "send before the load of an aborted request": (send_before_the_load_of_an_aborted_request, {}),
     "load of an aborted request": (load_of_an_aborted_request, {}),
     "load of a finished request": (load_of_a_finished_request, {}),
+    "load twice of a finished request": (load_twice_of_a_finished_request, {}),
+    "second load of an aborted request": (second_load_of_an_aborted_request, {}),
     "send of a finished request": (send_of_a_finished_request, {}),
     "id used again": (id_used_again, {}),
     "preempted": (preempted, {}),
