@@ -31,7 +31,7 @@ from pdserve import procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
-from pdserve.process import Exit, adopt_orphans, die_with_parent, root_grace, stop_family
+from pdserve.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
 from pdserve.protocol import (
     STOPPED,
     Ask,
@@ -249,9 +249,8 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> int:
     """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Stopping is the agent's work; a guard that leaves early would orphan what it guards.
-        signal.signal(signum, lambda number, _frame: os.kill(agent_pid, number))
+    # Stopping is the agent's work, and then ours; a guard that leaves early would orphan what it guards.
+    pass_on(agent_pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     status = _end_of(agent_pid)
     if os.WIFSIGNALED(status):
         _say_killed(Exit(os.waitstatus_to_exitcode(status)))

@@ -107,3 +107,7 @@ class StateError(PdserveError):
     """The deployment or process named on the command line is unknown, already up, or already down."""
 
     exit_code = 8
+
+
+class NotOursError(StateError):
+    """The record of a deployment belongs to another user, or others can write it."""

@@ -26,6 +26,7 @@ from pdserve.protocol import (
     Health,
     Hello,
     Late,
+    LogCut,
     Method,
     Progress,
     Push,
@@ -208,6 +209,8 @@ class Fleet:
             case Progress():
                 self.state.processes[event.name].note = event.text
                 self.record("progress", name=event.name, text=event.text)
+            case LogCut():
+                self.record("log_cut", **event.model_dump(exclude={"event"}))
             case Ready():
                 self._became_ready(event)
             case Died():

@@ -6,15 +6,23 @@ killed at once (a process group, the OOM killer), this is what is left to clear 
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
 from pdserve import procfs
 from pdserve.host import is_here
-from pdserve.process import MARKER, stop_family
+from pdserve.process import MARKER, send, stop_family
 from pdserve.procfs import ProcessId
 from pdserve.rundir import RunDir
 from pdserve.shm import ShmLedger
 from pdserve.state import DeploymentState
 
 _GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+_HELD_SECONDS = 2.0
+"""What a supervisor that stands still gets to go on, once it was told to."""
 _CLOCK_SECONDS = 2.0
 """By which two accounts of when something happened may differ."""
 
@@ -70,7 +78,49 @@ def _last_heard_of(run: RunDir) -> float:
 
 def supervised(state: DeploymentState) -> bool:
     """Whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
-    return any(one.alive() for name, one in recorded(state).items() if name.startswith(("agent@", "guard@")))
+    return any(one.alive() for one in _supervisors(state).values())
+
+
+def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
+    return {name: one for name, one in recorded(state).items() if name.startswith(("agent@", "guard@"))}
+
+
+@asynccontextmanager
+async def none_held(state: DeploymentState, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
+    is left, and it would wait for them. One is told to go on; one that does not is killed, and then the other one of
+    the two does its work, or `stop_left`."""
+    watch = asyncio.create_task(_let_go_on(state, say))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+async def _let_go_on(state: DeploymentState, say: Callable[[str], None]) -> None:
+    told: dict[str, float] = {}
+    while True:
+        now = asyncio.get_running_loop().time()
+        for name, one in _supervisors(state).items():
+            if not procfs.is_stopped(one):
+                told.pop(name, None)
+            elif name not in told:
+                told[name] = now
+                if send(one, signal.SIGCONT):
+                    say(f"{name} (PID {one.pid}) stood still (SIGSTOP) and was told to go on")
+            elif now - told[name] >= _HELD_SECONDS:
+                told[name] = now
+                if send(one, signal.SIGKILL):
+                    say(f"{name} (PID {one.pid}) stood still all the same (a debugger?) and was killed")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
+    """Whether anything of a node whose guard was not seen leaving may still run: False where this machine shows that
+    nothing of the run is left."""
+    known = state.nodes.get(node)
+    return known is None or not is_here(known.hostname) or bool(members(state, run))
 
 
 def living(state: DeploymentState, run: RunDir) -> list[str]:

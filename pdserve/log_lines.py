@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from pdserve.log_rotation import earlier
+from pdserve.log_rotation import earlier, lost_of
 
 LINE_CHARACTERS = 2000
 """Of a line, that anybody looks at: patterns over a line of any length would hold up whoever searches it."""
@@ -64,6 +64,11 @@ class GrowingLog:
 
     def _read(self) -> bytes:
         data = read_from(self._file, self._offset, _STEP_BYTES)
+        if data is None and (cut := lost_of(self._file)) is not None:
+            self._offset = cut.now_at(self._offset)
+            if not self._offset:
+                self._unfinished = b""  # the line's end is lost
+            data = read_from(self._file, self._offset, _STEP_BYTES)
         was_cut = data is None
         if data is None:
             data = read_from(earlier(self._file), self._offset, _STEP_BYTES) or b""
@@ -74,7 +79,7 @@ class GrowingLog:
 
 def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
     """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
-    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on."""
+    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on, or where `lost_of(file)` says."""
     try:
         with file.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size < offset:

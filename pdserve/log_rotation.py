@@ -3,14 +3,39 @@
 The writer has the file open, appends, and is never asked: nothing stands between an engine and its log that could die
 and take lines with it. So a full log is copied and cut (copytruncate), not renamed, which its writer would follow.
 Lines that are written between the last read of the copy and the cut, microseconds, are lost; that is the price.
+
+Where no copy fits, a log that is left alone would keep the disk full for good. There its end is moved over its
+beginning, which needs no free byte, and the rest is lost; the first line of the log says how much.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STEP_BYTES = 1 << 20
+_KEPT_IN_PLACE = 8 << 20
+"""Of a log that is cut in place: few enough to be moved at once, without a pause in which its reader is led astray."""
+_LOST = "pdserve: there was no room for a copy of this log when it was cut: {} bytes before this line are lost\n"
+_LOST_LINE = re.compile(re.escape(_LOST).replace(r"\{\}", r"(\d+)").encode())
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a log that was cut in place has lost, and the line that says so."""
+
+    lost: int
+    """Bytes from its beginning."""
+    line: int
+    """Bytes of that line, with which it begins now."""
+
+    def now_at(self, offset: int) -> int:
+        """Where a byte stands that stood at `offset` before the cut; 0 if it is gone."""
+        return offset - self.lost + self.line if offset >= self.lost else 0
 
 
 def earlier(log: Path, number: int = 1) -> Path:
@@ -38,6 +63,42 @@ def finish(log: Path, keep: int) -> None:
             if earlier(log, number).exists():
                 earlier(log, number).rename(earlier(log, number + 1))
     os.truncate(log, 0)
+
+
+def cut_in_place(log: Path, limit: int) -> Lost:
+    """Keeps the end of a log that is larger than `limit`, at most half as much, from the beginning of a line on. Raises
+    OSError: a file system that never writes in place (copy on write) may have no room even for this."""
+    earlier(log, 0).unlink(missing_ok=True)  # of a copy that was given up
+    with log.open("r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        lost = size - min(size, limit // 2, _KEPT_IN_PLACE)
+        lost += os.pread(file.fileno(), _STEP_BYTES, lost).find(b"\n") + 1
+        line = _LOST.format(lost).encode()
+        cut = Lost(lost, len(line) if len(line) <= lost else 0)
+        _write_at(file.fileno(), line[: cut.line], 0)
+        source, target = lost, cut.line
+        while data := os.pread(file.fileno(), _STEP_BYTES, source):
+            _write_at(file.fileno(), data, target)
+            source, target = source + len(data), target + len(data)
+        file.truncate(target)
+    return cut
+
+
+def lost_of(log: Path) -> Lost | None:
+    """What a log says that it has lost when it was cut in place; None for one that was copied before."""
+    try:
+        with log.open("rb") as file:
+            head = file.read(2 * len(_LOST))
+    except OSError:
+        return None
+    found = _LOST_LINE.match(head)
+    return None if found is None else Lost(int(found[1]), found.end())
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def _copy(source: Path, target: Path, offset: int) -> None:

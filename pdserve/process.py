@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from pdserve import procfs
@@ -160,6 +161,21 @@ def send(target: ProcessId, signum: signal.Signals) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+def pass_on(child: int, signums: Iterable[signal.Signals]) -> None:
+    """From now on this process hands these signals on to a child of its own that it has not waited for yet.
+
+    Once the child was waited for they do nothing: its number may be somebody else's by then, its pidfd is nobody's.
+    """
+    pidfd = os.pidfd_open(child)  # kept for as long as a signal may come, which is as long as we live
+
+    def hand_on(signum: int, _: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signum)
+
+    for signum in signums:
+        signal.signal(signum, hand_on)
 
 
 async def pid_end(pid: int) -> None:

@@ -112,6 +112,16 @@ class Progress(Message):
     text: str
 
 
+class LogCut(Message):
+    """A log was cut where no copy of it had room: its beginning is lost."""
+
+    event: Literal["log_cut"] = "log_cut"
+    name: str
+    lost: int
+    """Bytes."""
+    why: str
+
+
 class Ready(Message):
     """The probe passed, and the listening socket belongs to the process's own tree."""
 
@@ -230,7 +240,7 @@ class Gone(Message):
     """Seconds for which the launcher itself had not run when that became known."""
 
 
-Event = Hello | Started | Progress | Ready | Died | Late | Health | Sockets | Stopped | ToldToEnd | Gone
+Event = Hello | Started | Progress | LogCut | Ready | Died | Late | Health | Sockets | Stopped | ToldToEnd | Gone
 """What a link hands on. Pulse, Leaving and Answered end in the link."""
 Said = Event | Pulse | Leaving | Answered
 

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
 from pdserve.host import is_here
 from pdserve.plan.model import Plan
 from pdserve.state import DeploymentState
@@ -89,6 +89,7 @@ class RunDir:
         """
         run = cls(root / name / run_id)
         try:
+            _make_ours(run.path.parent)
             for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -98,6 +99,7 @@ class RunDir:
                 cause=str(error),
                 todo="set PDSERVE_HOME to a folder that you may write to",
             ) from None
+        _check_folders(root / name, run)
         return run
 
     @contextmanager
@@ -268,12 +270,65 @@ def _kind_of(status: os.stat_result) -> str:
     return "a folder" if stat.S_ISDIR(status.st_mode) else "no folder, but a file"
 
 
+def _make_ours(folder: Path) -> None:
+    """Of a deployment: with a umask of 002 the group could write there. Raises OSError."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o022:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+
+
+def _check_folders(deployment: Path, run: RunDir) -> None:
+    """`deployment`: of the deployment, whose `current` may lead anywhere. NotOursError: what is recorded there may be
+    somebody else's word, and it says which processes are killed."""
+    for folder in (deployment, run.path.parent, run.path):
+        try:
+            status = folder.stat()
+            _check_ours(folder, status.st_uid, status.st_mode, folder)
+        except FileNotFoundError:
+            return  # nothing is recorded, and whoever reads it says so
+
+
+def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
+    """As ssh asks it of its files: they belong to who reads them, or to root, and nobody else can write them."""
+    if uid not in (0, os.geteuid()) and uid != _owner_in(folder):
+        raise NotOursError(
+            "this record belongs to another user, and is not obeyed",
+            where=str(path),
+            cause=f"it belongs to uid {uid}, and pdserve was started by uid {os.geteuid()}",
+            todo=f"run pdserve as its owner (sudo -u '#{uid}' pdserve ...), or set PDSERVE_HOME to a folder "
+            "of your own",
+        )
+    if mode & 0o022:
+        raise NotOursError(
+            "this record can be written by others, and is not obeyed",
+            where=str(path),
+            cause=f"it has mode {mode & 0o777:04o}",
+            todo=f"look whether it is what you have started, then chmod go-w {path}; where a file system has no modes, "
+            "set PDSERVE_HOME to a folder on another one",
+        )
+
+
+def _owner_in(folder: Path) -> int | None:
+    """Whose what we make there is: a network file system may take root for nobody."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            return os.fstat(new.fileno()).st_uid
+    except OSError:
+        return None
+
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def _read(file: Path, model: type[ModelT]) -> ModelT:
     try:
-        return model.model_validate_json(file.read_bytes())
+        with file.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            # Where nobody else comes, a umask of 002 does no harm to a file.
+            mode = status.st_mode if file.parent.stat().st_mode & 0o011 else 0
+            _check_ours(file, status.st_uid, mode, file.parent)
+            return model.model_validate_json(stream.read())
     except FileNotFoundError:
         raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
     except OSError as error:
@@ -288,15 +343,18 @@ def _read(file: Path, model: type[ModelT]) -> ModelT:
         ) from None
 
 
-def deployments(root: Path) -> Iterator[RunDir]:
+def deployments(root: Path) -> list[RunDir]:
     """The current run of every deployment that was ever started, by name."""
+    return list(_by_name(root).values())
+
+
+def _by_name(root: Path) -> dict[str, RunDir]:
     try:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as error:
         raise _no_record(root, error) from None
-    for folder in folders:
-        if (run := _current(root, folder.name)) is not None:
-            yield run
+    found = {folder.name: _current(root, folder.name) for folder in folders}
+    return {name: run for name, run in found.items() if run is not None}
 
 
 def _current(root: Path, name: str) -> RunDir | None:
@@ -363,18 +421,20 @@ def find(root: Path, name: str | None) -> RunDir:
     """
     if name is not None:
         if (found := _current(root, name)) is None:
-            known = ", ".join(run.path.parent.name for run in deployments(root)) or "none"
+            known = ", ".join(_by_name(root)) or "none"
             raise StateError(
                 f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
             )
+        _check_folders(root / name, found)
         return found
-    everything = list(deployments(root))
-    running = [run for run in everything if serves(run)]
-    if len(running) == 1:
-        return running[0]
-    if len(everything) == 1:
-        return everything[0]
+    everything = _by_name(root)
+    running = {each: run for each, run in everything.items() if serves(run)}
+    for some in (running, everything):
+        if len(some) == 1:
+            [(only, run)] = some.items()
+            _check_folders(root / only, run)
+            return run
     if not everything:
         raise StateError("nothing was started yet", where=str(root), todo="pdserve up RECIPE")
-    names = ", ".join(run.path.parent.name for run in (running or everything))
+    names = ", ".join(running or everything)
     raise StateError("there is more than one deployment", todo=f"name one of: {names}")

@@ -20,7 +20,7 @@ from pdserve.log_progress import describe, is_fatal
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
 from pdserve.process import Child, pid_end, spawn
-from pdserve.protocol import Died, Event, Health, Late, Progress, Ready, Sockets, Started, Stopped
+from pdserve.protocol import Died, Event, Health, Late, LogCut, Progress, Ready, Sockets, Started, Stopped
 from pdserve.shm import ShmLedger
 from pdserve.socket_shortage import SocketShortage
 
@@ -303,12 +303,23 @@ class Supervised:
             try:
                 if self._log.stat().st_size <= limit:
                     continue
-                await asyncio.to_thread(log_rotation.begin, self._log, keep)
-                log_rotation.finish(self._log, keep)  # without a pause in between: see `log_tail`
+                await self._cut_log(limit, keep)
             except OSError as error:
                 print(f"{self._log} cannot be cut: {error}", file=sys.stderr)
                 await asyncio.sleep(_CUT_AGAIN_SECONDS)
-                continue
+
+    async def _cut_log(self, limit: int, keep: int) -> None:
+        """Nothing is awaited between a cut and what is known of it: see `log_tail`."""
+        try:
+            await asyncio.to_thread(log_rotation.begin, self._log, keep)
+            log_rotation.finish(self._log, keep)
+        except OSError as error:
+            if error.errno not in log_rotation.NO_ROOM:
+                raise
+            cut = log_rotation.cut_in_place(self._log, limit)
+            self._cut_from, self._log_from = None, cut.now_at(self._log_from)
+            self._emit(LogCut(name=self.name, lost=cut.lost, why=error.strerror or str(error)))
+        else:
             self._cut_from, self._log_from = (self._log_from if keep else None), 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.launch.post_mortem import post_mortem
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+_MADE_BY = re.compile(r"pdserve-test-([0-9]+)-")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,8 +44,10 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _segments() -> set[str]:
-    """Without semaphores: multiprocessing unlinks their names as soon as they are open."""
-    return {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
+    """Without semaphores: multiprocessing unlinks their names as soon as they are open. And without what the tests of
+    another process have made, which is named after it."""
+    names = {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
+    return {name for name in names if (of := _MADE_BY.match(name)) is None or int(of[1]) == os.getpid()}
 
 
 def _descendants() -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
-from pdserve.leftovers import living, members
+from pdserve.leftovers import living, may_be_busy, members, none_held
+from pdserve.process import pid_end
 from pdserve.procfs import ProcessId
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState, NodeState, ProcessState
@@ -77,3 +79,47 @@ def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tm
     restarted = state(session, procfs.started_at(procfs.identities([pid])[0]) - 60)
     restarted.processes["d"].phase = "ready"
     assert members(restarted, run) == {pid}
+
+
+STANDS_STILL = """
+import os, signal
+signal.signal(signal.SIGCONT, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
+    """As one that a debugger holds."""
+    held = subprocess.Popen([sys.executable, "-c", STANDS_STILL])
+    one = procfs.identify(held.pid)
+    assert one is not None
+    deployment = state(0, None)
+    deployment.nodes["n"].agent = one
+    said: list[str] = []
+
+    async def scenario() -> None:
+        async with none_held(deployment, said.append):
+            await asyncio.wait_for(pid_end(held.pid), 120)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        held.kill()
+        code = held.wait()
+    assert code == -signal.SIGKILL
+    assert said[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and was told to go on"
+    assert said[-1] == f"agent@n (PID {held.pid}) stood still all the same (a debugger?) and was killed"
+
+
+def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tmp_path: Path) -> None:
+    pid, session = member
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    began = procfs.started_at(procfs.identities([pid])[0])
+    nothing, something = state(session, began - 60), state(session, began + 60)
+    assert (may_be_busy(nothing, run, "n"), may_be_busy(something, run, "n")) == (False, True)
+    assert may_be_busy(nothing, run, "never heard of"), "its agent has not said where it is"
+    nothing.nodes["n"].hostname = "elsewhere"
+    assert may_be_busy(nothing, run, "n"), "nobody can see that from here"

@@ -181,6 +181,33 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
     asyncio.run(scenario())
 
 
+def test_a_guard_that_is_told_to_end_while_it_clears_up_clears_up(tmp_path: Path) -> None:
+    """Its agent has been waited for by then: the agent's number is nobody's, or a stranger's."""
+    pid_file = tmp_path / "pid"
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", STUBBORN_CHILD, str(pid_file))))
+            hello = await under_test.expect(Hello)
+            started = await under_test.expect(Started, "engine")
+            member = procfs.identify(await until_file(pid_file))
+            assert member is not None
+            try:
+                send(hello.agent, signal.SIGKILL)
+                await under_test.expect(Gone)  # said by the guard, once it has waited for the agent
+                assert member.alive(), "it ignores TERM: the guard is busy with it"
+                for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    assert send(hello.guard, signum)
+                await asyncio.wait_for(until_gone(hello.guard), LIMIT)
+                assert not member.alive()
+            finally:
+                for one in (started.id, member):
+                    send(one, signal.SIGKILL)
+
+    asyncio.run(scenario())
+    assert "Traceback" not in (tmp_path / "logs/agent@here.log").read_text()
+
+
 def test_files_that_somebody_keeps_in_a_folder_of_dev_shm_are_not_touched(tmp_path: Path) -> None:
     """Weights on /dev/shm, mapped by the engine: newer than the agent, and nobody else's mapping protects them."""
     folder = procfs.SHM / f"pdserve-test-{os.getpid()}-model"

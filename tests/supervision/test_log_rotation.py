@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,43 @@ for number in itertools.count():
     print(f"{number:07d} " + 1000 * "x", flush=True)
     if number % 64 == 0:
         time.sleep(0.01)
+"""
+
+
+FULL_DISK = """
+import asyncio, json, subprocess, sys
+from pathlib import Path
+from pdserve.log_rotation import earlier
+from pdserve.protocol import LogCut
+from tests.supervision.test_log_rotation import numbers, writer
+from tests.supervision.test_supervised import watched
+
+folder = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(folder)], check=True)
+log = folder / "logs" / "decode-0@here.log"
+log.parent.mkdir()
+log.write_text("".join(f"{number:07d} {1000 * 'x'}\\n" for number in range(1500)))
+(folder / "ballast").write_bytes(bytes(4 << 20))
+process = writer(max_mib=1, keep=1).model_copy(update={"argv": ("/bin/sh", "-c", "echo mine; exec sleep 600")})
+
+
+async def scenario():
+    async with watched(process, folder) as one:
+        cut = await one.expect(LogCut)
+        while b"mine" not in (data := log.read_bytes()):
+            await asyncio.sleep(0.01)
+        print(json.dumps({
+            "lost": cut.lost,
+            "why": cut.why,
+            "first": data.partition(b"\\n")[0].decode(),
+            "numbers": numbers(data),
+            "tail": one.supervised.log_tail(),
+            "size": len(data),
+            "copies": [str(file) for number in range(3) if (file := earlier(log, number)).exists()],
+        }))
+
+
+asyncio.run(scenario())
 """
 
 
@@ -151,6 +190,65 @@ def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> No
     with pytest.raises(OSError, match="directory"):
         log_rotation.begin(log, 1)
     assert log.read_text() == "kept\n"
+
+
+def test_on_a_full_disk_the_end_of_a_log_is_kept_and_the_rest_is_given_back(tmp_path: Path) -> None:
+    said = in_mount_namespace(FULL_DISK, str(tmp_path))
+    assert said["why"] == "No space left on device"
+    assert said["copies"] == []
+    assert said["size"] < 1 << 20
+    assert said["first"].endswith(f"{said['lost']} bytes before this line are lost")
+    first, last = said["numbers"][0], said["numbers"][-1]
+    assert said["numbers"] == list(range(first, last + 1)), "whole lines, without a gap"
+    assert (first * 1009, last) == (said["lost"], 1499)
+    assert said["tail"] == ["mine"], "not what an earlier life wrote"
+
+
+def in_mount_namespace(code: str, *arguments: str) -> Any:
+    """What `code` prints as JSON where it may mount what it likes, and nobody else sees it."""
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", sys.executable, "-c", code, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("read", [2000, 5000])
+def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: int) -> None:
+    """`read`: lines that it has read before; the first 3750 or so are lost."""
+    log = tmp_path / "a.log"
+    lines = [f"{number:07d} " + 1000 * "x" for number in range(5000)]
+    log.write_text("".join(line + "\n" for line in lines[:read]))
+    growing = GrowingLog(log, 0)
+    told = growing.step()
+    while growing.behind:
+        told += growing.step()
+    assert told == lines[:read]
+    log.write_text("".join(line + "\n" for line in lines))
+    earlier(log).write_text("of a cut before\n" * (1 << 18))
+    lost = log_rotation.cut_in_place(log, log.stat().st_size // 2)
+    told = growing.step()
+    while growing.behind:
+        told += growing.step()
+    first = lost.lost // 1009
+    if read > first:
+        assert told == lines[read:]
+    else:
+        assert told[0].endswith(f"{lost.lost} bytes before this line are lost")
+        assert told[1:] == lines[first:]
+
+
+def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_that(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("one\ntwo\nthree\n")
+    assert log_rotation.cut_in_place(log, 8) == log_rotation.Lost(lost=14, line=0)
+    assert log.read_text() == ""
+    assert log_rotation.lost_of(log) is None
 
 
 def test_logs_are_followed_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

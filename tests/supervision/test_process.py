@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pdserve import outlet, procfs
 from pdserve.cpu_parts import bring_back, share_of_cpus
-from pdserve.process import Child, pid_end, send, spawn
+from pdserve.process import Child, pass_on, pid_end, send, spawn
 from pdserve.procfs import ProcessId
 
 READY = "import time; print('up', flush=True); time.sleep(600)"
@@ -266,3 +268,19 @@ def test_a_process_that_does_not_read_holds_nobody_and_gets_the_newest_states_wh
     assert said == [True, False]
     assert sorted(lines[-2:]) == sorted(f"{worker} {4_999:0100}" for worker in ("prefill-0", "decode-0"))
     assert len(lines) < 10_000
+
+
+@pytest.fixture
+def own_handler() -> Iterator[signal.Signals]:
+    """A signal that this test process may be sent."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for(own_handler: signal.Signals) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pass_on(child.pid, (own_handler,))
+    signal.raise_signal(own_handler)
+    assert child.wait() == -own_handler
+    signal.raise_signal(own_handler)  # its number may be a stranger's now

@@ -1,0 +1,135 @@
+"""A record says which processes are killed: one that may be somebody else's word is not obeyed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.errors import NotOursError
+from pdserve.rundir import RunDir, find
+from pdserve.state import DeploymentState, NodeState
+from tests.launch.deployment import REPOSITORY
+
+STRANGER = 4242
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that pdserve never started."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> RunDir:
+    """Its state names the bystander as the agent."""
+    made = RunDir.create(tmp_path / "home", "fake", "run-1")
+    here = socket.gethostname()
+    [agent] = procfs.identities([bystander.pid])
+    gone = procfs.ProcessId(pid=4_194_000, start_ticks=1)
+    state = DeploymentState(
+        name="fake",
+        run_id="run-1",
+        host=here,
+        launcher=gone,
+        nodes={"n": NodeState(agent=agent, guard=gone, hostname=here)},
+        started_at=0,
+    )
+    made.write(made.state, state.model_dump_json())
+    made.point_current()
+    return made
+
+
+def down(run: RunDir) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", "down", "fake"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PDSERVE_HOME": str(run.path.parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def open_file(run: RunDir) -> Path:
+    run.path.chmod(0o755)
+    run.state.chmod(0o666)
+    return run.state
+
+
+def open_run(run: RunDir) -> Path:
+    run.path.chmod(0o770)
+    return run.path
+
+
+def open_deployment(run: RunDir) -> Path:
+    run.path.parent.chmod(0o777)
+    return run.path.parent
+
+
+def linked_from_an_open_one(run: RunDir) -> Path:
+    """Somebody else makes `current` lead to a folder of ours that has come from him, an archive that was unpacked."""
+    unpacked = run.path.parent.parent.parent / "unpacked"
+    run.path.rename(unpacked)
+    (run.path.parent / "run-1").symlink_to(unpacked)
+    return open_deployment(run)
+
+
+@pytest.mark.parametrize("make", [open_file, open_run, open_deployment, linked_from_an_open_one])
+def test_what_others_can_write_is_refused_and_kills_nobody(
+    run: RunDir, bystander: subprocess.Popen[bytes], make: Callable[[RunDir], Path]
+) -> None:
+    path = make(run)
+    done = down(run)
+    assert bystander.poll() is None
+    assert done.returncode == 8
+    assert "can be written by others" in done.stderr
+    assert f"chmod go-w {path}" in " ".join(done.stderr.split())
+
+
+@as_root
+@pytest.mark.parametrize("what", ["state", "path"])
+def test_what_belongs_to_another_user_is_refused_and_kills_nobody(
+    run: RunDir, bystander: subprocess.Popen[bytes], what: str
+) -> None:
+    os.chown(getattr(run, what), STRANGER, STRANGER)
+    done = down(run)
+    assert bystander.poll() is None
+    assert done.returncode == 8
+    assert f"it belongs to uid {STRANGER}" in done.stderr
+    assert f"sudo -u '#{STRANGER}'" in done.stderr
+
+
+def test_without_a_name_it_is_refused_too(run: RunDir) -> None:
+    path = open_run(run)
+    with pytest.raises(NotOursError) as refused:
+        find(run.path.parent.parent, None)
+    assert refused.value.where == str(path)
+
+
+@pytest.fixture
+def shared_umask() -> Iterator[None]:
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def test_what_a_umask_for_groups_makes_is_ours_alone(tmp_path: Path, shared_umask: None) -> None:
+    """Also where an earlier version has left a folder that the group can write."""
+    (tmp_path / "fake").mkdir()
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.write(run.state, "{}")
+    run.point_current()
+    assert run.path.parent.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(Exception, match=r"not a state\.json of this version"):
+        find(tmp_path, "fake").read_state()
