@@ -20,7 +20,7 @@ from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.failure import start_error, untold
 from pdserve.failure_report import report
 from pdserve.fleet import Fleet
-from pdserve.leftovers import stop_left
+from pdserve.leftovers import may_be_busy, none_held, stop_left
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
@@ -79,6 +79,7 @@ class Launcher:
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
         self._links: list[AgentLink] = []
         self._down_requests: list[str] = []
+        self._said: list[str] = []
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -396,11 +397,13 @@ class Launcher:
     async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
         """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
         self._set_phase("draining")
-        await self._fleet.stop_in_order(self._fleet.plan.processes)
-        for link in self._links:
-            link.send(Shutdown())
-        left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
-        await stop_left(self._state, self._run_dir)
+        async with none_held(self._state, self._say):
+            await self._fleet.stop_in_order(self._fleet.plan.processes)
+            for link in self._links:
+                link.send(Shutdown())
+            left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
+        if await stop_left(self._state, self._run_dir):
+            self._say("what its agents had left was stopped by the launcher")
         if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
             self._fleet.record("containers_stopped", containers=containers)
         self._run_dir.forget_key()
@@ -409,16 +412,22 @@ class Launcher:
         self._fleet.record("down", phase=phase, clean=all(left))
         self._fleet.save()
         # Of a silent node nobody knows, and whoever reads the reason for the end must not read this instead.
-        busy = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
+        late = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
+        busy = [node for node in late if may_be_busy(self._state, self._run_dir, node)]
         self._answer_downs(busy)
         if busy and error is None:
             raise _still_stopping(busy)
+
+    def _say(self, text: str) -> None:
+        """Something out of order about the stop, for the terminal and for who asked for it."""
+        self._said.append(text)
+        self._fleet.record("said", said=text)
 
     def _answer_downs(self, busy: Sequence[str]) -> None:
         nodes = untold(self._state, self._fleet.plan)
         for node, said in nodes.items():
             self._fleet.record("untold", node=node, said=said)
-        reply = Reply(exit_code=0, message="; ".join(["stopped", *nodes.values()]))
+        reply = Reply(exit_code=0, message="; ".join(["stopped", *self._said, *nodes.values()]))
         if busy:
             reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())
         with contextlib.suppress(OSError):

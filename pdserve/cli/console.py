@@ -132,6 +132,7 @@ _TEXTS: dict[str, Any] = {
     "unresponsive": lambda e: f"{e['name']:<12} does not answer: {e['why']}",
     "responsive": lambda e: f"{e['name']:<12} answers again",
     "out_of_sockets": lambda e: f"{e['name']:<12} ran out of sockets or file descriptors: {e['todo']}",
+    "log_cut": lambda e: f"{e['name']:<12} {e['lost'] >> 20} MiB of its log are lost, cut without a copy: {e['why']}",
     "sockets_again": lambda e: f"{e['name']:<12} has sockets again",
     "given_up": lambda e: f"{e['name']:<12} {e['why']}; treated as dead",
     "restarting": lambda e: f"{e['name']:<12} restart {e['attempt']} in {e['after_seconds']:.0f} s",
@@ -146,6 +147,7 @@ _TEXTS: dict[str, Any] = {
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
     "told_to_end": lambda e: f"the agent of {e['node']} was told to end ({e['signal']}) by whoever started it",
     "untold": lambda e: e["said"],
+    "said": lambda e: e["said"],
     "record_deleted": lambda e: e["said"],
     "agent_gone": lambda e: f"the agent of {e['node']} is gone: {e['how']}",
 }

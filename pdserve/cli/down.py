@@ -12,7 +12,7 @@ import typer
 from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
 from pdserve.host import is_here
-from pdserve.leftovers import living, stop_left
+from pdserve.leftovers import living, none_held, stop_left
 from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
 from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
@@ -118,6 +118,7 @@ async def _clear(state: DeploymentState, run: RunDir) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname)]
     waits = (pid_end(one.pid) for node in here for one in (node.agent, node.guard) if one.alive())
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
+    async with none_held(state, lambda said: typer.echo(f"{state.name}: {said}")):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
     await stop_left(state, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdserve.errors import StateError
 from pdserve.log_lines import read_from
-from pdserve.log_rotation import earlier
+from pdserve.log_rotation import earlier, lost_of
 from pdserve.printable import printable
 from pdserve.rundir import RunDir, find, home
 
@@ -61,6 +61,9 @@ def _print_tail(label: str, file: Path, lines: int) -> int:
 
 def _print_from(label: str, file: Path, offset: int) -> int:
     data = read_from(file, offset)
+    if data is None and (cut := lost_of(file)) is not None:
+        offset = cut.now_at(offset)
+        data = read_from(file, offset)
     if data is None:
         for line in (read_from(earlier(file), offset) or b"").splitlines():
             _print(label, line)

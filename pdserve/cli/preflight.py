@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,19 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.candidates import Candidates
-from pdserve.cli.plan_recipe import Planned, load, plan_for
+from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import recipe_words
-from pdserve.cli.where import candidates, look
-from pdserve.engine_env import check_installed
+from pdserve.cli.where import candidates, look_here, look_once
 from pdserve.errors import PreflightError, StateError
 from pdserve.host import local_node
-from pdserve.preflight.agreement import compare
-from pdserve.preflight.facts import gather
-from pdserve.preflight.finding import Finding, Status, failed, of_error
-from pdserve.preflight.node_checks import check_node
+from pdserve.preflight.finding import Finding, Status, failed
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.rundir import RunDir, find, home, new_run_id, serves
+from pdserve.rundir import find, home, serves
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
@@ -62,27 +57,18 @@ def run(
         raise typer.Exit(PreflightError.exit_code)
 
 
-def here(loaded: LoadedRecipe) -> list[Finding]:
+def here(loaded: LoadedRecipe) -> Sequence[Finding]:
     """On this machine alone."""
     _refuse_running(loaded.recipe.name)
     node = local_node(loaded.recipe.platform)
     planned = plan_for(loaded, [node], run_dir="RUN_DIR", run_id="RUN_ID")
-    facts = gather(platform=loaded.recipe.platform, python=loaded.recipe.engine.python)
-    return [
-        *_installed(planned, node.name),
-        *compare(planned.plan, {node.name: facts}),
-        *check_node(planned.plan, node.name, facts=facts),
-    ]
+    return look_here(planned)
 
 
 def elsewhere(loaded: LoadedRecipe, there: Candidates) -> Sequence[Finding]:
-    """On all nodes of a job or of a cluster file, through a run directory that is gone afterwards. It stays when a node
-    cannot be looked at: the error names a log in it."""
+    """On all nodes of a job or of a cluster file."""
     _refuse_running(loaded.recipe.name)
-    run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
-    findings = look(loaded, there, run).findings
-    shutil.rmtree(run.path)
-    return findings
+    return look_once(loaded, there).findings
 
 
 def _refuse_running(name: str) -> None:
@@ -97,14 +83,6 @@ def _refuse_running(name: str) -> None:
             cause="preflight looks for what a start from nothing needs, and the deployment has it",
             todo=f"pdserve status {name}; pdserve up RECIPE checks what it would change",
         )
-
-
-def _installed(planned: Planned, node: str) -> Iterator[Finding]:
-    """Only what is missing: versions are compared elsewhere."""
-    try:
-        check_installed(planned.versions, planned.plan, planned.loaded.recipe)
-    except PreflightError as error:
-        yield of_error(node, "versions", "the packages of the plan", error)
 
 
 def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:

@@ -19,17 +19,16 @@ from pdserve.cli.console import Console
 from pdserve.cli.interpreters import as_running
 from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.cli.render import recipe_words
-from pdserve.cli.where import candidates, look
+from pdserve.cli.where import candidates, look, look_here, look_once
 from pdserve.control import Apply, ask
-from pdserve.engine_env import check_installed
-from pdserve.errors import PdserveError, StateError
+from pdserve.errors import NotOursError, PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
 from pdserve.leftovers import living, supervised
 from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
-from pdserve.preflight import check, resolve_secrets
-from pdserve.preflight.finding import of_several_nodes, raise_failed
+from pdserve.preflight import resolve_secrets
+from pdserve.preflight.finding import raise_failed, strange
 from pdserve.preflight.memory import given_back
 from pdserve.process import Child
 from pdserve.recipe.loader import LoadedRecipe
@@ -58,14 +57,13 @@ def run(
     loaded = load(recipe or find(root, None).recipe, set_, unset)
     words = recipe_words(loaded.path, set_, unset)
     there, warnings = candidates(loaded, cluster, this_machine=this_machine, words=words)
-    if there is not None and not dry_run:
+    if dry_run:
+        typer.echo(render_shell(_dry(loaded, there).plan), nl=False)
+        return
+    if there is not None:
         _many(loaded, there, root, warnings, detach=detach, keep=keep, replace=replace, began=began)
         return
     node = local_node(loaded.recipe.platform)
-    if dry_run:
-        planned = plan_for(loaded, [node], run_dir="run", run_id="dry-run")
-        typer.echo(render_shell(planned.plan), nl=False)
-        return
     if (running := _running(root, loaded.recipe.name)) is not None:
         _check_place(running, [node.name], job=None)
         planned = _as_running(running, plan_for(loaded, [node], run_dir=str(running.path), run_id=running.run_id))
@@ -77,14 +75,23 @@ def run(
     run_dir = root / loaded.recipe.name / run_id
     planned = plan_for(loaded, [node], run_dir=str(run_dir), run_id=run_id)
     console = Console(planned.plan)
-    console.warn([*loaded.warnings, *planned.plan.warnings])
+    findings = look_here(planned)
+    console.warn([*loaded.warnings, *planned.plan.warnings, *strange(findings)])
     with located(loaded):
-        check_installed(planned.versions, planned.plan, loaded.recipe)
-        check(planned.plan, planned.plan.processes)
+        raise_failed(findings)
     key = random_secrets.token_urlsafe(32)
     secrets = resolve_secrets(planned.plan, os.environ, key)
     run = RunDir.create(root, loaded.recipe.name, run_id)
     _bring_up(run, planned, key, secrets, console, detach=detach, keep=keep, began=began)
+
+
+def _dry(loaded: LoadedRecipe, there: Candidates | None) -> Planned:
+    """The plan for where it would go. Other machines are looked at, and nothing is left there."""
+    if there is None:
+        return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
+    seen = look_once(loaded, there).planned
+    python = there.machines[0].command[-1]
+    return plan_for(loaded, seen.plan.nodes, run_dir="run", run_id="dry-run", versions=seen.versions, python=python)
 
 
 def _many(
@@ -111,9 +118,7 @@ def _many(
     try:
         seen = look(loaded, there, run)
         console = Console(seen.planned.plan)
-        console.warn([*loaded.warnings, *warnings, *seen.planned.plan.warnings])
-        strange = [finding for finding in seen.findings if finding.status == "warning"]
-        console.warn([finding.line().removeprefix("warning: ") for finding in of_several_nodes(strange)])
+        console.warn([*loaded.warnings, *warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
         console.say(f"{there.origin}: {len(there.machines)} node(s)", *seen.addresses)
         with located(loaded):
             raise_failed(seen.findings)
@@ -168,6 +173,8 @@ def _running(root: Path, name: str) -> RunDir | None:
     try:
         run = find(root, name)
         return run if lives(run, run.read_state()) else None
+    except NotOursError:
+        raise
     except StateError:
         return None
 
@@ -178,6 +185,8 @@ def _check_leftovers(root: Path, name: str) -> None:
     try:
         run = find(root, name)
         state = run.read_state()
+    except NotOursError:
+        raise
     except StateError:
         return
     if not supervised(state) and (left := living(state, run)):
@@ -218,11 +227,12 @@ def _check_changes(run: RunDir, planned: Planned) -> None:
     plan = planned.plan
     change = change_of(run, plan)
     (node,) = (one.name for one in plan.nodes)
-    starting = [process for process in plan.processes if process.name in change.starting]
     back = given_back(run.read_plan(), node, change.replaced)
+    findings = look_here(planned, starting=change.starting, held_by_us=change.ports[node], gives_back=back)
+    for warning in strange(findings):
+        typer.echo(f"warning: {warning}", err=True)
     with located(planned.loaded):
-        check_installed(planned.versions, plan, planned.loaded.recipe)
-        check(plan, starting, held_by_us=change.ports[node], gives_back=back)
+        raise_failed(findings)
 
 
 def _apply(run: RunDir, planned: Planned, *, replace: bool) -> None:

@@ -1,22 +1,31 @@
-"""Where a deployment goes: this machine, the nodes of the Slurm job around the command, or a cluster file's hosts."""
+"""Where a deployment goes: this machine, the nodes of the Slurm job around the command, or a cluster file's hosts. And
+what keeps it from being started there: `preflight` and `up` look through the same functions."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import typer
 
 from pdserve.candidates import Candidates, in_containers, of_cluster, of_job
 from pdserve.change import Change, change_of
 from pdserve.cli.plan_recipe import Planned, located, plan_for
 from pdserve.cluster_file import load_cluster
+from pdserve.engine_env import check_installed
+from pdserve.errors import PreflightError
 from pdserve.plan.allocation import check_allocation
-from pdserve.plan.model import Node, Plan
-from pdserve.preflight.finding import Finding
+from pdserve.plan.model import LmcacheServer, Node, Plan
+from pdserve.preflight.agreement import compare
+from pdserve.preflight.facts import gather
+from pdserve.preflight.finding import Finding, of_error
+from pdserve.preflight.node_checks import check_node
 from pdserve.recipe.loader import LoadedRecipe
-from pdserve.rundir import RunDir
+from pdserve.rundir import RunDir, home, new_run_id
 from pdserve.survey import survey
 from pdserve.versions import Versions
 
@@ -35,7 +44,11 @@ def candidates(
     loaded: LoadedRecipe, cluster: Path | None, *, this_machine: bool, words: Sequence[str]
 ) -> tuple[Candidates | None, tuple[str, ...]]:
     """None: this machine; and warnings. `words`: the recipe and its overrides, for the line to type when a job has the
-    wrong shape. Raises RecipeError and PreflightError, before any node was spoken to."""
+    wrong shape. Raises RecipeError and PreflightError, before any node was spoken to, and BadParameter."""
+    if cluster is not None and this_machine:
+        raise typer.BadParameter(
+            "--cluster names the hosts to use, --this-machine takes none of them: give one of the two"
+        )
     recipe = loaded.recipe
     if cluster is not None:
         return of_cluster(load_cluster(cluster, environ=os.environ), recipe.exclude_nodes), ()
@@ -83,3 +96,42 @@ def look(
         )
     lines = tuple(f"{node}: {address}" for node, address in seen.addresses.items())
     return Surveyed(made[-1], seen.findings, lines)
+
+
+def look_here(
+    planned: Planned,
+    *,
+    starting: Collection[str] | None = None,
+    held_by_us: Collection[int] = (),
+    gives_back: Collection[LmcacheServer] = (),
+) -> tuple[Finding, ...]:
+    """Looks at this machine, which the plan is for. The rest is as `check_node` has it."""
+    (node,) = (one.name for one in planned.plan.nodes)
+    recipe = planned.loaded.recipe
+    facts = gather(platform=recipe.platform, python=recipe.engine.python)
+    checked = check_node(
+        planned.plan, node, facts=facts, starting=starting, held_by_us=held_by_us, gives_back=gives_back
+    )
+    lacking = list(_installed(planned, node))
+    compared = compare(planned.plan, {node: facts})
+    if lacking:
+        # It says the same, and how to get it.
+        compared = [one for one in compared if (one.check, one.status) != ("versions", "failed")]
+    return (*lacking, *compared, *checked)
+
+
+def look_once(loaded: LoadedRecipe, found: Candidates) -> Surveyed:
+    """`look` through a run directory that is gone afterwards. It stays when a node cannot be looked at: the error names
+    a log in it."""
+    run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
+    seen = look(loaded, found, run)
+    shutil.rmtree(run.path)
+    return seen
+
+
+def _installed(planned: Planned, node: str) -> Iterator[Finding]:
+    """Only what is missing: versions are compared elsewhere."""
+    try:
+        check_installed(planned.versions, planned.plan, planned.loaded.recipe)
+    except PreflightError as error:
+        yield of_error(node, "versions", "the packages of the plan", error)

@@ -89,6 +89,12 @@ def failed(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.status == "failed"]
 
 
+def strange(findings: Iterable[Finding]) -> list[str]:
+    """What stops nothing and should be known, a line each."""
+    warnings = of_several_nodes(finding for finding in findings if finding.status == "warning")
+    return [finding.line().removeprefix("warning: ") for finding in warnings]
+
+
 def raise_failed(findings: Sequence[Finding]) -> None:
     """Raises PreflightError with everything that failed. Of a single one it is the error itself."""
     bad = failed(findings)

@@ -17,7 +17,8 @@ ENGINE_FILES = 65535
 """vLLM 0.32 raises its own soft limit to this at start, and warns where the hard one forbids it
 (vllm/utils/system_utils.py, set_ulimit)."""
 PROXY_FILES = 4096
-"""A request that streams holds a connection of the client and one of each engine."""
+"""A request that streams holds a connection of the client and one of each engine. The proxy raises its soft limit as
+far as the hard one (pd/descriptors.py)."""
 LEAST_FILES = 1024
 """Sockets of engine workers, shared memory and libraries: with less, vLLM's own multiprocessing runs out of them."""
 
@@ -48,17 +49,18 @@ def find_memlock(node: str, starting: Collection[Process], facts: NodeFacts) -> 
 
 
 def find_open_files(node: str, starting: Collection[Process], facts: NodeFacts) -> list[Finding]:
-    """An engine raises its own soft limit as far as the hard one; the proxy and LMCache take what they inherit."""
+    """An engine and the proxy raise their own soft limit as far as the hard one; LMCache takes what it inherits."""
     if not starting:
         return []
     limit = facts.open_files
     engines = any(process.role in ENGINE_ROLES for process in starting)
-    others = {process.role for process in starting} - {*ENGINE_ROLES}
-    binding = [limit.hard] * engines + [limit.soft] * bool(others)
+    proxy = any(process.role == "proxy" for process in starting)
+    others = {process.role for process in starting} - {*ENGINE_ROLES, "proxy"}
+    binding = [limit.hard] * (engines or proxy) + [limit.soft] * bool(others)
     status: Status = "ok"
     if any(value is not None and value < LEAST_FILES for value in binding):
         status = "failed"
-    elif (engines and _less(limit.hard, ENGINE_FILES)) or ("proxy" in others and _less(limit.soft, PROXY_FILES)):
+    elif (engines and _less(limit.hard, ENGINE_FILES)) or (proxy and _less(limit.hard, PROXY_FILES)):
         status = "warning"
     return [
         Finding(
@@ -66,8 +68,8 @@ def find_open_files(node: str, starting: Collection[Process], facts: NodeFacts) 
             check="open-files",
             status=status,
             value=_shown(limit),
-            need=f"at least {LEAST_FILES}; better a hard limit of {ENGINE_FILES} for engines, a soft one of "
-            f"{PROXY_FILES} for the proxy",
+            need=f"at least {LEAST_FILES}; better a hard limit of {ENGINE_FILES} for engines, {PROXY_FILES} for "
+            "the proxy",
             fix=None
             if status == "ok"
             else f"ulimit -n {ENGINE_FILES} where pdserve starts (docker: --ulimit nofile={ENGINE_FILES}; Slurm: "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,71 @@ def test_more_devices_than_this_host_has_shows_the_sum_and_what_to_type(pdserve_
     assert "prefill 1 x 8 + decode 1 x 8 = 16 devices; this host has 0" in output
     assert "what to do:" in output
     assert not pdserve_home.exists()
+
+
+def limited(*arguments: str | Path, files: int) -> tuple[int, str]:
+    """`pdserve`, with so many open files."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+    )
+    return done.returncode, done.stdout
+
+
+def test_up_refuses_what_preflight_refuses(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    code, told = limited("preflight", file, files=512)
+    assert code == 3
+    assert "failed: open-files" in told
+    code, output = limited("up", file, files=512)
+    assert code == 3
+    assert "open-files on" in output
+    assert "soft 512, hard 512" in output
+    assert "ulimit -n" in output
+    assert not pdserve_home.exists()
+
+
+def test_all_that_is_lacking_is_said_at_once(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = limited("up", recipe(tmp_path), "--set", "lmcache.l1_size_gb=900000", files=512)
+    assert code == 3
+    assert "2 checks failed" in output
+    assert "LMCache's L1 needs 900000.0 GiB of memory" in output
+    assert "soft 512, hard 512" in output
+    assert not pdserve_home.exists()
+
+
+def test_up_warns_of_what_preflight_warns(tmp_path: Path, pdserve_home: Path) -> None:
+    file = recipe(tmp_path)
+    _, told = limited("preflight", file, files=2048)
+    [warning] = [line for line in told.splitlines() if line.startswith("warning: open-files")]
+    # So that it stops before it starts anything.
+    code, output = limited("up", file, "--set", "lmcache.l1_size_gb=900000", files=2048)
+    assert code == 3
+    assert warning in output
+    assert "memory on" in output
+
+
+def test_a_cluster_is_not_this_machine(tmp_path: Path, pdserve_home: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
+    for command in ("up", "preflight"):
+        code, output = pdserve(command, recipe(tmp_path), "--cluster", hosts, "--this-machine")
+        assert code == 2
+        assert "give one of the two" in " ".join(output.split())
+
+
+def test_a_dry_run_is_for_the_place_that_was_asked_for(tmp_path: Path, pdserve_home: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
+    code, output = pdserve("up", recipe(tmp_path), "--cluster", hosts, "--dry-run")
+    assert code == 3
+    assert "nothing can be started on away" in output
 
 
 def test_nixl_is_served(tmp_path: Path, pdserve_home: Path) -> None:

@@ -232,7 +232,9 @@ def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdse
         serving.send_signal(signal.SIGINT)
         said = serving.stderr.read()
         serving.stderr.close()
-    assert (serving.wait(LINE_SECONDS), said) == (0, "")
+    assert serving.wait(LINE_SECONDS) == 0
+    # What this machine is short of may be said before.
+    assert [line for line in said.splitlines() if not line.startswith("warning: ")] == []
 
 
 def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None:

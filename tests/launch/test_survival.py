@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import shutil
 import signal
@@ -128,6 +129,37 @@ def test_members_whose_roots_and_supervisors_were_all_killed_are_found_by_down_a
         assert (code, "of the last run of fake still live" in output) == (8, True), output
         code, output = pdserve("down")
         assert (code, "stopped" in output) == (0, True), output
+        assert_nothing_left(deployment)
+
+
+@pytest.mark.parametrize("held", [("agent",), ("guard",), ("agent", "guard")], ids="+".join)
+def test_down_lets_supervisors_go_on_that_stand_still(
+    tmp_path: Path, pdserve_home: Path, held: tuple[str, ...]
+) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        serving(deployment)
+        for name in held:
+            deployment.send_signal(name, signal.SIGSTOP)
+        code, output = pdserve("down")
+        assert code == 0, output
+        for name in held:
+            pid = deployment.id_of(name).pid
+            assert re.search(rf"fake: stopped; .*{name}@\S+ \(PID {pid}\) stood still \(SIGSTOP\) and was told", output)
+        assert deployment.command.finish() == 0, deployment.command.output
+        assert "stood still (SIGSTOP) and was told to go on" in deployment.command.output
+        # They did their own work, and nobody waited for them in vain.
+        assert {event["name"] for event in deployment.events("stopped")} >= {"proxy", "decode-0", "prefill-0"}
+        assert deployment.events("down")[-1]["clean"]
+        assert_nothing_left(deployment)
+
+
+def test_down_lets_an_agent_go_on_whose_launcher_is_gone(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        serving(deployment).send_signal("agent", signal.SIGSTOP)
+        deployment.send_signal("launcher", signal.SIGKILL)
+        deployment.command.finish()
+        code, output = pdserve("down")
+        assert (code, "stood still (SIGSTOP) and was told to go on" in output) == (0, True), output
         assert_nothing_left(deployment)
 
 

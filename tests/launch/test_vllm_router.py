@@ -183,5 +183,6 @@ def test_an_unknown_version_is_refused_before_anything_starts(
     file = behind_router(tmp_path)
     code, output = pdserve("up", file)
     assert code == 3, output
-    assert "proxy.kind: vllm-router 0.9.0 is installed" in output
+    assert "proxy.kind: program on " in output
+    assert "vllm-router 0.9.0 is installed" in output
     assert not pdserve_home.exists()

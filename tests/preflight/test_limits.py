@@ -49,15 +49,19 @@ def test_locked_memory_does_not_matter_over_tcp() -> None:
     [
         (UNLIMITED, ("prefill", "decode", "proxy"), "ok"),
         (limit(1024, ENGINE_FILES), ("prefill", "decode"), "ok"),
-        (limit(1024, ENGINE_FILES), ("proxy",), "warning"),
-        (limit(256, ENGINE_FILES), ("proxy",), "failed"),
+        (limit(256, ENGINE_FILES), ("proxy",), "ok"),
+        (limit(1024, 2048), ("proxy",), "warning"),
+        (limit(256, 512), ("proxy",), "failed"),
+        (limit(256, ENGINE_FILES), ("lmcache",), "failed"),
+        (limit(1024, ENGINE_FILES), ("lmcache",), "ok"),
         (limit(256, ENGINE_FILES), ("prefill",), "ok"),
         (limit(256, 512), ("prefill",), "failed"),
         (limit(4096), ("prefill",), "warning"),
     ],
 )
 def test_open_files(files: Limit, roles: tuple[str, ...], status: str) -> None:
-    starting = [process for process in here().processes if process.role in roles]
+    plan = here(kit.with_lmcache())
+    starting = [process for process in plan.processes if process.role in roles]
     [found] = find_open_files("here", starting, facts(open_files=files))
     assert found.status == status
 
