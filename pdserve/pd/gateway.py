@@ -384,7 +384,7 @@ class Gateway:
         self._tasks[request] = self._loop.create_task(work)
 
     def _over(self, request: Request, reply: Reply) -> None:
-        """To be called last, in a `finally`."""
+        """To be called in the `finally` of a task's work: what ends the task is known there."""
         task = self._tasks.pop(request)
         request.release()
         if sys.exc_info()[0] is not None:
