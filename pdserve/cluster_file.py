@@ -35,7 +35,15 @@ _OWNED_OPTIONS = {
     "stdinnull": "the launcher speaks to the agent over ssh's stdin and stdout",
     "forkafterauthentication": "ssh lives as long as the agent's pipe",
     **dict.fromkeys(
-        ("clearallforwardings", "localforward", "remoteforward", "dynamicforward", "forwardagent", "forwardx11", "tunnel"),
+        (
+            "clearallforwardings",
+            "localforward",
+            "remoteforward",
+            "dynamicforward",
+            "forwardagent",
+            "forwardx11",
+            "tunnel",
+        ),
         "nothing is forwarded: the nodes reach each other directly",
     ),
     **dict.fromkeys(("localcommand", "permitlocalcommand"), "run it before pdserve"),

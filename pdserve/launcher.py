@@ -68,7 +68,7 @@ class Launcher:
         self._stop_asked = asyncio.Event()
         self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
         self._run_dir = run
-        self._record = KeptRecord(self._fleet)
+        self._record = KeptRecord(self._fleet, engine_key=secrets[ENGINE_KEY])
         self._state = state
         self._open_agent = open_agent
         self._keep = keep_on_failure

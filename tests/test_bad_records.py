@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,36 @@ def test_a_key_that_others_can_read_or_have_put_there_is_not_used(run: RunDir, t
     run.key_file.symlink_to(other)
     with pytest.raises(StateError, match="cannot be read"):
         run.read_key()
+
+
+def test_a_key_that_a_logout_has_taken_along_is_said_to_be_gone_and_where_it_was(run: RunDir) -> None:
+    run.save_key("secret")
+    shutil.rmtree(run.key_file.parent)
+    with pytest.raises(StateError, match="key is gone") as refused:
+        run.read_key()
+    assert refused.value.where == str(run.key_file)
+    assert "logout" in str(refused.value.cause)
+    assert "enable-linger" in str(refused.value.todo)
+
+
+def test_a_key_is_found_from_a_session_that_keeps_its_own_elsewhere(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save_key("secret")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of another login"))
+    assert RunDir(run.path).read_key() == "secret"
+    RunDir(run.path).forget_key()
+    assert not list(tmp_path.rglob("*.key"))
+
+
+def test_no_key_is_read_through_a_link_to_somebody_elses_folder(run: RunDir, tmp_path: Path) -> None:
+    run.save_key("secret")
+    folder = run.key_file.parent
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(StateError, match="folder for runtime secrets is not ours alone") as refused:
+        run.read_key()
+    assert "a symbolic link" in str(refused.value.cause)
 
 
 @pytest.mark.parametrize("there", ["a link", "a file", "open to others"])

@@ -33,7 +33,7 @@ from pdserve.preflight.memory import given_back
 from pdserve.process import Child
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
-from pdserve.rundir import RunDir, find, home, lives, new_run_id
+from pdserve.rundir import RunDir, check_no_launcher, find, home, lives, new_run_id
 from pdserve.running import end_launcher, follow, held_back, interruptible, run_here, start_detached
 
 _APPLY_MARGIN_SECONDS = 120.0
@@ -180,8 +180,10 @@ def _running(root: Path, name: str) -> RunDir | None:
 
 
 def _check_leftovers(root: Path, name: str) -> None:
-    """StateError: of the last run, whose supervisors are all gone, something still lives here: it has devices, memory
-    and ports that the new one needs."""
+    """StateError: somebody holds the lock, which a detached launcher could say in its log only; or of the last run,
+    whose supervisors are all gone, something still lives here: it has devices, memory and ports that the new one
+    needs."""
+    check_no_launcher(root, name)
     try:
         run = find(root, name)
         state = run.read_state()
