@@ -115,10 +115,24 @@ def threads(pids: Iterable[int]) -> Iterator[int]:
 
 
 def _has_environment(pid: int, marker: bytes) -> bool:
+    return marker in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Empty for a zombie, and for one that we may not look into."""
     try:
-        return marker in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
+
+
+def environment_values(name: str) -> set[bytes]:
+    """What a variable is in the environments of all live processes that we may look into."""
+    prefix = f"{name}=".encode()
+    found: set[bytes] = set()
+    for pid in _pids():
+        found.update(one.removeprefix(prefix) for one in _environment(pid) if one.startswith(prefix))
+    return found
 
 
 def owner(pid: int) -> int | None:

@@ -8,7 +8,8 @@
         beat                                       when the launcher last said that it lives
         key-folder                                 in which folder of its user the engine key is
         cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
-        events.jsonl                               the history: what started, became ready, died, was restarted
+        events.jsonl                               the history: what started, became ready, died, was restarted;
+                                                   events.jsonl.1 was before it
         logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
         diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
                                                    has fetched; requests to the launcher
@@ -19,8 +20,6 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import secrets
 import stat
@@ -33,7 +32,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pdserve import engine_key, launcher_lock
+from pdserve import engine_key, history, launcher_lock
 from pdserve.errors import NotOursError, StateError
 from pdserve.host import is_here
 from pdserve.plan.model import Plan
@@ -44,8 +43,6 @@ BEAT_SECONDS = 2.0
 LIVES_SECONDS = 30.0
 """A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
 _LATE_SECONDS = 3 * BEAT_SECONDS
-_SHOWN_BYTES = 200
-"""Of a line of the history that cannot be read."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -142,36 +139,12 @@ class RunDir:
             self.beat.unlink(missing_ok=True)
 
     def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Adds a line to the history and returns it. `at` is wall-clock seconds."""
-        event = {"at": round(time.time(), 3), "event": kind, **fields}
-        line = json.dumps(event).encode() + b"\n"
-        with self.events.open("ab+", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line  # half a line of somebody who was killed, or had no space
-            try:
-                written = file.write(line)
-            except OSError:
-                written = 0
-            if written != len(line):
-                file.truncate(size)
-                raise OSError(errno.ENOSPC, "the event could not be written whole", str(self.events))
-        return event
+        """Adds a line to the history and returns it. `at` is wall-clock seconds. Raises OSError."""
+        return history.append(self.events, kind, fields)
 
     def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines from a byte offset on, and the offset to go on from. A line that cannot be read is an event
-        "unreadable" with its beginning as `text`: the others still count."""
-        try:
-            with self.events.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-        except FileNotFoundError:
-            return [], offset
-        whole = data[: data.rfind(b"\n") + 1]
-        events: list[dict[str, Any]] = []
-        for line in whole.split(b"\n")[:-1]:
-            events.append(_event(line, events[-1]["at"] if events else 0.0))
-        return events, offset + len(whole)
+        """The events from a byte of the history on, as far as they are kept, and the offset to go on from."""
+        return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
         """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
@@ -219,17 +192,6 @@ def check_no_launcher(root: Path, name: str) -> None:
 
 def _lock(deployment: Path) -> Path:
     return deployment / "lock"
-
-
-def _event(line: bytes, at: float) -> dict[str, Any]:
-    """`at`: of the one before it, in place of its own."""
-    try:
-        event = json.loads(line)
-    except ValueError:  # and UnicodeDecodeError
-        event = None
-    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
-        return event
-    return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}
 
 
 def _make_ours(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from pdserve import procfs
 from pdserve.errors import PdserveError, ReportedError, StartError
 from pdserve.launcher import Launcher
-from pdserve.log_lines import read_from, split
+from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.process import Child, send, spawn
@@ -130,7 +130,7 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                     raise failure
         if ended is not None:
             log = run.logs / "launcher.log"
-            said = tuple(split(read_from(log, max(0, log.stat().st_size - _SAID_BYTES)) or b"")[-_SAID_LINES:])
+            said = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=said)
         time.sleep(_FOLLOW_SECONDS)
 

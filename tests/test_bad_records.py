@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve import control
 from pdserve.errors import StateError
 from pdserve.failure_report import report
+from pdserve.log_rotation import earlier
 from pdserve.rundir import RunDir
 
 
@@ -69,6 +71,50 @@ def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None
     assert run.events.stat().st_size == size
     run.append_event("three")
     assert [event["event"] for event in run.read_events()[0]] == ["one", "three"]
+
+
+def filled(run: RunDir, first: int = 0) -> int:
+    """Fills the history until it is cut; the number of the next event."""
+    before = earlier(run.events).stat().st_ino if earlier(run.events).exists() else None
+    number = first
+    while not earlier(run.events).exists() or earlier(run.events).stat().st_ino == before:
+        run.append_event("noise", number=number, text="x" * 60_000)
+        number += 1
+        assert number < first + 10_000, "a history without an end"
+    return number
+
+
+def numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [event["number"] for event in events if event["event"] == "noise"]
+
+
+def test_a_history_is_cut_when_it_is_full_and_its_last_part_is_kept(run: RunDir) -> None:
+    first = filled(run)
+    last = filled(run, first)
+    assert numbers(run.read_events()[0]) == list(range(first - 1, last))
+    assert sum(file.stat().st_size for file in run.path.glob("events.jsonl*")) < 9 << 20
+
+
+def test_who_follows_a_history_misses_nothing_however_late_he_comes(run: RunDir) -> None:
+    run.append_event("one")
+    _, offset = run.read_events()
+    last = filled(run)
+    told, offset = run.read_events(offset)
+    assert numbers(told) == list(range(last))
+    last = filled(run, last)
+    told, offset = run.read_events(offset)
+    assert numbers(told)[-1] == last - 1
+    assert run.read_events(offset) == ([], offset)
+    run.append_event("last")
+    assert [event["event"] for event in run.read_events(offset)[0]] == ["last"]
+
+
+def test_a_history_that_was_deleted_is_followed_from_its_new_beginning(run: RunDir) -> None:
+    run.append_event("one", text="x" * 1000)
+    _, offset = run.read_events()
+    run.events.unlink()
+    run.append_event("new")
+    assert [event["event"] for event in run.read_events(offset)[0]] == ["new"]
 
 
 # --- requests
