@@ -34,6 +34,20 @@ _OWNED_OPTIONS = {
     "sessiontype": "the command is the agent",
     "stdinnull": "the launcher speaks to the agent over ssh's stdin and stdout",
     "forkafterauthentication": "ssh lives as long as the agent's pipe",
+    **dict.fromkeys(
+        (
+            "clearallforwardings",
+            "localforward",
+            "remoteforward",
+            "dynamicforward",
+            "forwardagent",
+            "forwardx11",
+            "tunnel",
+        ),
+        "nothing is forwarded: the nodes reach each other directly",
+    ),
+    **dict.fromkeys(("localcommand", "permitlocalcommand"), "run it before pdserve"),
+    **dict.fromkeys(("controlmaster", "controlpath"), "a shared connection would end with a stranger's"),
 }
 """ssh_config keyword in lower case -> what to do instead."""
 _STAND_INS: dict[str, Any] = {"schema": 1, "name": "x", "hosts": [{"name": "x"}]}

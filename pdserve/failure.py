@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +11,7 @@ from pdserve.errors import ServeError, StartError
 from pdserve.fleet import Trouble
 from pdserve.hints import explain
 from pdserve.lmcache_server import Attachment
-from pdserve.log_lines import split
+from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.reach import Local, Ssh
 from pdserve.protocol import STOPPED, Died, Gone, Health, Late
@@ -139,12 +138,7 @@ def untold(state: DeploymentState, plan: Plan) -> dict[str, str]:
 
 def _tail(log: Path) -> tuple[str, ...]:
     """The last lines of a log that is written here; none where it is missing."""
-    try:
-        with log.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _AGENT_TAIL_BYTES))
-            return tuple(line for line in split(stream.read()) if line.strip())[-_AGENT_TAIL_LINES:]
-    except OSError:
-        return ()
+    return tuple(line for line in split(end_of(log, _AGENT_TAIL_BYTES)) if line.strip())[-_AGENT_TAIL_LINES:]
 
 
 def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:

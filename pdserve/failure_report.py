@@ -40,8 +40,12 @@ def _lines(
         for process, one in state.processes.items():
             yield f"| {process} | {one.node} | {one.phase} | {one.note.replace('|', '/')} |"
     if events:
-        yield from ("", f"## The last of what happened (all of it: events.jsonl, {len(events)} lines)", "")
-        began = events[0]["at"]
+        yield from (
+            "",
+            f"## The last of what happened (the rest: events.jsonl, events.jsonl.1; {len(events)} lines)",
+            "",
+        )
+        began = events[0]["at"] if state is None else state.started_at
         for event in events[-_LAST_EVENTS:]:
             said = " ".join(f"{key}={value}" for key, value in event.items() if key not in _LEFT_OUT)
             yield f"    {event['at'] - began:8.3f} s  {event['event']:<12} {said}"[:300]

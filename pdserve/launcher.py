@@ -21,6 +21,7 @@ from pdserve.failure import start_error, untold
 from pdserve.failure_report import report
 from pdserve.fleet import Fleet
 from pdserve.leftovers import may_be_busy, none_held, stop_left
+from pdserve.own_logs import keep_bounded
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.reach import Local
 from pdserve.preflight import ENGINE_KEY
@@ -68,7 +69,7 @@ class Launcher:
         self._stop_asked = asyncio.Event()
         self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
         self._run_dir = run
-        self._record = KeptRecord(self._fleet)
+        self._record = KeptRecord(self._fleet, engine_key=secrets[ENGINE_KEY])
         self._state = state
         self._open_agent = open_agent
         self._keep = keep_on_failure
@@ -89,7 +90,10 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, self._asked_to_stop)
-        requests = asyncio.create_task(self._take_requests())
+        background = [
+            asyncio.create_task(self._take_requests()),
+            asyncio.create_task(keep_bounded(self._run_dir.logs, lambda: self._fleet.plan.logs)),
+        ]
         error: PdserveError | None = None
         try:
             failure = await self._bring_up(self._fleet.plan.processes, keep=self._keep)
@@ -107,8 +111,9 @@ class Launcher:
             for errand in self._errands:
                 errand.cancel()
             await self._tear_down("stopped" if error is None else "failed", error)
-            requests.cancel()
-            await asyncio.gather(requests, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
             self._run_dir.say_gone()
         if error is not None:
             raise error

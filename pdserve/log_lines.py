@@ -90,6 +90,20 @@ def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
         return b""
 
 
+def end_of(file: Path, limit: int) -> bytes:
+    """The last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
+    data = _end_of_one(file, limit)
+    return data if len(data) == limit else _end_of_one(earlier(file), limit - len(data)) + data
+
+
+def _end_of_one(file: Path, limit: int) -> bytes:
+    try:
+        size = file.stat().st_size
+    except OSError:
+        return b""
+    return read_from(file, max(0, size - limit), limit) or b""
+
+
 def split(data: bytes) -> list[str]:
     """The lines of a piece of a log, each cut to LINE_CHARACTERS."""
     return [line[:_UNFINISHED_BYTES].decode(errors="replace")[:LINE_CHARACTERS] for line in data.splitlines()]

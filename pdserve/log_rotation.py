@@ -10,6 +10,7 @@ beginning, which needs no free byte, and the rest is lost; the first line of the
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -41,6 +42,20 @@ class Lost:
 def earlier(log: Path, number: int = 1) -> Path:
     """Where what was cut off is; 1 is the latest."""
     return log.with_name(f"{log.name}.{number}")
+
+
+async def cut(log: Path, limit: int, keep: int) -> tuple[Lost, OSError] | None:
+    """Cuts a log of which at most `limit` bytes are wanted. Where there is no room for a copy, in place: what it has
+    lost then, and why. Nothing is awaited after the cut, so that whoever knows something of the log can set it right
+    before anybody reads. Raises OSError."""
+    try:
+        await asyncio.to_thread(begin, log, keep)
+        finish(log, keep)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return cut_in_place(log, limit), error
+    return None
 
 
 def begin(log: Path, keep: int) -> None:

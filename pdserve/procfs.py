@@ -115,10 +115,48 @@ def threads(pids: Iterable[int]) -> Iterator[int]:
 
 
 def _has_environment(pid: int, marker: bytes) -> bool:
+    return marker in _environment(pid)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Empty for a zombie, and for one that we may not look into."""
     try:
-        return marker in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
+
+
+def environment_values(name: str) -> set[bytes]:
+    """What a variable is in the environments of all live processes that we may look into."""
+    prefix = f"{name}=".encode()
+    found: set[bytes] = set()
+    for pid in _pids():
+        found.update(one.removeprefix(prefix) for one in _environment(pid) if one.startswith(prefix))
+    return found
+
+
+def owner(pid: int) -> int | None:
+    """The effective uid of a process; None when it is gone, or hidden."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
+
+
+def lock_holder(file: os.stat_result) -> int | None:
+    """The PID that holds an flock on a file. None: nobody of this machine does, or one that cannot be seen from this
+    PID namespace."""
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    try:
+        lines = (_PROC / "locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        kind, *fields = line.split()[1:]
+        if kind == "FLOCK" and fields[3] == place and fields[2].isdigit():
+            return int(fields[2]) or None
+    return None
 
 
 def command(pid: int) -> str:

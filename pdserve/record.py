@@ -38,15 +38,17 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
 class KeptRecord:
     """The same in the launcher's hands: a deployment whose record somebody deletes must still be found, and stopped."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, engine_key: str | None = None) -> None:
+        """`engine_key` None: its file is nobody's concern here."""
         self._fleet = fleet
+        self._key = engine_key
         self._run = fleet.run
         self._texts: dict[Path, str] = {}
         self.keep()
 
     def keep(self) -> None:
         """Takes over what is written now."""
-        files = (self._run.recipe, self._run.plan, self._run.versions)
+        files = (self._run.recipe, self._run.plan, self._run.versions, self._run.key_folder)
         self._texts = {file: file.read_text() for file in files if file.exists()}
 
     def look(self) -> None:
@@ -65,6 +67,13 @@ class KeptRecord:
             if not self._run.state.exists():
                 self._fleet.save()
             self._point()
+            self._keep_key()
+
+    def _keep_key(self) -> None:
+        """A logout takes the folder of the key along, and the next login makes it anew: then the key is there again.
+        Not in a stop, which takes it away."""
+        if self._key is not None and self._fleet.state.phase != "draining" and not self._run.key_file.exists():
+            self._run.save_key(self._key)
 
     def _restore(self, state: DeploymentState) -> None:
         RunDir.create(self._run.path.parent.parent, self._run.path.parent.name, self._run.run_id)

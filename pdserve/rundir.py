@@ -6,8 +6,10 @@
         state.json                                 the launcher's view, replaced atomically
         failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
+        key-folder                                 in which folder of its user the engine key is
         cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
-        events.jsonl                               the history: what started, became ready, died, was restarted
+        events.jsonl                               the history: what started, became ready, died, was restarted;
+                                                   events.jsonl.1 was before it
         logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
         diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
                                                    has fetched; requests to the launcher
@@ -18,9 +20,6 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import json
 import os
 import secrets
 import stat
@@ -33,6 +32,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from pdserve import engine_key, history, launcher_lock
 from pdserve.errors import NotOursError, StateError
 from pdserve.host import is_here
 from pdserve.plan.model import Plan
@@ -43,8 +43,6 @@ BEAT_SECONDS = 2.0
 LIVES_SECONDS = 30.0
 """A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
 _LATE_SECONDS = 3 * BEAT_SECONDS
-_SHOWN_BYTES = 200
-"""Of a line of the history that cannot be read."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -71,6 +69,7 @@ class RunDir:
         self.state = path / "state.json"
         self.events = path / "events.jsonl"
         self.beat = path / "beat"
+        self.key_folder = path / "key-folder"
         self.failure = path / "failure.md"
         self.logs = path / "logs"
         self.diagnostics = path / "diagnostics"
@@ -108,15 +107,7 @@ class RunDir:
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
-        with (self.path.parent / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StateError(
-                    f"{self.path.parent.name} is being started or served by another pdserve up",
-                    where=str(self.path.parent),
-                    todo="pdserve status; pdserve up again once it is ready starts what is missing",
-                ) from None
+        with launcher_lock.held(_lock(self.path.parent)):
             yield
 
     def point_current(self) -> None:
@@ -148,36 +139,12 @@ class RunDir:
             self.beat.unlink(missing_ok=True)
 
     def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Adds a line to the history and returns it. `at` is wall-clock seconds."""
-        event = {"at": round(time.time(), 3), "event": kind, **fields}
-        line = json.dumps(event).encode() + b"\n"
-        with self.events.open("ab+", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line  # half a line of somebody who was killed, or had no space
-            try:
-                written = file.write(line)
-            except OSError:
-                written = 0
-            if written != len(line):
-                file.truncate(size)
-                raise OSError(errno.ENOSPC, "the event could not be written whole", str(self.events))
-        return event
+        """Adds a line to the history and returns it. `at` is wall-clock seconds. Raises OSError."""
+        return history.append(self.events, kind, fields)
 
     def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines from a byte offset on, and the offset to go on from. A line that cannot be read is an event
-        "unreadable" with its beginning as `text`: the others still count."""
-        try:
-            with self.events.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-        except FileNotFoundError:
-            return [], offset
-        whole = data[: data.rfind(b"\n") + 1]
-        events: list[dict[str, Any]] = []
-        for line in whole.split(b"\n")[:-1]:
-            events.append(_event(line, events[-1]["at"] if events else 0.0))
-        return events, offset + len(whole)
+        """The events from a byte of the history on, as far as they are kept, and the offset to go on from."""
+        return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
         """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
@@ -189,37 +156,19 @@ class RunDir:
 
     @property
     def key_file(self) -> Path:
-        """The deployment's engine key, outside the run directory."""
-        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/pdserve-{os.getuid()}"  # noqa: S108  (mode 0700, checked)
-        return Path(runtime) / f"pdserve-{self.run_id}.key"
+        """The deployment's engine key, outside the run directory: where it was put, by whatever session that was."""
+        try:
+            folder = Path(self.key_folder.read_text())
+        except OSError:
+            folder = engine_key.usual_folder(os.environ, os.getuid())
+        return folder / f"pdserve-{self.run_id}.key"
 
     def save_key(self, key: str) -> None:
         """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
         ours."""
-        try:
-            self._save_key(key)
-        except OSError as error:
-            raise StateError(
-                "the engine key cannot be saved",
-                where=str(self.key_file),
-                cause=str(error),
-                todo="set XDG_RUNTIME_DIR to a folder that only you may write to",
-            ) from None
-
-    def _save_key(self, key: str) -> None:
-        folder = self.key_file.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise StateError(
-                "the folder for runtime secrets is not ours alone",
-                where=str(folder),
-                cause=f"it is {_kind_of(status)} of uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
-                todo="set XDG_RUNTIME_DIR to a folder that only you may write to, or have this one removed",
-            )
-        descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(key)
+        folder = engine_key.usual_folder(os.environ, os.getuid())
+        engine_key.save(folder / self.key_file.name, key)
+        self.write(self.key_folder, str(folder))
 
     def forget_key(self) -> None:
         """This run is over. The key belongs to no other run: each has its own."""
@@ -232,42 +181,17 @@ class RunDir:
             last.forget_key()
 
     def read_key(self) -> str:
-        """Raises StateError when the deployment is down or belongs to another user, or the file is not ours alone."""
-        try:
-            descriptor = os.open(self.key_file, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor) as file:
-                status = os.fstat(descriptor)
-                if status.st_uid != os.getuid() or status.st_mode & 0o077:
-                    raise StateError(
-                        "the engine key is in a file that is not ours alone",
-                        where=str(self.key_file),
-                        cause=f"it belongs to uid {status.st_uid}, with mode {status.st_mode & 0o777:04o}",
-                        todo="remove it, and start the deployment again: pdserve down, then up",
-                    )
-                return file.read()
-        except OSError as error:
-            raise StateError(
-                "the engine key cannot be read",
-                where=str(self.key_file),
-                cause=f"{error.strerror}: the deployment is down, or was started by another user or on another host",
-            ) from None
+        """Raises StateError when it is gone or belongs to another user, or its file or folder is not ours alone."""
+        return engine_key.read(self.key_file)
 
 
-def _event(line: bytes, at: float) -> dict[str, Any]:
-    """`at`: of the one before it, in place of its own."""
-    try:
-        event = json.loads(line)
-    except ValueError:  # and UnicodeDecodeError
-        event = None
-    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
-        return event
-    return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}
+def check_no_launcher(root: Path, name: str) -> None:
+    """StateError: the lock of this deployment is held, by whom the error says."""
+    launcher_lock.check_free(_lock(root / name))
 
 
-def _kind_of(status: os.stat_result) -> str:
-    if stat.S_ISLNK(status.st_mode):
-        return "a symbolic link"
-    return "a folder" if stat.S_ISDIR(status.st_mode) else "no folder, but a file"
+def _lock(deployment: Path) -> Path:
+    return deployment / "lock"
 
 
 def _make_ours(folder: Path) -> None:

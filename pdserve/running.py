@@ -17,6 +17,7 @@ from typing import Any
 from pdserve import procfs
 from pdserve.errors import PdserveError, ReportedError, StartError
 from pdserve.launcher import Launcher
+from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.process import Child, send, spawn
@@ -28,6 +29,8 @@ from pdserve.transport.start import open_agent
 
 Tell = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
+_SAID_LINES, _SAID_BYTES = 12, 4096
+"""Of a launcher's log, that are shown when it ends without a word in the history."""
 
 
 def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *, keep: bool, began: float) -> None:
@@ -127,7 +130,8 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                     raise failure
         if ended is not None:
             log = run.logs / "launcher.log"
-            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}")
+            said = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
+            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=said)
         time.sleep(_FOLLOW_SECONDS)
 
 

@@ -310,13 +310,8 @@ class Supervised:
 
     async def _cut_log(self, limit: int, keep: int) -> None:
         """Nothing is awaited between a cut and what is known of it: see `log_tail`."""
-        try:
-            await asyncio.to_thread(log_rotation.begin, self._log, keep)
-            log_rotation.finish(self._log, keep)
-        except OSError as error:
-            if error.errno not in log_rotation.NO_ROOM:
-                raise
-            cut = log_rotation.cut_in_place(self._log, limit)
+        if (in_place := await log_rotation.cut(self._log, limit, keep)) is not None:
+            cut, error = in_place
             self._cut_from, self._log_from = None, cut.now_at(self._log_from)
             self._emit(LogCut(name=self.name, lost=cut.lost, why=error.strerror or str(error)))
         else:

@@ -27,6 +27,7 @@ FLOORS = [
         "pdserve.failure",
         "pdserve.failure_report",
         "pdserve.record",
+        "pdserve.retention",
         "pdserve.preflight",
     },
     {"pdserve.elsewhere"},
@@ -34,6 +35,7 @@ FLOORS = [
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
     {"pdserve.patched", "pdserve.torch_fallback", "pdserve.fetched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
+    {"pdserve.engine_key", "pdserve.launcher_lock", "pdserve.own_logs", "pdserve.history"},
     {
         "pdserve.protocol",
         "pdserve.state",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve import control
 from pdserve.errors import StateError
 from pdserve.failure_report import report
+from pdserve.log_rotation import earlier
 from pdserve.rundir import RunDir
 
 
@@ -70,6 +73,50 @@ def test_what_there_is_no_room_for_leaves_nothing_of_itself(run: RunDir) -> None
     assert [event["event"] for event in run.read_events()[0]] == ["one", "three"]
 
 
+def filled(run: RunDir, first: int = 0) -> int:
+    """Fills the history until it is cut; the number of the next event."""
+    before = earlier(run.events).stat().st_ino if earlier(run.events).exists() else None
+    number = first
+    while not earlier(run.events).exists() or earlier(run.events).stat().st_ino == before:
+        run.append_event("noise", number=number, text="x" * 60_000)
+        number += 1
+        assert number < first + 10_000, "a history without an end"
+    return number
+
+
+def numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [event["number"] for event in events if event["event"] == "noise"]
+
+
+def test_a_history_is_cut_when_it_is_full_and_its_last_part_is_kept(run: RunDir) -> None:
+    first = filled(run)
+    last = filled(run, first)
+    assert numbers(run.read_events()[0]) == list(range(first - 1, last))
+    assert sum(file.stat().st_size for file in run.path.glob("events.jsonl*")) < 9 << 20
+
+
+def test_who_follows_a_history_misses_nothing_however_late_he_comes(run: RunDir) -> None:
+    run.append_event("one")
+    _, offset = run.read_events()
+    last = filled(run)
+    told, offset = run.read_events(offset)
+    assert numbers(told) == list(range(last))
+    last = filled(run, last)
+    told, offset = run.read_events(offset)
+    assert numbers(told)[-1] == last - 1
+    assert run.read_events(offset) == ([], offset)
+    run.append_event("last")
+    assert [event["event"] for event in run.read_events(offset)[0]] == ["last"]
+
+
+def test_a_history_that_was_deleted_is_followed_from_its_new_beginning(run: RunDir) -> None:
+    run.append_event("one", text="x" * 1000)
+    _, offset = run.read_events()
+    run.events.unlink()
+    run.append_event("new")
+    assert [event["event"] for event in run.read_events(offset)[0]] == ["new"]
+
+
 # --- requests
 
 
@@ -103,6 +150,36 @@ def test_a_key_that_others_can_read_or_have_put_there_is_not_used(run: RunDir, t
     run.key_file.symlink_to(other)
     with pytest.raises(StateError, match="cannot be read"):
         run.read_key()
+
+
+def test_a_key_that_a_logout_has_taken_along_is_said_to_be_gone_and_where_it_was(run: RunDir) -> None:
+    run.save_key("secret")
+    shutil.rmtree(run.key_file.parent)
+    with pytest.raises(StateError, match="key is gone") as refused:
+        run.read_key()
+    assert refused.value.where == str(run.key_file)
+    assert "logout" in str(refused.value.cause)
+    assert "enable-linger" in str(refused.value.todo)
+
+
+def test_a_key_is_found_from_a_session_that_keeps_its_own_elsewhere(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save_key("secret")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "of another login"))
+    assert RunDir(run.path).read_key() == "secret"
+    RunDir(run.path).forget_key()
+    assert not list(tmp_path.rglob("*.key"))
+
+
+def test_no_key_is_read_through_a_link_to_somebody_elses_folder(run: RunDir, tmp_path: Path) -> None:
+    run.save_key("secret")
+    folder = run.key_file.parent
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(StateError, match="folder for runtime secrets is not ours alone") as refused:
+        run.read_key()
+    assert "a symbolic link" in str(refused.value.cause)
 
 
 @pytest.mark.parametrize("there", ["a link", "a file", "open to others"])

@@ -76,6 +76,8 @@ REFUSED = [
     (TWO + "ssh: {options: [Port=]}\n", 'ssh.options.0: "Port=" is not a setting of ssh', ""),
     (TWO + "ssh: {options: [requestTTY=yes]}\n", "ssh.options.0: pdserve sets requestTTY", "stdin and stdout"),
     (TWO + "ssh: {options: [ConnectTimeout=5]}\n", "pdserve sets ConnectTimeout", "set ssh.connect_seconds"),
+    (TWO + "ssh: {options: [ForwardAgent=yes]}\n", "pdserve sets ForwardAgent", "nothing is forwarded"),
+    (TWO + "ssh: {options: [LocalForward=1:h:1]}\n", "pdserve sets LocalForward", "nothing is forwarded"),
     (TWO + "- {name: c, python: '${NO}'}\n", "the environment variable NO is not set", ""),
 ]
 

@@ -15,7 +15,7 @@ from pdserve import procfs
 from pdserve.errors import NotOursError
 from pdserve.rundir import RunDir, find
 from pdserve.state import DeploymentState, NodeState
-from tests.launch.deployment import REPOSITORY
+from tests.launch.deployment import REPOSITORY, recipe
 
 STRANGER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -108,6 +108,45 @@ def test_what_belongs_to_another_user_is_refused_and_kills_nobody(
     assert done.returncode == 8
     assert f"it belongs to uid {STRANGER}" in done.stderr
     assert f"sudo -u '#{STRANGER}'" in done.stderr
+
+
+def pdserve_up_slurm(run: RunDir, file: Path) -> tuple[str, ...]:
+    """With an sbatch that leaves a trace."""
+    sbatch = file.parent / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\ntouch {file.parent}/submitted\n")
+    sbatch.chmod(0o755)
+    return "up", str(file), "--slurm"
+
+
+def pdserve_preflight(run: RunDir, file: Path) -> tuple[str, ...]:
+    return "preflight", str(file), "--this-machine"
+
+
+@pytest.mark.parametrize("command", [pdserve_up_slurm, pdserve_preflight])
+@pytest.mark.parametrize("make", [open_file, open_run])
+def test_preflight_and_a_job_of_slurm_refuse_it_as_the_others_do(
+    run: RunDir, tmp_path: Path, command: Callable[[RunDir, Path], tuple[str, ...]], make: Callable[[RunDir], Path]
+) -> None:
+    make(run)
+    if command is pdserve_up_slurm:
+        run.plan.write_text("{}")
+        run.plan.chmod(0o666)  # the one that it reads
+    done = subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", *command(run, recipe(tmp_path))],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PDSERVE_HOME": str(run.path.parent.parent),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert "can be written by others" in done.stderr
+    assert not (tmp_path / "submitted").exists()
 
 
 def test_without_a_name_it_is_refused_too(run: RunDir) -> None:

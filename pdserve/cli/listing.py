@@ -8,6 +8,7 @@ import os
 import typer
 
 from pdserve.errors import StateError
+from pdserve.retention import Removed, prune_all
 from pdserve.rundir import RunDir, deployments, home, lives
 
 
@@ -32,3 +33,35 @@ def run(*, as_json: bool) -> None:
         typer.echo(f"{row['name']:<24} {row['phase']:<10} {row['endpoint'] or '-':<28} {row['run']}")
     if not rows:
         typer.echo("no deployments")
+
+
+def prune(*, as_json: bool, dry_run: bool) -> None:
+    """One line a run that is removed, or would be; exit 8 when one could not be."""
+    removed = prune_all(home(os.environ), dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps([_row(one, dry_run=dry_run) for one in removed], indent=2))
+    else:
+        for one in removed:
+            if one.problem is None:
+                typer.echo(f"{'would remove' if dry_run else 'removed'} {one.path} {mebibytes(one.size)}")
+            else:
+                typer.echo(f"left {one.path}: {one.problem}", err=True)
+        gone = [one for one in removed if one.problem is None]
+        size = mebibytes(sum(one.size for one in gone))
+        typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")
+    if any(one.problem is not None for one in removed):
+        raise typer.Exit(StateError.exit_code)
+
+
+def mebibytes(size: int) -> str:
+    """For people."""
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _row(one: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:
+    return {
+        "run": str(one.path),
+        "bytes": one.size,
+        "removed": one.problem is None and not dry_run,
+        "problem": one.problem,
+    }

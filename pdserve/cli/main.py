@@ -242,11 +242,23 @@ def new_key(
 
 
 @app.command("list")
-def list_(json_: JsonOption = False) -> None:
-    """Deployments of this user on this machine."""
+def list_(
+    json_: JsonOption = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and say which.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only say which.")] = False,
+) -> None:
+    """Deployments of this user on this machine. With --prune: without their old runs."""
+    from pdserve.cli.listing import prune as prune_runs
     from pdserve.cli.listing import run
 
-    run(as_json=json_)
+    if dry_run and not prune:
+        raise typer.BadParameter("--dry-run belongs to --prune")
+    if prune:
+        prune_runs(as_json=json_, dry_run=dry_run)
+    else:
+        run(as_json=json_)
 
 
 def main() -> None:

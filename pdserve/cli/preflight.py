@@ -17,12 +17,12 @@ from pdserve.candidates import Candidates
 from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look_here, look_once
-from pdserve.errors import PreflightError, StateError
+from pdserve.errors import NotOursError, PreflightError, StateError
 from pdserve.host import local_node
 from pdserve.preflight.finding import Finding, Status, failed
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.rundir import find, home, serves
+from pdserve.rundir import find, home, lives
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
@@ -74,7 +74,10 @@ def elsewhere(loaded: LoadedRecipe, there: Candidates) -> Sequence[Finding]:
 def _refuse_running(name: str) -> None:
     """Its ports and its memory are its own: every check would blame it."""
     try:
-        running = serves(find(home(os.environ), name))
+        run = find(home(os.environ), name)
+        running = lives(run, run.read_state())
+    except NotOursError:
+        raise
     except StateError:
         return
     if running:

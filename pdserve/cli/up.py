@@ -17,6 +17,7 @@ from pdserve.candidates import Candidates
 from pdserve.change import change_of
 from pdserve.cli.console import Console
 from pdserve.cli.interpreters import as_running
+from pdserve.cli.listing import mebibytes
 from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look, look_here, look_once
@@ -25,6 +26,7 @@ from pdserve.errors import NotOursError, PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
 from pdserve.leftovers import living, supervised
+from pdserve.plan.model import Plan
 from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
 from pdserve.preflight import resolve_secrets
@@ -33,7 +35,8 @@ from pdserve.preflight.memory import given_back
 from pdserve.process import Child
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.record import record_run
-from pdserve.rundir import RunDir, find, home, lives, new_run_id
+from pdserve.retention import prune
+from pdserve.rundir import RunDir, check_no_launcher, find, home, lives, new_run_id
 from pdserve.running import end_launcher, follow, held_back, interruptible, run_here, start_detached
 
 _APPLY_MARGIN_SECONDS = 120.0
@@ -147,6 +150,7 @@ def _bring_up(
     try:
         run.save_key(key)
         console.begin(run)
+        _prune(run, planned.plan, console)
         if detach:
             with held_back():
                 launcher = start_detached(run, keep=keep)
@@ -168,6 +172,13 @@ def _bring_up(
         console.detached()
 
 
+def _prune(run: RunDir, plan: Plan, console: Console) -> None:
+    removed = prune(run.path.parent, plan.retention)
+    console.warn(f"the old run {one.path} stays: {one.problem}" for one in removed if one.problem is not None)
+    if gone := [one for one in removed if one.problem is None]:
+        console.say(f"{len(gone)} old run(s) removed, {mebibytes(sum(one.size for one in gone))} (`retention`)")
+
+
 def _running(root: Path, name: str) -> RunDir | None:
     """The current run of that name, if its launcher lives."""
     try:
@@ -180,8 +191,10 @@ def _running(root: Path, name: str) -> RunDir | None:
 
 
 def _check_leftovers(root: Path, name: str) -> None:
-    """StateError: of the last run, whose supervisors are all gone, something still lives here: it has devices, memory
-    and ports that the new one needs."""
+    """StateError: somebody holds the lock, which a detached launcher could say in its log only; or of the last run,
+    whose supervisors are all gone, something still lives here: it has devices, memory and ports that the new one
+    needs."""
+    check_no_launcher(root, name)
     try:
         run = find(root, name)
         state = run.read_state()

@@ -13,7 +13,8 @@ import typer
 from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import batch_script, recipe_words
 from pdserve.control import Down, ask
-from pdserve.errors import PdserveError, ReportedError, StateError
+from pdserve.errors import NotOursError, PdserveError, ReportedError, StateError
+from pdserve.plan.model import Plan
 from pdserve.plan.reach import Srun
 from pdserve.rundir import RunDir, find, home, lives
 from pdserve.slurm_job import Job, cancel, look, submit
@@ -32,6 +33,7 @@ def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, detach: bool
     loaded = load(recipe, set_, unset)
     planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
     words = recipe_words(recipe.absolute(), set_, unset)
+    _last_run(loaded.recipe.name)  # a record that is not ours is refused before a job waits for it
     job = submit(batch_script(planned, words))
     typer.echo(f"submitted job {job}; pdserve down {loaded.recipe.name} stops it in order, scancel {job} at once")
     following = _Following(job, loaded.recipe.name, detach=detach)
@@ -124,12 +126,22 @@ class _Following:
 
     def _run(self) -> RunDir | None:
         """The run of this job, once it has one."""
-        try:
-            run = find(home(os.environ), self._name)
-            node = run.read_plan().nodes[0]
-        except StateError:
+        if (found := _last_run(self._name)) is None:
             return None
-        return run if isinstance(node.reach, Srun) and node.reach.job == self._job else None
+        run, plan = found
+        reach = plan.nodes[0].reach
+        return run if isinstance(reach, Srun) and reach.job == self._job else None
 
     def _is_up(self) -> bool:
         return (run := self._run()) is not None and any(event["event"] == "up" for event in run.read_events()[0])
+
+
+def _last_run(name: str) -> tuple[RunDir, Plan] | None:
+    """The current run of a deployment, if it has one that can be read. Raises NotOursError."""
+    try:
+        run = find(home(os.environ), name)
+        return run, run.read_plan()
+    except NotOursError:
+        raise
+    except StateError:
+        return None

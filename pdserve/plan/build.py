@@ -105,6 +105,7 @@ def build_plan(
         canary_seconds=recipe.timeouts.canary_seconds,
         timeouts=recipe.timeouts,
         on_node_loss=recipe.on_node_loss,
+        retention=recipe.retention,
         verify=recipe.verify,
         cache_reset_endpoint=recipe.engine.cache_reset_endpoint,
         chunk_size=recipe.lmcache.chunk_size if recipe.lmcache is not None and servers else None,

@@ -209,13 +209,23 @@ def _environment(container: Container, around: Around) -> Iterator[str]:
     values = {
         **({"PYTHONPATH": around.package} if around.package is not None else {}),
         "PYTHONNOUSERSITE": "1",
-        # The node's home is not there; caches need a place that the user may write to.
-        "HOME": f"/tmp/pdserve-{around.run_id}",  # noqa: S108 - nothing is made there by us
+        "HOME": _home(container, around),
         # A bare user id has no name, and getpass.getuser() of torch's compile cache asks for one.
         **({"USER": "pdserve"} if container.kind == "docker" and around.user is not None else {}),
         **{name: str(value) for name, value in container.env.items() if not isinstance(value, SecretRef)},
     }
     yield from (f"{name}={value}" for name, value in values.items())
+
+
+def _home(container: Container, around: Around) -> str:
+    """The node's home is not there; caches need a place that the user may write to.
+
+    Only docker's /tmp is the container's own and goes with it. Apptainer's is the node's, and enroot's may be: there
+    anybody could make the folder first and fill the caches, which hold code. The run directory is the user's alone.
+    """
+    if container.kind == "docker":
+        return f"/tmp/pdserve-{around.run_id}"  # noqa: S108
+    return posixpath.join(around.run_dir, f"home@{around.node}")
 
 
 def _mounts(container: Container, around: Around) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from pdserve.pd.config import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
 from pdserve.plan.reach import Local, Reach
-from pdserve.recipe.model import Logs, Restart, Timeouts, Verify
+from pdserve.recipe.model import Logs, Restart, Retention, Timeouts, Verify
 from pdserve.versions import Versions as Versions
 
 ProcessRole = Literal["weights", "lmcache", "prefill", "decode", "aggregated", "proxy"]
@@ -178,6 +178,7 @@ class Plan(Frozen):
     canary_seconds: float
     timeouts: Timeouts
     on_node_loss: Literal["fail", "degrade"] = "fail"
+    retention: Retention = Retention()
     verify: Verify
     cache_reset_endpoint: bool
     chunk_size: int | None
@@ -196,6 +197,11 @@ class Plan(Frozen):
             if process.name == name:
                 return process
         raise KeyError(name)
+
+    @property
+    def logs(self) -> Logs:
+        """How large the log of any process may become."""
+        return self.processes[0].logs
 
     def node(self, name: str) -> Node:
         """The node of that name. KeyError if there is none."""

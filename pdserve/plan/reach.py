@@ -47,6 +47,16 @@ class Ssh(Frozen):
 Reach = Annotated[Local | Srun | Ssh, Field(discriminator="kind")]
 
 _KILL_WAIT_MARGIN_SECONDS = 5.0
+_OF_LOGINS = (
+    "ClearAllForwardings=yes",  # a port that is forwarded already would fail the second connection
+    "ForwardAgent=no",  # root of the host could use the user's keys for as long as the deployment lives
+    "ForwardX11=no",
+    "Tunnel=no",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",  # ssh refuses one beside ours; OpenSSH has this keyword since 7.6
+)
+"""What a user's ssh configuration may ask for when a person logs in. None of it is used, and ssh takes the first value
+that it finds: the command line's."""
 
 
 def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[str]) -> tuple[str, ...]:
@@ -81,7 +91,7 @@ def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[s
                 *_ssh_option(f"ConnectTimeout={reach.connect_seconds}"),
                 *_ssh_option("ControlMaster=no"),
                 *_ssh_option("ControlPath=none"),  # a shared connection would end with a stranger's
-                *_ssh_option("ForwardX11=no"),
+                *(word for text in _OF_LOGINS for word in _ssh_option(text)),
                 *reach.options,
                 "--",
                 reach.destination,

@@ -177,6 +177,18 @@ class Logs(Strict):
     )
 
 
+class Retention(Strict):
+    """Which old runs of the deployment are kept: `pdserve up` and `pdserve list --prune` remove the others. The last
+    run always is, and one of which anything lives."""
+
+    runs: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="The newest runs that are kept, the current one among them. 0: any number."
+    )
+    days: Annotated[int, Field(ge=0)] = Field(
+        default=30, description="A run to which nothing was written for longer is removed. 0: never for its age."
+    )
+
+
 class Verify(Strict):
     """How `pdserve verify` compares the deployment with one instance alone."""
 
@@ -231,6 +243,7 @@ class Recipe(Strict):
     ports: Ports = Field(default=Ports(), description="First port of each kind.")
     timeouts: Timeouts = Field(default=Timeouts(), description="How long each stage may take.")
     logs: Logs = Field(default=Logs(), description="The size of the log files in the run directory.")
+    retention: Retention = Field(default=Retention(), description="Which old runs of the deployment are kept.")
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
     network: Network | None = Field(
         default=None,

@@ -74,6 +74,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("ports", "`ports:`", model.Ports),
     ("timeouts", "`timeouts:`", model.Timeouts),
     ("logs", "`logs:`", model.Logs),
+    ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
     ("network", "`network:`", nodes.Network),
     ("slurm", "`slurm:`", slurm.Slurm),

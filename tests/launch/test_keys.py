@@ -15,6 +15,7 @@ from pdserve.process import pid_end
 from pdserve.rundir import RunDir
 from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, recipe, up
 from tests.launch.test_serving_faults import serving
+from tests.launch.test_survival import until
 
 
 def keys() -> list[str]:
@@ -28,7 +29,23 @@ def test_an_up_that_finds_another_launcher_leaves_none(
     other = RunDir.create(pdserve_home, "fake", "run-of-another")
     with other.only_launcher():
         code, output = pdserve("up", recipe(tmp_path), *options)
-    assert code != 0, output
+    assert code == 8, output
+    assert "fake is being started or served by another pdserve up" in output
+    assert f"PID {os.getpid()} (" in output
+    assert keys() == []
+
+
+def test_what_a_detached_launcher_has_said_before_it_had_a_history_is_said_here(
+    tmp_path: Path, pdserve_home: Path
+) -> None:
+    """The lock was free when `up` looked, and no longer when its launcher did."""
+    script = "from pdserve.cli import main, up\nup.check_no_launcher = lambda root, name: None\nmain.main()"
+    argv = [sys.executable, "-c", script, "up", str(recipe(tmp_path)), "--detach"]
+    with RunDir.create(pdserve_home, "fake", "run-of-another").only_launcher():
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LINE_SECONDS)
+    assert done.returncode == 4, done.stdout
+    assert "by another pdserve up" in done.stderr
+    assert f"PID {os.getpid()} (" in done.stderr
     assert keys() == []
 
 
@@ -38,6 +55,9 @@ def test_a_run_keeps_its_own_until_it_is_over(tmp_path: Path, pdserve_home: Path
         own = serving(deployment).run.key_file.name
         assert pdserve("up", file)[1].endswith("already up")
         assert keys() == [own]
+        deployment.run.key_file.unlink()
+        until(deployment.run.key_file.exists)
+        assert pdserve("down") == (0, "fake: stopped")
     assert keys() == []
 
 

@@ -33,6 +33,7 @@ class Kept:
         self.said: list[str] = []
         fleet = Fleet(plan, self.run, state, secrets={}, tell=self._tell, end=lambda: None)
         fleet.save()
+        self.fleet = fleet
         self.run.point_current()
         self.record = KeptRecord(fleet)
         self.files = {
@@ -105,6 +106,26 @@ def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pyte
     kept.record.look()
     assert kept.lacking() == []
     assert kept.said == ["record_deleted"]
+
+
+def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kept: Kept, pdserve_home: Path) -> None:
+    folder = Path(os.environ["XDG_RUNTIME_DIR"])
+    kept.run.save_key("secret")
+    record = KeptRecord(kept.fleet, engine_key="secret")
+    folder.rename(pdserve_home)
+    folder.write_text("as good as no folder: nobody but root makes it")
+    record.look()
+    assert kept.said == []
+    folder.unlink()
+    folder.mkdir(mode=0o700)
+    record.look()
+    assert kept.run.read_key() == "secret"
+
+
+def test_a_key_that_a_stop_takes_away_stays_away(kept: Kept, pdserve_home: Path) -> None:
+    kept.fleet.state.phase = "draining"
+    KeptRecord(kept.fleet, engine_key="secret").look()
+    assert not kept.run.key_file.exists()
 
 
 @pytest.mark.parametrize("what", ["state.json", "../current"])

@@ -78,6 +78,19 @@ def test_what_the_deployment_needs_is_mounted_at_its_own_path(kind: Kind) -> Non
     assert "PYTHONPATH=/nfs/pdserve" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "home"),
+    [
+        ("docker", "/tmp/pdserve-20260101-abc"),
+        ("apptainer", "/nfs/runs/demo/home@n1"),
+        ("pyxis", "/nfs/runs/demo/home@n1"),
+    ],
+)
+def test_caches_lie_where_nobody_else_can_put_anything(kind: Kind, home: str) -> None:
+    """docker's /tmp is the container's own; that of the others may be the node's."""
+    assert f"HOME={home}" in wrapped(kind).argv
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_tree_is_mounted_and_installed_packages_of_the_node_are_not(kind: Kind) -> None:
     assert source_folder("/nfs/pdserve/pdserve") == "/nfs/pdserve"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pdserve import log_rotation
-from pdserve.log_lines import GrowingLog
+from pdserve import log_rotation, own_logs
+from pdserve.log_lines import GrowingLog, end_of
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, Process
 from pdserve.process import send
@@ -175,6 +175,33 @@ def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
         stream.write("meanwhile\n")
     log_rotation.finish(log, 2)
     assert (earlier(log).read_text(), log.read_text()) == ("before\nmeanwhile\n", "")
+
+
+def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left_to_it(tmp_path: Path) -> None:
+    large = "line\n" * (300 << 10)
+    ours, theirs = ("launcher.log", "agent@n.log", "scout@n.log"), "decode-0@n.log"
+    for name in (*ours, theirs):
+        (tmp_path / name).write_text(large)
+    (tmp_path / "agent@small.log").write_text("line\n")
+    asyncio.run(own_logs.cut_large(tmp_path, Logs(max_mib=1, keep=1)))
+    for name in ours:
+        assert ((tmp_path / name).read_text(), earlier(tmp_path / name).read_text()) == ("", large)
+    assert (tmp_path / theirs).read_text() == large
+    assert (tmp_path / "agent@small.log").read_text() == "line\n"
+    (tmp_path / "launcher.log").write_text(large)
+    asyncio.run(own_logs.cut_large(tmp_path, Logs(max_mib=0)))
+    assert (tmp_path / "launcher.log").read_text() == large, "0: never"
+
+
+def test_the_end_of_a_log_that_was_just_cut_is_found_on_both_sides(tmp_path: Path) -> None:
+    log = tmp_path / "agent@n.log"
+    log.write_text("one\ntwo\n")
+    cut(log)
+    with log.open("a") as stream:
+        stream.write("three\n")
+    assert end_of(log, 10) == b"two\nthree\n"
+    assert end_of(log, 1000) == b"one\ntwo\nthree\n"
+    assert end_of(tmp_path / "none", 10) == b""
 
 
 def test_without_copies_a_log_is_only_cut(tmp_path: Path) -> None:

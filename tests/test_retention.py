@@ -1,0 +1,217 @@
+"""Old runs go, and nothing else: what lives or may live, what is somebody else's and what a link leads to stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.process import MARKER
+from pdserve.procfs import ProcessId
+from pdserve.recipe.model import Retention
+from pdserve.retention import prune, prune_all
+from pdserve.rundir import RunDir
+from pdserve.state import DeploymentState, NodeState, Phase
+from tests.launch.deployment import pdserve, recipe
+from tests.launch.test_keys import struck
+
+DAY = 86400
+STRANGER = 4242
+GONE = ProcessId(pid=4_194_000, start_ticks=1)
+HERE = socket.gethostname()
+LAST_ONLY = Retention(runs=1, days=0)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def run_id(number: int) -> str:
+    return f"20260101-000000-{number:06x}"
+
+
+def made(
+    root: Path,
+    number: int = 0,
+    *,
+    phase: Phase = "stopped",
+    days: float = 0,
+    host: str = HERE,
+    launcher: ProcessId = GONE,
+    nodes: dict[str, NodeState] | None = None,
+) -> RunDir:
+    """A run that was started, written last so many days ago; the deployment's newest one is a later one."""
+    run = RunDir.create(root, "fake", run_id(number))
+    state = DeploymentState(
+        name="fake", run_id=run.run_id, phase=phase, host=host, launcher=launcher, nodes=nodes or {}, started_at=0
+    )
+    run.write(run.state, state.model_dump_json())
+    (run.logs / "decode-0@n.log").write_text("x" * 1000)
+    written(run, days)
+    return run
+
+
+def written(run: RunDir, days: float) -> None:
+    at = time.time() - days * DAY
+    for file in run.path.iterdir():
+        os.utime(file, (at, at))
+
+
+def newest(root: Path) -> RunDir:
+    run = made(root, 0xFFFFFF)
+    run.point_current()
+    return run
+
+
+def left(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "fake").iterdir() if not path.is_symlink())
+
+
+def test_the_newest_ten_are_kept_and_the_others_go_with_all_that_is_in_them(tmp_path: Path) -> None:
+    runs = [made(tmp_path, number) for number in range(13)]
+    runs[12].point_current()
+    size = sum(file.stat().st_size for file in runs[0].path.rglob("*") if file.is_file())
+    removed = prune(tmp_path / "fake", Retention())
+    assert [one.path for one in removed] == [run.path for run in runs[:3]]
+    assert (removed[0].size, removed[0].problem) == (size, None)
+    assert left(tmp_path) == [run_id(number) for number in range(3, 13)]
+    assert prune(tmp_path / "fake", Retention()) == []
+
+
+def test_a_run_that_is_too_old_goes_however_few_there_are_but_never_the_current_or_the_newest(tmp_path: Path) -> None:
+    made(tmp_path, 1, days=31)
+    current = made(tmp_path, 2, days=90)
+    made(tmp_path, 3, days=29)
+    made(tmp_path, 4, days=60)
+    current.point_current()
+    prune(tmp_path / "fake", Retention())
+    assert left(tmp_path) == [run_id(2), run_id(3), run_id(4)]
+
+
+def test_without_a_limit_everything_is_kept(tmp_path: Path) -> None:
+    for number in range(3):
+        made(tmp_path, number, days=1000)
+    assert prune(tmp_path / "fake", Retention(runs=0, days=0)) == []
+
+
+def test_a_run_whose_launcher_lives_stays(tmp_path: Path) -> None:
+    own = procfs.identify(os.getpid())
+    assert own is not None
+    made(tmp_path, phase="ready", launcher=own, days=60)
+    newest(tmp_path)
+    assert prune(tmp_path / "fake", LAST_ONLY) == []
+
+
+def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Path) -> None:
+    run = made(tmp_path, phase="failed")
+    newest(tmp_path)
+    with subprocess.Popen(["sleep", "1000"], env={MARKER: f"{run.run_id}/decode-0"}, start_new_session=True) as member:
+        assert prune(tmp_path / "fake", LAST_ONLY) == []
+        member.kill()
+    assert [one.path for one in prune(tmp_path / "fake", LAST_ONLY)] == [run.path]
+
+
+def test_a_run_that_nobody_here_can_see_stays_until_it_was_not_heard_for_a_day(tmp_path: Path) -> None:
+    elsewhere = {"n": NodeState(agent=GONE, guard=GONE, hostname="another")}
+    lost = made(tmp_path, 1, phase="ready", host="another", nodes=elsewhere)
+    unstarted = RunDir.create(tmp_path, "fake", run_id(2))
+    unstarted.plan.write_text("{}")
+    of_another_version = made(tmp_path, 3)
+    of_another_version.state.write_text('{"new": 1}')
+    newest(tmp_path)
+    assert prune(tmp_path / "fake", LAST_ONLY) == []
+    for run in (lost, unstarted, of_another_version):
+        written(run, days=1.1)
+    assert len(prune(tmp_path / "fake", LAST_ONLY)) == 3
+
+
+def test_a_start_that_has_failed_before_it_began_may_go_at_once(tmp_path: Path) -> None:
+    failed = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
+    failed.failure.write_text("it failed")
+    newest(tmp_path)
+    assert [one.path for one in prune(tmp_path / "fake", LAST_ONLY)] == [failed.path]
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    home, precious = tmp_path / "home", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    run = made(home)
+    (run.path / "link").symlink_to(precious)
+    (home / "fake" / run_id(1)).symlink_to(precious)
+    (home / "linked").symlink_to(tmp_path / "elsewhere")
+    other = RunDir.create(tmp_path, "elsewhere", run_id(1))
+    other.failure.touch()
+    RunDir.create(tmp_path, "elsewhere", run_id(2))
+    newest(home)
+    assert [one.path for one in prune_all(home)] == []
+    assert [one.path for one in prune(home / "fake", LAST_ONLY)] == [run.path]
+    assert prune(home / "linked", LAST_ONLY) == []
+    assert (precious / "file").exists()
+    assert (home / "fake" / run_id(1)).is_symlink()
+    assert other.path.exists()
+
+
+def test_what_has_not_the_name_of_a_run_stays(tmp_path: Path) -> None:
+    newest(tmp_path)
+    for name in ("notes", "run-1", f"{run_id(1)}.bak"):
+        (tmp_path / "fake" / name).mkdir()
+    assert prune(tmp_path / "fake", LAST_ONLY) == []
+
+
+def theirs(run: RunDir) -> Path:
+    os.chown(run.path, STRANGER, STRANGER)
+    return run.path
+
+
+def theirs_inside(run: RunDir) -> Path:
+    file = run.logs / "decode-0@n.log"
+    os.chown(file, STRANGER, STRANGER)
+    return file
+
+
+@as_root
+@pytest.mark.parametrize("give", [theirs, theirs_inside])
+def test_nothing_of_another_user_is_removed(tmp_path: Path, give: Callable[[RunDir], Path]) -> None:
+    run = made(tmp_path)
+    newest(tmp_path)
+    file = give(run)
+    removed = prune(tmp_path / "fake", LAST_ONLY)
+    assert file.exists()
+    assert [one.problem for one in removed] == ([f"{file} belongs to uid {STRANGER}"] if file != run.path else [])
+
+
+def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    newest(tmp_path)
+    run.path.rename(run.path.with_name(f".removed-{run.run_id}"))
+    assert len(prune(tmp_path / "fake", LAST_ONLY)) == 1
+    assert left(tmp_path) == [run_id(0xFFFFFF)]
+
+
+def test_list_prune_says_what_goes_and_how_much_and_dry_run_leaves_it(pdserve_home: Path) -> None:
+    run = made(pdserve_home, days=31)
+    newest(pdserve_home)
+    assert pdserve("list", "--dry-run")[0] == 2
+    code, said = pdserve("list", "--prune", "--dry-run")
+    assert (code, said.splitlines()) == (0, [f"would remove {run.path} 0.0 MiB", "1 old run(s), 0.0 MiB"])
+    assert run.path.exists()
+    code, said = pdserve("list", "--prune", "--json")
+    [row] = json.loads(said)
+    assert (code, row["run"], row["removed"], row["bytes"] > 1000) == (0, str(run.path), True, True)
+    assert not run.path.exists()
+    assert pdserve("list", "--prune") == (0, "no old runs")
+
+
+def test_up_removes_those_of_its_own_deployment_by_its_recipe(tmp_path: Path, pdserve_home: Path) -> None:
+    old, last = made(pdserve_home, 1), made(pdserve_home, 2)
+    last.point_current()
+    other = RunDir.create(pdserve_home, "other", run_id(1))
+    other.failure.touch()
+    RunDir.create(pdserve_home, "other", run_id(2))
+    assert struck("run_here", "SIGINT", recipe(tmp_path, retention__runs=1)) == 130
+    assert (old.path.exists(), last.path.exists(), other.path.exists()) == (False, True, True)
