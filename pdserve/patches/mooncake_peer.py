@@ -14,6 +14,7 @@ _PROBE_SECONDS = 2.0
 _numbers = itertools.count()
 _watching: set[asyncio.Task[None]] = set()
 """A loop holds no task that waits."""
+_probing: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[bool]] = {}
 
 
 async def refuses(address: str) -> bool:
@@ -21,7 +22,19 @@ async def refuses(address: str) -> bool:
 
     Only a refused connection says so. A stopped process still has its kernel accept connections, and an address that
     cannot be reached may be one whose worker is alive and writes KV over another network: both are "no".
+
+    All who ask about an address at the same time share one connection: when a prefill dies, every pull from it asks.
+    An answer that was on its way when the prefill died does no harm: libzmq's next attempt to connect asks again.
     """
+    key = (asyncio.get_running_loop(), address)
+    probe = _probing.get(key)
+    if probe is None:
+        probe = _probing[key] = asyncio.get_running_loop().create_task(_refuses(address), context=contextvars.Context())
+        probe.add_done_callback(lambda _: _probing.pop(key))
+    return await asyncio.shield(probe)
+
+
+async def _refuses(address: str) -> bool:
     parts = urlsplit(address)
     try:
         async with asyncio.timeout(_PROBE_SECONDS):

@@ -20,8 +20,8 @@ _DESCRIPTORS = 131_072
 """Enough for all sockets of a context. A hard limit can be a thousand million, and some libraries count up to it."""
 _SOCKETS_A_PULL = 3
 """A DEALER, and both ends of its monitor."""
-_DESCRIPTORS_A_PULL = 5
-"""One for each socket, its TCP connection, and one more while somebody looks whether its prefill still listens."""
+_DESCRIPTORS_A_PULL = 4
+"""One for each socket, and its TCP connection."""
 _SOCKETS_KEPT = 64
 """For withdrawals, whatever the pulls take: three a prefill worker."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)

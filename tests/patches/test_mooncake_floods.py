@@ -70,7 +70,7 @@ def test_a_context_gets_more_sockets_than_libzmq_gives_by_default(limit: int) ->
     with zmq.Context() as context:
         mooncake_sockets.widen(context)
         socks = [context.socket(zmq.PAIR) for _ in range(2000)]
-        assert mooncake_sockets.pulls_at_once(context) > 340
+        assert mooncake_sockets.pulls_at_once(context) > 1023, "as many as without the patches, or more"
         for sock in socks:
             sock.close()
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(limit, mooncake_sockets._DESCRIPTORS)

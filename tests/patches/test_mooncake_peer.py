@@ -90,3 +90,26 @@ def test_a_prefill_that_is_not_there_is_noticed(context: zmq.asyncio.Context) ->
             await gone.wait()
 
     asyncio.run(absent())
+
+
+def test_all_pulls_that_ask_about_a_prefill_at_once_share_one_connection() -> None:
+    """When a prefill dies every pull from it asks; a pull's share of the descriptors has none for that."""
+    connections = 0
+
+    def count(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.close()
+
+    async def asked() -> list[set[bool]]:
+        async with asyncio.timeout(LIMIT_SECONDS), await asyncio.start_server(count, "127.0.0.1", 0) as server:
+            address = "tcp://{}:{}".format(*server.sockets[0].getsockname())
+            there = await asyncio.gather(*(mooncake_peer.refuses(address) for _ in range(PULLS)))
+            while not connections:
+                await asyncio.sleep(0)
+        gone = await asyncio.gather(*(mooncake_peer.refuses(address) for _ in range(PULLS)))
+        return [set(there), set(gone)]
+
+    assert asyncio.run(asked()) == [{False}, {True}]
+    assert connections == 1
+    assert not mooncake_peer._probing
