@@ -22,6 +22,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Coroutine, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 
 from pdserve import procfs
 from pdserve.errors import AgentProtocolError
+from pdserve.new_names import NewNames
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
 from pdserve.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
@@ -57,6 +59,10 @@ from pdserve.slurm_variables import without_slurm
 from pdserve.supervised import Supervised, reap_adopted, say_failure
 
 _SWEEP_SECONDS = 1.0
+_SETTLED_SECONDS, _YOUNG_SECONDS = 5.0, 30.0
+"""Who belongs to us hardly changes some time after a start, and finding out reads every process of the machine."""
+_REST_TIMES = 20.0
+"""How much longer than a look the pause after it is."""
 _GUARD_GRACE_SECONDS = 5.0
 _MANY_BYTES = 1024 * 1024
 _FAREWELL_SECONDS = 2.0
@@ -90,6 +96,7 @@ class Agent:
         self._run_id = run_id
         self._ledger = ledger
         self._processes: dict[str, Supervised] = {}
+        self._young_until = -math.inf
         self._stops: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
@@ -186,6 +193,7 @@ class Agent:
             ledger=self._ledger,
         )
         self._processes[process.name] = process
+        self._young_until = asyncio.get_running_loop().time() + _YOUNG_SECONDS
         try:
             process.start(order.secrets, order.cpu_share)
         except OSError as error:  # its files or its log cannot be written: a full disk, a deleted run directory
@@ -222,12 +230,23 @@ class Agent:
 
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""
-        while True:
-            # What maps a segment tells a long file for each process; orphans are still descendants, adopted by us.
-            if self._ledger.unknown():
-                self._ledger.record(procfs.descendants(os.getpid()))
-            reap_adopted(process.root_pid for process in self._processes.values())
-            await asyncio.sleep(_SWEEP_SECONDS)
+        names, clock = NewNames(procfs.SHM), asyncio.get_running_loop().time
+        seen = -math.inf
+        try:
+            while True:
+                began = clock()
+                # What uses a segment tells a long file for each process; orphans are still descendants, adopted by us.
+                if self._ledger.unknown():
+                    self._ledger.record_of_all(procfs.descendants(os.getpid()))
+                elif began - seen >= (_SWEEP_SECONDS if began < self._young_until else _SETTLED_SECONDS):
+                    self._ledger.see(procfs.descendants(os.getpid()))
+                    seen = began
+                reap_adopted(process.root_pid for process in self._processes.values())
+                # Whoever makes names all the time, one of ours or not, does not take our time.
+                await asyncio.sleep(min(_SWEEP_SECONDS, _REST_TIMES * (clock() - began)))
+                await names.wait(_SWEEP_SECONDS)
+        finally:
+            names.close()
 
     def _emit(self, said: Said) -> None:
         """Events wait for a launcher that does not read (one that is held in a debugger); those that a later one of
@@ -258,7 +277,7 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> in
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    ledger = ShmLedger(ledger_file, strangers=strangers)
+    ledger = ShmLedger(ledger_file, strangers=strangers, until=time.time())
 
     def members() -> set[int]:
         reap_adopted(())

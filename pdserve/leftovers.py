@@ -133,13 +133,16 @@ def living(state: DeploymentState, run: RunDir) -> list[str]:
 
 
 async def stop_left(state: DeploymentState, run: RunDir) -> bool:
-    """Stops all `members` and removes their shared memory. True if there was anything."""
-    if not (left := members(state, run)):
-        return False
-    ledgers = [ShmLedger(run.path / f"shm@{node}.json") for node in state.nodes]
-    for ledger in ledgers:
-        ledger.record(left)
-    await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS)
+    """Stops all `members` and removes the shared memory of this machine that is recorded as the run's, also when
+    nothing lives that had it. True if anything lived."""
+    ledgers = [
+        ShmLedger(run.path / f"shm@{node}.json") for node, agents in state.nodes.items() if is_here(agents.hostname)
+    ]
+    left = members(state, run)
+    if left:
+        for ledger in ledgers:
+            ledger.record(left)
+        await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS)
     for ledger in ledgers:
         ledger.remove_orphans()
-    return True
+    return bool(left)

@@ -224,7 +224,8 @@ def listener_owner(port: int) -> str | None:
     return "another user's process"
 
 
-def _open_files(pid: int) -> Iterator[str]:
+def _open_files(pid: int, *, under: str = "") -> Iterator[str]:
+    """Where the descriptors of a process lead; `under` a folder only those that it may read and write."""
     directory = _PROC / str(pid) / "fd"
     try:
         entries = os.listdir(directory)  # noqa: PTH208
@@ -232,15 +233,20 @@ def _open_files(pid: int) -> Iterator[str]:
         return
     for entry in entries:
         try:
-            yield os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
+            link = os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
+            # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
+            if not under or (link.startswith(under) and (directory / entry).lstat().st_mode & 0o600 == 0o600):
+                yield link
         except OSError:
             continue
 
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
-    """Names in /dev/shm that these processes have mapped and that still have a name."""
+    """Names in /dev/shm that these processes have mapped, or open for reading and writing as one that is about to be
+    mapped is, and that still have a name."""
     prefix = f"{SHM}/"
-    names: set[str] = set()
+    pids = list(pids)
+    names = {link.removeprefix(prefix) for pid in pids for link in _open_files(pid, under=prefix)}
     for pid in pids:
         try:
             lines = (_PROC / str(pid) / "maps").read_text().splitlines()
@@ -248,11 +254,11 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
             continue
         for line in lines:
             path = line[line.find("/") :] if "/" in line else ""
-            if path.startswith(prefix) and not path.endswith(" (deleted)"):
+            if path.startswith(prefix):
                 names.add(path.removeprefix(prefix))
-    return names
+    return {name for name in names if not name.endswith(" (deleted)")}
 
 
 def shared_memory_in_use() -> set[str]:
-    """Names in /dev/shm that any process which we may look into has mapped."""
+    """Names in /dev/shm that any process which we may look into has mapped, or open as above."""
     return shared_memory(_pids())

@@ -1,10 +1,16 @@
-"""The ledger of /dev/shm segments: what our processes mapped, so that a killed engine leaves nothing behind.
+"""The ledger of shared memory that our processes made or used, so that a killed engine leaves nothing behind.
 
-A SIGKILLed engine leaves `psm_*` and `lmcache_kv_PID_N` (LMCache leaves the latter after SIGTERM too). Their names
-say little of their owner, so the agent records what its processes have mapped while they live. A segment is removed
-only if one of ours mapped it, it is a POSIX segment (a plain file directly in /dev/shm: a model, a cache or a virtual
-environment that somebody keeps in a folder there is not), it is ours by user, it did not exist before the agent, and
-no living process maps it.
+A SIGKILLed engine leaves `psm_*` (Python, vLLM), `torch_PID_*` and `lmcache_kv_PID_N` (LMCache leaves the latter after
+SIGTERM too) in /dev/shm, and whatever its libraries made as SysV segments. Nothing in the kernel says whose they are
+once nobody has them mapped, so the agent records them while their owners live. One is ours
+
+- if one of ours has it mapped or open at a look, which is taken as soon as a name appears, or
+- if it says who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
+  and that was the PID of one of ours when it was made (`lives`).
+
+It is removed only if besides that it is ours by user, it did not exist before the agent, no living process has it
+mapped, open or attached, and who is known to have made it is dead. A POSIX segment is a plain file directly in
+/dev/shm: a model, a cache or a virtual environment that somebody keeps in a folder there is not.
 """
 
 from __future__ import annotations
@@ -12,75 +18,148 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from pdserve import procfs
+from pdserve import procfs, sysv_memory
+from pdserve.lives import Lives
+from pdserve.procfs import ProcessId
+from pdserve.sysv_memory import SysvSegment
+
+_NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch|lmcache_kv)_([0-9]+)_")
+"""torch 2.13 (at::NewProcessWideShmHandle), lmcache 0.5.6 (platform/devices/cpu/shm.py)."""
+_SYSV = "sysv/"
+"""Before the number of a SysV segment: no name in /dev/shm has a slash."""
+
+
+class _Segment(NamedTuple):
+    """One that exists and may be ours."""
+
+    name: str
+    mark: int
+    """Tells it from an earlier or later one of that name."""
+    maker: int | None
+    made_at: float
+    sysv: SysvSegment | None = None
 
 
 class ShmLedger:
-    """Segments seen, kept in a file so that the guard, or a later `down`, can finish the work of a killed agent."""
+    """Segments of ours, kept in a file so that the guard, or a later `down`, can finish the work of a killed agent."""
 
-    def __init__(self, file: Path, *, strangers: Mapping[str, int] | None = None) -> None:
+    def __init__(self, file: Path, *, strangers: Mapping[str, int] | None = None, until: float | None = None) -> None:
         """`strangers`: what `existing` saw before the first process was started; never ours. None: as recorded; with
-        no record nothing is ours."""
+        no record nothing is ours. `until`: wall-clock seconds when who wrote the file was last known to live; None:
+        when it wrote it."""
         self._file = file
+        names: dict[str, int] = {}
+        makers: dict[str, tuple[int, int]] = {}
         try:
             kept = json.loads(file.read_text())
-        except (OSError, ValueError):
-            kept = {"strangers": existing(), "names": []}
-        self._strangers: Mapping[str, int] = kept["strangers"] if strangers is None else strangers
-        self._names: set[str] = set(kept["names"])
+            names, makers = dict(kept["names"]), dict(kept["makers"])
+            self._lives = Lives(kept["lives"], kept["at"] if until is None else until)
+            self._strangers: Mapping[str, int] = kept["strangers"]
+        except (OSError, ValueError, KeyError, TypeError):  # none, torn, or of another version
+            self._lives = Lives([], time.time())
+            self._strangers = existing()
+        if strangers is not None:
+            self._strangers = strangers
+        self._names = names
+        self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
+        self._others: set[str] = set()
 
     def unknown(self) -> bool:
         """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
-        return any(self._created_by_us(name) for name in existing().keys() - self._names)
+        return any(one.name not in self._names and one.name not in self._others for one in self._candidates())
+
+    def see(self, pids: Iterable[int]) -> None:
+        """These processes are ours: what they make from now on is known by their PID, also when they are gone."""
+        if self._lives.see(pids):
+            self.save()
 
     def record(self, pids: Iterable[int]) -> None:
-        """Adds what these processes map now."""
-        seen = {name for name in procfs.shared_memory(pids) if self._created_by_us(name)} - self._names
-        if seen:
-            self._names |= seen
+        """Adds what these processes use now, and what those that were ever seen have made."""
+        pids = set(pids)
+        changed = self._lives.see(pids)
+        used = procfs.shared_memory(pids)
+        for one in self._candidates():
+            maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
+            if maker is None and one.name not in used:
+                continue
+            if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
+                self._names[one.name] = one.mark
+                self._makers.pop(one.name, None)
+                if maker is not None:
+                    self._makers[one.name] = maker
+                changed = True
+        if changed:
             self.save()
+
+    def record_of_all(self, pids: Iterable[int]) -> None:
+        """As `record`, where these are all that live of ours: what another one has made is not looked at again."""
+        self.record(pids)
+        self._others = {one.name for one in self._candidates() if one.sysv is not None and one.name not in self._names}
 
     def save(self) -> None:
         """Writes the file. Without it only those who come after a killed agent know less."""
+        makers = {name: (maker.pid, maker.start_ticks) for name, maker in self._makers.items()}
+        kept = {
+            "names": self._names,
+            "makers": makers,
+            "lives": self._lives.kept(),
+            "strangers": dict(self._strangers),
+            "at": time.time(),
+        }
         temporary = self._file.with_suffix(".tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({"names": sorted(self._names), "strangers": dict(self._strangers)}))
+            temporary.write_text(json.dumps(kept))
             temporary.rename(self._file)
 
     def remove_orphans(self) -> list[str]:
-        """Unlinks recorded segments that no living process maps; returns their names."""
+        """Removes recorded segments that nobody uses any more; returns their names."""
         if not self._names:
             return []
         removed = []
-        for name in sorted(self._names - procfs.shared_memory_in_use()):
-            path = procfs.SHM / name
-            if path.exists() and self._created_by_us(name):
-                path.unlink(missing_ok=True)
+        used = procfs.shared_memory_in_use()
+        present = {one.name: one for one in self._candidates()}
+        for name, mark in sorted(self._names.items()):
+            one, maker = present.get(name), self._makers.get(name)
+            if one is not None and one.mark == mark:
+                attached = one.sysv is not None and one.sysv.attached > 0
+                if name in used or attached or (maker is not None and maker.alive()):
+                    continue
+                if one.sysv is None:
+                    (procfs.SHM / name).unlink(missing_ok=True)
+                else:
+                    sysv_memory.remove(one.sysv)
                 removed.append(name)
-            self._names.discard(name)
+            del self._names[name]
+            self._makers.pop(name, None)
         return removed
 
-    def _created_by_us(self, name: str) -> bool:
-        if "/" in name:
-            return False
-        try:
-            found = (procfs.SHM / name).lstat()
-        except OSError:
-            return False
-        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
-        return ours and found.st_ino != self._strangers.get(name)
+    def _candidates(self) -> Iterator[_Segment]:
+        """What is of our user and did not exist before."""
+        return (one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark)
 
 
 def existing() -> dict[str, int]:
-    """Names in /dev/shm now -> inode: a later segment of the same name is another one."""
-    found = {}
+    """Every segment that there is now -> what tells it from a later one of the same name."""
+    return {one.name: one.mark for one in _existing()}
+
+
+def _existing(uid: int | None = None) -> Iterator[_Segment]:
+    """POSIX and SysV segments, of this user or of all."""
     for path in procfs.SHM.iterdir():
         try:
-            found[path.name] = path.stat().st_ino
+            found = path.lstat()
         except OSError:
             continue
-    return found
+        if stat.S_ISREG(found.st_mode) and uid in (None, found.st_uid):
+            named = _NAMED_AFTER_ITS_MAKER.match(path.name)
+            yield _Segment(path.name, found.st_ino, None if named is None else int(named[1]), found.st_ctime)
+    for one in sysv_memory.segments():
+        if uid in (None, one.uid):
+            yield _Segment(f"{_SYSV}{one.id}", one.created, one.creator, one.created, one)

@@ -1,0 +1,316 @@
+"""Whose a shared-memory segment is, and when it may go: real processes that make all kinds of them and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from pdserve import procfs, sysv_memory
+from pdserve.leftovers import stop_left
+from pdserve.new_names import NewNames
+from pdserve.process import send
+from pdserve.procfs import ProcessId
+from pdserve.protocol import Died, Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.rundir import RunDir
+from pdserve.shm import ShmLedger, existing
+from pdserve.state import DeploymentState, NodeState
+from tests.supervision.agents import LIMIT, agent, planned
+
+MAKER = """
+import ctypes, os, sys
+libc, held = ctypes.CDLL(None), []
+libc.shmat.restype = ctypes.c_void_p
+libc.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+
+def sysv():
+    held.append(libc.shmget(0, 4096, 0o1600))
+    return f"sysv/{held[-1]}"
+
+def file(name):
+    held.append(os.open("/dev/shm/" + name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    os.ftruncate(held[-1], 4096)
+    return name
+
+def unused(name):
+    file(name)
+    os.close(held.pop())
+    return name
+
+def attach(number):
+    assert libc.shmat(int(number), None, 0) not in (None, ctypes.c_void_p(-1).value)
+    return "attached"
+
+def kind(name):
+    names = {"sysv": sysv, "torch": lambda: unused(f"torch_{os.getpid()}_77_0"),
+             "lmcache": lambda: unused(f"lmcache_kv_{os.getpid()}_0"), "open": lambda: file(f"psm_{os.getpid()}x")}
+    return names[name]() if name in names else attach(name)
+
+if len(sys.argv) > 1:
+    print("made", *map(kind, sys.argv[1:]), flush=True)
+    sys.stdin = open(os.pipe()[0])
+for line in sys.stdin:
+    print(kind(line.strip()), flush=True)
+"""
+"""Makes what it is told: on its command line, and then waits; or line by line."""
+UNUSED = ["sysv", "torch", "lmcache"]
+"""Kinds that nobody has mapped, open or attached once they are made."""
+
+
+class Maker:
+    """A process that makes segments; killed with the block."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        found = procfs.identify(self._popen.pid)
+        assert found is not None
+        self.id: ProcessId = found
+        self.names: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        return self.id.pid
+
+    def make(self, kind: str) -> str:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.write(f"{kind}\n".encode())
+        self._popen.stdin.flush()
+        self.names.append(self._popen.stdout.readline().decode().strip())
+        return self.names[-1]
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def __enter__(self) -> Maker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            pipe.close()
+        for name in self.names:
+            forget(name)
+
+
+def forget(name: str) -> None:
+    """Takes a segment away, whatever state a failed test left it in."""
+    if name.startswith("sysv/"):
+        ctypes.CDLL(None).shmctl(int(name.removeprefix("sysv/")), 0, None)
+    elif name != "attached":
+        (procfs.SHM / name).unlink(missing_ok=True)
+
+
+def exists(name: str) -> bool:
+    return name in existing()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> ShmLedger:
+    return ShmLedger(tmp_path / "shm.json", strangers=existing())
+
+
+@pytest.fixture
+def maker() -> Iterator[Maker]:
+    with Maker() as one:
+        yield one
+
+
+@pytest.fixture
+def stranger() -> Iterator[Maker]:
+    """A process of the same user that is not ours."""
+    with Maker() as one:
+        yield one
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_what_one_of_ours_has_made_is_removed_although_nobody_ever_saw_the_two_together(
+    ledger: ShmLedger, maker: Maker, kind: str
+) -> None:
+    ledger.see([maker.pid])
+    name = maker.make(kind)
+    maker.kill()
+    assert ledger.unknown()
+    ledger.record(())
+    assert ledger.remove_orphans() == [name]
+    assert not exists(name)
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_who_takes_over_knows_what_the_dead_have_made(tmp_path: Path, maker: Maker, kind: str) -> None:
+    """The guard after its agent: maker and agent are killed before anybody has looked."""
+    ShmLedger(tmp_path / "shm.json", strangers=existing()).see([maker.pid])
+    name = maker.make(kind)
+    maker.kill()
+    later = ShmLedger(tmp_path / "shm.json", until=time.time())
+    later.record(())
+    assert later.remove_orphans() == [name]
+
+
+@pytest.mark.parametrize("kind", [*UNUSED, "open"])
+def test_while_its_maker_lives_it_stays(ledger: ShmLedger, maker: Maker, kind: str) -> None:
+    """It may hand on the name: another process of ours that stops is no reason to take it away."""
+    name = maker.make(kind)
+    ledger.record([maker.pid])
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+    maker.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([name], False)
+
+
+@pytest.mark.parametrize("kind", [*UNUSED, "open"])
+def test_a_strangers_stays_whatever_it_is_called(ledger: ShmLedger, maker: Maker, stranger: Maker, kind: str) -> None:
+    ours = maker.make(kind)
+    name = stranger.make(kind)
+    ledger.record_of_all([maker.pid])
+    for one in (maker, stranger):
+        one.kill()
+    ledger.record(())
+    assert (ledger.remove_orphans(), exists(name)) == ([ours], True)
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+@pytest.mark.parametrize(("ended", "ours"), [(-60.0, False), (+60.0, True)], ids=["before", "after"])
+def test_a_pid_that_is_a_strangers_by_now_proves_nothing(
+    tmp_path: Path, stranger: Maker, kind: str, ended: float, ours: bool
+) -> None:
+    """A process of ours had its number until a minute before the segment was made; had it lived on, it were ours."""
+    file, now = tmp_path / "shm.json", time.time()
+    ShmLedger(file, strangers=existing()).save()
+    life = [stranger.pid, stranger.id.start_ticks - 1, now - 600, now + ended]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lives": [life]}))
+    name = stranger.make(kind)
+    stranger.kill()
+    later = ShmLedger(file)
+    later.record(())
+    assert later.remove_orphans() == ([name] if ours else [])
+    assert exists(name) is not ours
+
+
+def test_of_a_number_that_was_given_again_only_the_recorded_segment_is_ours(tmp_path: Path, maker: Maker) -> None:
+    """A later segment of the same name or number: another mark (inode, time)."""
+    name = maker.make("sysv")
+    ledger = ShmLedger(tmp_path / "shm.json", strangers={})
+    ledger.record([maker.pid])
+    kept = json.loads((tmp_path / "shm.json").read_text())
+    kept["names"][name] -= 1
+    (tmp_path / "shm.json").write_text(json.dumps(kept))
+    maker.kill()
+    assert ShmLedger(tmp_path / "shm.json").remove_orphans() == []
+    assert exists(name)
+
+
+def test_what_somebody_has_attached_stays_until_he_is_done(ledger: ShmLedger, maker: Maker, stranger: Maker) -> None:
+    name = maker.make("sysv")
+    assert stranger.make(name.removeprefix("sysv/")) == "attached"
+    ledger.record([maker.pid])
+    maker.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+    stranger.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([name], False)
+
+
+def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledger: ShmLedger, stranger: Maker) -> None:
+    """Finding out whose a SysV segment is reads every process of the machine."""
+    stranger.make("sysv")
+    assert ledger.unknown()
+    ledger.record_of_all(())
+    assert not ledger.unknown()
+
+
+def test_the_kernel_says_who_made_a_sysv_segment(maker: Maker) -> None:
+    name = maker.make("sysv")
+    (one,) = [one for one in sysv_memory.segments() if f"sysv/{one.id}" == name]
+    assert (one.creator, one.uid, one.attached) == (maker.pid, os.getuid(), 0)
+    assert abs(one.created - time.time()) < LIMIT
+    assert sysv_memory.remove(one)
+    assert not sysv_memory.remove(one), "it is gone"
+
+
+def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        names = NewNames(tmp_path)
+        try:
+            for name in ("a", "b"):
+                waiting = asyncio.create_task(names.wait(3600))
+                await asyncio.sleep(0)
+                (tmp_path / name).touch()
+                await asyncio.wait_for(waiting, LIMIT)
+        finally:
+            names.close()
+
+    asyncio.run(scenario())
+
+
+# The whole way ------------------------------------------------------------------------------------------------------
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+ORDERS = ["engine", "agent", "engine agent", "agent engine", "all at once"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: Path, order: str) -> None:
+    """`all at once`: its guard too, as the OOM killer does it; then `pdserve down` finds no process."""
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    log, file = run.path / "logs/engine@here.log", run.path / "shm@here.json"
+    made: list[str] = []
+
+    async def scenario() -> None:
+        async with agent(run.path) as under_test:
+            under_test.link.send(Start(process=planned("engine", MAKER, "sysv", "torch", "lmcache", "open")))
+            hello = await under_test.expect(Hello)
+            engine = (await under_test.expect(Started, "engine")).id
+            await until(lambda: log.exists() and log.read_text().endswith("\n"))
+            made.extend(log.read_text().split()[1:])
+            assert len(made) == 4
+            await until(lambda: set(made) <= set(json.loads(file.read_text())["names"]))
+            if order == "all at once":
+                assert send(hello.guard, signal.SIGSTOP)
+            for victim in order.split() if order != "all at once" else ("agent", "engine"):
+                send(engine if victim == "engine" else hello.agent, signal.SIGKILL)
+            if order == "engine":
+                await under_test.expect(Died, "engine")
+                under_test.link.send(Stop(name="engine", grace=5))
+                await under_test.expect(Stopped, "engine")
+                return
+            if order == "all at once":
+                await until(lambda: not engine.alive())
+                assert send(hello.guard, signal.SIGKILL)
+            await under_test.expect(Gone)
+            await until(lambda: not hello.guard.alive() and not engine.alive())
+            if order == "all at once":
+                here = socket.gethostname()
+                node = NodeState(agent=hello.agent, guard=hello.guard, hostname=here)
+                state = DeploymentState(
+                    name="fake", run_id="run-1", host=here, launcher=hello.agent, nodes={"here": node}, started_at=0
+                )
+                assert not await stop_left(state, run)
+
+    try:
+        asyncio.run(scenario())
+        assert [name for name in made if exists(name)] == []
+    finally:
+        for name in made:
+            with contextlib.suppress(OSError):
+                forget(name)
