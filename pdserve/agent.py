@@ -238,6 +238,8 @@ class Agent:
                 limit = root_grace(max(0.0, left / (len(stages) - index)))
             await asyncio.gather(*(process.stop(min(process.plan.stop_seconds, limit)) for process in stage))
         await asyncio.gather(*self._stops, return_exceptions=True)
+        if (made := self._cgroups.cgroup) is not None:  # what one that is done has left; and the guard may be dead
+            await stop_family(made.members, orphan_grace=0, cgroups=(made,))
         self._ledger.remove_orphans()
 
     async def _sweep(self) -> None:

@@ -154,7 +154,7 @@ def test_the_kernel_says_whom_it_killed_for_memory(limited: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["stop", "agent killed", "left alone"])
+@pytest.mark.parametrize("how", ["stop", "agent killed", "guard killed", "left alone"])
 def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ours: Cgroup | None) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
@@ -167,11 +167,13 @@ def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ou
                 under_test.link.send(Stop(name="engine", grace=5))
                 await under_test.expect(Stopped, "engine")
                 assert daemon.alive() == (ours is None)
-            if how == "agent killed":
-                send(hello.agent, signal.SIGKILL)
+            if how in ("agent killed", "guard killed"):
+                send(hello.agent if how == "agent killed" else hello.guard, signal.SIGKILL)
                 await under_test.expect(Gone)
-        for one in (started.id, hello.agent, hello.guard, daemon):
+        for one in (started.id, hello.agent, hello.guard):
             await asyncio.wait_for(until_gone(one), LIMIT)
+        assert daemon.alive() == (ours is None and how == "guard killed")
+        send(daemon, signal.SIGKILL)
         assert hello.cgroup is None or not Path(hello.cgroup.path).exists()
 
     asyncio.run(scenario())
