@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -28,7 +29,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pdserve import procfs
+from pdserve import cgroup, procfs
 from pdserve.errors import AgentProtocolError
 from pdserve.new_names import NewNames
 from pdserve.node_http import NodeHttp
@@ -79,11 +80,13 @@ class Agent:
         run_dir: Path,
         run_id: str,
         ledger: ShmLedger,
+        cgroups: cgroup.Made,
         lease: float | None = None,
         pulse: float | None = None,
         term_seconds: float | None = None,
     ) -> None:
-        """`lease`, `pulse`: seconds; None on the launcher's own machine."""
+        """`cgroups`: where those of the processes are made. `lease`, `pulse`: seconds; None on the launcher's own
+        machine."""
         self._node = node
         self._lease = lease
         self._pulse = pulse
@@ -95,6 +98,8 @@ class Agent:
         self._run_dir = run_dir
         self._run_id = run_id
         self._ledger = ledger
+        self._cgroups = cgroups
+        self._lives = itertools.count(1)
         self._processes: dict[str, Supervised] = {}
         self._young_until = -math.inf
         self._stops: set[asyncio.Task[None]] = set()
@@ -113,7 +118,17 @@ class Agent:
         guard, agent = procfs.identify(self._guard), procfs.identify(os.getpid())
         assert guard is not None
         assert agent is not None
-        self._emit(Hello(node=self._node, agent=agent, guard=guard, hostname=socket.gethostname()))
+        made, why_not = self._cgroups
+        self._emit(
+            Hello(
+                node=self._node,
+                agent=agent,
+                guard=guard,
+                hostname=socket.gethostname(),
+                cgroup=None if made is None else made.id,
+                no_cgroup=why_not,
+            )
+        )
         self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
         for task in background:
@@ -184,21 +199,26 @@ class Agent:
         self._emit(await self._http.answer(order))
 
     def _start(self, order: Start) -> None:
-        process = Supervised(
-            order.process,
-            run_dir=self._run_dir,
-            run_id=self._run_id,
-            environ=self._environ,
-            emit=self._emit,
-            ledger=self._ledger,
-        )
-        self._processes[process.name] = process
+        name = order.process.name
         self._young_until = asyncio.get_running_loop().time() + _YOUNG_SECONDS
         try:
+            # Another one for each life: what is slow to end in that of the last one must not take this one with it.
+            made = self._cgroups.cgroup
+            own = None if made is None else made.new(f"{name}.{next(self._lives)}")
+            process = Supervised(
+                order.process,
+                run_dir=self._run_dir,
+                run_id=self._run_id,
+                environ=self._environ,
+                emit=self._emit,
+                ledger=self._ledger,
+                cgroup=own,
+            )
+            self._processes[name] = process
             process.start(order.secrets, order.cpu_share)
         except OSError as error:  # its files or its log cannot be written: a full disk, a deleted run directory
             how = f"could not be started: {error}"
-            self._emit(Died(name=process.name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
+            self._emit(Died(name=name, pid=0, code=None, how=how, seconds=0.0, while_starting=True))
 
     async def _stop(self, name: str, grace: float) -> None:
         process = self._processes.get(name)
@@ -226,6 +246,8 @@ class Agent:
                 limit = root_grace(max(0.0, left / (len(stages) - index)))
             await asyncio.gather(*(process.stop(min(process.plan.stop_seconds, limit)) for process in stage))
         await asyncio.gather(*self._stops, return_exceptions=True)
+        if (made := self._cgroups.cgroup) is not None:  # what one that is done has left; and the guard may be dead
+            await stop_family(made.members, orphan_grace=0, cgroups=(made,))
         self._ledger.remove_orphans()
 
     async def _sweep(self) -> None:
@@ -266,8 +288,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> int:
-    """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner."""
+def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int], made: cgroup.Cgroup | None) -> int:
+    """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner.
+    `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it."""
     # Stopping is the agent's work, and then ours; a guard that leaves early would orphan what it guards.
     pass_on(agent_pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     status = _end_of(agent_pid)
@@ -281,11 +304,13 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int]) -> in
 
     def members() -> set[int]:
         reap_adopted(())
-        found = procfs.descendants(os.getpid())
+        inside = set() if made is None else made.members()
+        found = procfs.family({os.getpid()} | inside) - {os.getpid()}
         ledger.record(found)
         return found
 
-    asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS))
+    cgroups = () if made is None else (made,)
+    asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS, cgroups=cgroups))
     ledger.remove_orphans()
     return os.waitstatus_to_exitcode(status) and 1
 
@@ -331,22 +356,24 @@ def main() -> int:
     ledger_file = options.run_dir / f"shm@{options.node}.json"
     ShmLedger(ledger_file, strangers=strangers).save()
     adopt_orphans()
+    cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
     if child := os.fork():
-        return guard(child, ledger_file, strangers)
+        return guard(child, ledger_file, strangers, cgroups.cgroup)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
     ledger = ShmLedger(ledger_file, strangers=strangers)
-    asyncio.run(serve(options, ledger))
+    asyncio.run(serve(options, ledger, cgroups))
     return 0
 
 
-async def serve(options: argparse.Namespace, ledger: ShmLedger) -> None:
+async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:
     """The agent's whole life, in its event loop."""
     agent = Agent(
         node=options.node,
         run_dir=options.run_dir,
         run_id=options.run_id,
         ledger=ledger,
+        cgroups=cgroups,
         lease=options.lease,
         pulse=options.pulse,
         term_seconds=options.term_seconds,

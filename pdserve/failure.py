@@ -27,6 +27,11 @@ _OTHER_TAIL_LINES = 30
 _AGENT_TAIL_LINES = 10
 _AGENT_TAIL_BYTES = 16 * 1024
 _COMMAND_CHARACTERS = 300
+_MEMORY_CAUSE = "it needed more memory than was left, by the kernel's own count for its cgroup"
+_MEMORY_TODO = (
+    "raise the limit (MemoryMax= of its unit, --mem of the job, --memory of the container), or ask for less memory "
+    "(VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, fewer instances on this host)"
+)
 
 
 def start_error(trouble: Trouble, plan: Plan, run: RunDir) -> StartError:
@@ -143,9 +148,12 @@ def _tail(log: Path) -> tuple[str, ...]:
 
 def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:
     subject = f"{role} (PID {died.pid})" if died.member is None else f"{died.member} (PID {died.pid}) of {role}"
+    after = f"{subject} {died.how} after {died.seconds:.1f} s, {when}"
+    if died.out_of_memory:
+        return kind(after, where=where, cause=_MEMORY_CAUSE, todo=_MEMORY_TODO, evidence=evidence)
     hint = explain(died.log_tail, exit_code=died.code, role=role)
     return kind(
-        f"{subject} {died.how} after {died.seconds:.1f} s, {when}",
+        after,
         where=where,
         cause=hint.cause if hint else None,
         todo=hint.todo if hint else "read the log below; nothing in it is a cause that pdserve knows",

@@ -191,7 +191,7 @@ class Fleet:
         """One event of an agent: state, history, proxy, and on to `troubles` if somebody must decide."""
         match event:
             case Hello():
-                self.state.nodes[event.node] = NodeState(agent=event.agent, guard=event.guard, hostname=event.hostname)
+                self.state.nodes[event.node] = NodeState(**event.model_dump(exclude={"event", "node"}))
                 self.record("agent", node=event.node, pid=event.agent.pid)
             case ToldToEnd():
                 self.record("told_to_end", node=event.node, signal=event.signal)

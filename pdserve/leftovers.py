@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from pdserve import procfs
+from pdserve import cgroup, procfs
 from pdserve.host import is_here
 from pdserve.process import MARKER, send, stop_family
 from pdserve.procfs import ProcessId
@@ -43,8 +43,8 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
 
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
-    """Live PIDs on this machine that belong to a run: recorded processes, their families, and who carries a name of the
-    run in its environment, also when no recorded process lives.
+    """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
+    run, and who carries a name of it in its environment, also when no recorded process lives.
 
     A session whose leader is dead may be somebody else's: the kernel gives a number again once nobody has it. Its
     members are ours if they began before the leader died, or, where nobody has seen that, before the run was last
@@ -64,10 +64,23 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
                 for each in procfs.identities(procfs.in_session(one.pid))
                 if procfs.started_at(each) <= until + _CLOCK_SECONDS
             }
+    roots.update(*(one.members() for one in _cgroups(state, run)))
     found: set[int] = procfs.family(roots)
     for name in known:
         found |= procfs.family((), marker=f"{MARKER}={run.run_id}/{name}".encode())
     return found
+
+
+def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
+    """Of the run, on this machine, as far as they are still there."""
+    nodes = [node for node in state.nodes.values() if is_here(node.hostname)]
+    return [one for node in nodes if (one := cgroup.recorded(node.cgroup, run.run_id)) is not None]
+
+
+def remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
+    """What is left once all that was in it has ended, supervisors and processes. Only while no supervisor lives."""
+    for one in _cgroups(state, run):
+        one.remove()
 
 
 def _last_heard_of(run: RunDir) -> float:
@@ -133,8 +146,8 @@ def living(state: DeploymentState, run: RunDir) -> list[str]:
 
 
 async def stop_left(state: DeploymentState, run: RunDir) -> bool:
-    """Stops all `members` and removes the shared memory of this machine that is recorded as the run's, also when
-    nothing lives that had it. True if anything lived."""
+    """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
+    run's, also when nothing lives that had it. True if anything lived."""
     ledgers = [
         ShmLedger(run.path / f"shm@{node}.json") for node, agents in state.nodes.items() if is_here(agents.hostname)
     ]
@@ -142,7 +155,9 @@ async def stop_left(state: DeploymentState, run: RunDir) -> bool:
     if left:
         for ledger in ledgers:
             ledger.record(left)
-        await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS)
+        await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS, cgroups=_cgroups(state, run))
+    else:
+        remove_empty_cgroups(state, run)
     for ledger in ledgers:
         ledger.remove_orphans()
     return bool(left)

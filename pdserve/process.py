@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from pdserve import procfs
+from pdserve.cgroup import Cgroup
 from pdserve.outlet import Newest
 from pdserve.procfs import ProcessId
 
@@ -28,6 +29,8 @@ MARKER = "PDSERVE_PROCESS"
 _POLL_SECONDS = 0.05
 _ORPHAN_GRACE_SECONDS = 2.0
 """What a root leaves behind gets this on top of the root's own grace, and no more than that one."""
+_EMPTY_SECONDS = 5.0
+"""What was killed has ended long before, unless it waits for a device in the kernel."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -50,8 +53,9 @@ class Exit:
 class Child:
     """A process that we started and its whole family."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], marker: str) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], marker: str, cgroup: Cgroup | None = None) -> None:
         self._popen = popen
+        self._cgroup = cgroup
         self._control: Newest | None = None
         self._marker = f"{MARKER}={marker}".encode()
         identity = procfs.identify(popen.pid)
@@ -66,7 +70,8 @@ class Child:
 
     def family(self) -> set[int]:
         """Live PIDs of the tree, orphaned members included, until nothing of it is left."""
-        return procfs.family({self.pid}, marker=self._marker)
+        inside = set() if self._cgroup is None else self._cgroup.members()
+        return procfs.family({self.pid} | inside, marker=self._marker)
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
@@ -103,7 +108,8 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait(), max(0.0, deadline - time.monotonic()))
         orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
-        forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill)
+        cgroups = () if self._cgroup is None else (self._cgroup,)
+        forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill, cgroups=cgroups)
         await self.wait()
         if self._control is not None:
             self._control.close()
@@ -119,9 +125,14 @@ def root_grace(seconds: float) -> float:
 
 
 async def stop_family(
-    members: Callable[[], set[int]], *, orphan_grace: float, before_kill: Callable[[], None] | None = None
+    members: Callable[[], set[int]],
+    *,
+    orphan_grace: float,
+    before_kill: Callable[[], None] | None = None,
+    cgroups: Sequence[Cgroup] = (),
 ) -> bool:
-    """TERM, short grace, then KILL until `members` returns nobody. True when KILL was needed."""
+    """TERM, short grace, then KILL until `members` returns nobody. True when KILL was needed. `cgroups`: all that is in
+    them is of the family; each is removed at the end, and killed before it if somebody has come meanwhile."""
     forced = False
     left = _identities(members())
     for member in left:
@@ -135,10 +146,17 @@ async def stop_family(
         forced = True
         if before_kill is not None:
             before_kill()
+        for cgroup in cgroups:
+            cgroup.kill()
         for member in left:
             send(member, signal.SIGKILL)
         await asyncio.sleep(_POLL_SECONDS)
         left = _identities(members())
+    deadline = time.monotonic() + _EMPTY_SECONDS
+    while not all(cgroup.remove() for cgroup in cgroups) and time.monotonic() < deadline:
+        for cgroup in cgroups:
+            cgroup.kill()
+        await asyncio.sleep(_POLL_SECONDS)
     return forced
 
 
@@ -203,14 +221,15 @@ def spawn(
     control_stdin: bool,
     cwd: Path | None = None,
     cpus: set[int] | None = None,
+    cgroup: Cgroup | None = None,
 ) -> Child:
     """Starts a program in a session of its own, stdout and stderr appended to `log`. `cpus`: all that it may use; None:
-    as we do.
+    as we do. `cgroup`: its own from its birth; the child's stop kills whatever is in it.
 
     Raises OSError when the program cannot be executed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink:
+    with log.open("ab") as sink, cgroup.born_here() if cgroup is not None else contextlib.nullcontext():
         popen = subprocess.Popen(
             list(argv),
             env={**env, MARKER: marker},
@@ -223,7 +242,7 @@ def spawn(
     if cpus is not None and cpus != os.sched_getaffinity(0):
         # Its first thread is the only one yet; what it starts inherits.
         os.sched_setaffinity(popen.pid, cpus)
-    return Child(popen, marker)
+    return Child(popen, marker, cgroup)
 
 
 def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from pdserve.cgroup import CgroupId
 from pdserve.errors import AgentProtocolError
 from pdserve.plan.model import Process
 from pdserve.procfs import ProcessId
@@ -87,13 +88,16 @@ Order = Start | Stop | Push | Beat | Ask | Shutdown
 
 
 class Hello(Message):
-    """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed."""
+    """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed. `cgroup`: in which
+    each of its processes gets one of its own; None: they get none, and `no_cgroup` says why."""
 
     event: Literal["hello"] = "hello"
     node: str
     agent: ProcessId
     guard: ProcessId
     hostname: str
+    cgroup: CgroupId | None = None
+    no_cgroup: str = ""
 
 
 class Started(Message):
@@ -144,6 +148,8 @@ class Died(Message):
     seconds: float
     """Since it was started."""
     while_starting: bool
+    out_of_memory: bool = False
+    """The kernel has killed it, or a process of it, for memory; `how` says of how much."""
     member: str | None = None
     """Set when not the root but e.g. VLLM::EngineCore ended."""
     log_tail: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from pdserve.cgroup import CgroupId
 from pdserve.plan.model import ProcessRole
 from pdserve.procfs import ProcessId
 
@@ -47,6 +48,10 @@ class NodeState(BaseModel):
     guard: ProcessId
     hostname: str
     """Of the machine on which both of them, and the PIDs of its processes, are."""
+    cgroup: CgroupId | None = None
+    """In which each of its processes has one of its own."""
+    no_cgroup: str = ""
+    """Why there is none."""
     lost: str = ""
     """Why the launcher no longer hears it; empty while it does."""
 

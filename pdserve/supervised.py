@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import diagnostics, log_rotation, procfs
+from pdserve.cgroup import Cgroup
+from pdserve.cgroup_memory import OomWatch
 from pdserve.cpu_parts import bring_back, share_of_cpus
 from pdserve.health import Answer, Prober, wait_ready
 from pdserve.log_lines import GrowingLog, read_from, split
 from pdserve.log_progress import describe, is_fatal
 from pdserve.log_rotation import earlier
 from pdserve.plan.model import Env, ExitProbe, Process
-from pdserve.process import Child, pid_end, spawn
+from pdserve.process import Child, pid_end, spawn, stop_family
 from pdserve.protocol import Died, Event, Health, Late, LogCut, Progress, Ready, Sockets, Started, Stopped
 from pdserve.shm import ShmLedger
 from pdserve.socket_shortage import SocketShortage
@@ -60,15 +62,19 @@ class Supervised:
         environ: Mapping[str, str],
         emit: Callable[[Event], None],
         ledger: ShmLedger,
+        cgroup: Cgroup | None = None,
         fatal_grace: float = _FATAL_GRACE_SECONDS,
     ) -> None:
-        """`fatal_grace`: seconds that a process which has logged its failure gets to end by itself."""
+        """`cgroup`: its own; None: it has none. `fatal_grace`: seconds that a process which has logged its failure gets
+        to end by itself."""
         self.plan = plan
         self._run_dir = run_dir
         self._run_id = run_id
         self._environ = environ
         self._emit = emit
         self._ledger = ledger
+        self._cgroup = cgroup
+        self._oom = OomWatch(cgroup)
         self._fatal_grace = fatal_grace
         self._log = run_dir / plan.log
         self._log_from = 0
@@ -115,6 +121,7 @@ class Supervised:
                 marker=f"{self._run_id}/{self.name}",
                 control_stdin=self.plan.control == "stdin",
                 cpus=self._cpus,
+                cgroup=self._cgroup,
             )
         except OSError as error:
             self._emit(self._died(0, None, f"could not be executed: {error}", began, None))
@@ -142,6 +149,8 @@ class Supervised:
         forced = False
         if self._child is not None and not self.done:
             forced = await self._child.stop(grace, before_kill=self.record_shm)
+        elif self._cgroup is not None:
+            await stop_family(self._cgroup.members, orphan_grace=0, cgroups=(self._cgroup,))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -178,11 +187,13 @@ class Supervised:
         self._emit(died)
 
     def _died(self, pid: int, code: int | None, how: str, began: float, member: str | None) -> Died:
+        how, out_of_memory = self._oom.told(how, code)
         return Died(
             name=self.name,
             pid=pid,
             code=code,
             how=how,
+            out_of_memory=out_of_memory,
             seconds=round(time.monotonic() - began, 3),
             while_starting=not self._ready,
             member=member,

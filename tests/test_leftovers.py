@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
+from pdserve.cgroup import Cgroup
 from pdserve.leftovers import living, may_be_busy, members, none_held
 from pdserve.process import pid_end
 from pdserve.procfs import ProcessId
 from pdserve.rundir import RunDir
 from pdserve.state import DeploymentState, NodeState, ProcessState
+from tests.launch.deployment import pdserve, recipe
 
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
 LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
@@ -123,3 +126,21 @@ def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tm
     assert may_be_busy(nothing, run, "never heard of"), "its agent has not said where it is"
     nothing.nodes["n"].hostname = "elsewhere"
     assert may_be_busy(nothing, run, "n"), "nobody can see that from here"
+
+
+@pytest.mark.parametrize("verb", ["down", "up"])
+def test_cgroups_of_the_last_run_in_which_nobody_lives_are_removed(
+    tmp_path: Path, pdserve_home: Path, verb: str
+) -> None:
+    run = RunDir.create(pdserve_home, "fake", "run-1")
+    deployment = state(GONE.pid, None)
+    ours, another_runs = (tmp_path / f"pdserve-{of}@n-7" for of in ("run-1", "run-2"))
+    for node, folder in (("n", ours), ("m", another_runs)):
+        (folder / "decode-0.1").mkdir(parents=True)
+        deployment.nodes[node] = deployment.nodes["n"].model_copy(update={"cgroup": Cgroup.at(folder).id})
+    run.write(run.state, deployment.model_dump_json())
+    run.point_current()
+    file = recipe(tmp_path)
+    shutil.rmtree(tmp_path / "model")  # nothing is to start
+    _, output = pdserve(verb, *([file] if verb == "up" else []))
+    assert (ours.exists(), another_runs.exists()) == (False, True), output

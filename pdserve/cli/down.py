@@ -12,7 +12,7 @@ import typer
 from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
 from pdserve.host import is_here
-from pdserve.leftovers import living, none_held, stop_left
+from pdserve.leftovers import living, none_held, remove_empty_cgroups, stop_left
 from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
 from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
@@ -43,6 +43,7 @@ def run(name: str | None) -> None:
             )
         typer.echo(f"{state.name}: stopped")
     else:
+        remove_empty_cgroups(state, found)
         typer.echo(f"{state.name}: not running")
     _others(found, state)
 

@@ -76,8 +76,24 @@ def _head(view: StatusView) -> list[str]:
         lines.append(f"endpoint: {state.endpoint}/v1{place}  model: {view.plan.served_name}")
     lines.extend(_patches(view))
     lines.append(f"record: {view.run_dir}")
+    lines.extend(_cgroups(view))
     lines += [f"node {name} is lost: {node.lost}" for name, node in state.nodes.items() if node.lost]
     return lines + [f"left behind: {one}" for one in view.left]
+
+
+def _cgroups(view: StatusView) -> Iterator[str]:
+    """Whether the kernel knows all that a node's processes have started, or only their trees tell."""
+    if not (view.left or view.launcher_lives):
+        return
+    with_one = [name for name, node in view.state.nodes.items() if node.cgroup is not None]
+    if with_one:
+        yield f"cgroups: on {', '.join(with_one)} each process has one of its own, and whatever is in it is stopped"
+    for name, node in view.state.nodes.items():
+        if node.no_cgroup:
+            yield (
+                f"no cgroups on {name} ({node.no_cgroup}): a daemon that leaves its session and empties its "
+                "environment outlives a KILL of launcher, guard and agent"
+            )
 
 
 def _patches(view: StatusView) -> Iterator[str]:

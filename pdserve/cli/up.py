@@ -25,7 +25,7 @@ from pdserve.control import Apply, ask
 from pdserve.errors import NotOursError, PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
-from pdserve.leftovers import living, supervised
+from pdserve.leftovers import living, remove_empty_cgroups, supervised
 from pdserve.plan.model import Plan
 from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
@@ -202,7 +202,9 @@ def _check_leftovers(root: Path, name: str) -> None:
         raise
     except StateError:
         return
-    if not supervised(state) and (left := living(state, run)):
+    if supervised(state):
+        return
+    if left := living(state, run):
         raise StateError(
             f"{len(left)} process(es) of the last run of {name} still live",
             where=str(run.path),
@@ -210,6 +212,7 @@ def _check_leftovers(root: Path, name: str) -> None:
             todo=f"pdserve down {name}",
             evidence=tuple(left),
         )
+    remove_empty_cgroups(state, run)
 
 
 def _check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:

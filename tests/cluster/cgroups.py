@@ -1,4 +1,7 @@
-"""Folders that slurmd makes in the machine's freezer cgroup, the only thing of a cluster outside of its sandbox."""
+"""Cgroups that slurmd and agents make, the only thing of a cluster outside of its sandbox.
+
+An agent removes its own; one whose node was cut off the power did not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from tests.cluster.machine import FREEZER
+from tests.cluster.machine import FREEZER, UNIFIED
 
 _GONE_SECONDS = 120.0
 
@@ -14,7 +17,8 @@ _GONE_SECONDS = 120.0
 def cgroups(prefix: str) -> list[Path]:
     """Those of a cluster's nodes, the innermost first."""
     found: list[Path] = []
-    for top in FREEZER.glob(f"slurm_{prefix}[0-9]*"):
+    agents = [top for mount in UNIFIED for top in mount.glob(f"pdserve-*@{prefix}[0-9]*")]
+    for top in (*FREEZER.glob(f"slurm_{prefix}[0-9]*"), *agents):
         found += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
     return found
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.cluster.errors import LabError
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
+UNIFIED = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+"""Where cgroup v2 is, beside v1 or alone."""
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_NET_ADMIN": 12, "CAP_MKNOD": 27}
 _TOOLS = {
     "unshare": "util-linux",

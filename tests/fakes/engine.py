@@ -14,6 +14,7 @@ FAKE_DIE_IF=PATH          dies at once if PATH exists
 FAKE_LAST_LINES=TEXT      printed to stderr before that        FAKE_PROGRESS=TEXT      printed while it loads
 FAKE_IGNORE_TERM=1        only KILL ends it                    FAKE_SHM=1|leak         maps /dev/shm/psm_<hex>
 FAKE_CHILD=1|setsid       an EngineCore that outlives us       FAKE_WRONG_KV=1         computes on other KV
+FAKE_CHILD=daemon         one that leaves parent, session and environment, and logs its PID
 FAKE_DUMMY_WEIGHTS=1          output ignores the prompt       FAKE_IGNORE_SALT=1     caches are not kept apart
 FAKE_PREFILL_SECONDS=S    time of a prefill                    FAKE_TOKEN_SECONDS=S    time of a token
 FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATUS=N    all others are refused so

@@ -34,6 +34,18 @@ while True:
     time.sleep(3600)
 """
 
+DAEMON = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+print(f"daemon {os.getpid()}", flush=True)
+while True:
+    time.sleep(3600)
+"""
+
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
@@ -60,7 +72,10 @@ def log(level: str, text: str) -> None:
 
 
 def spawn_child(kind: str) -> None:
-    """The process that a KILL of the API server alone leaves behind."""
+    """The process that a KILL of the API server alone leaves behind. `daemon`: nothing in it tells whose it is."""
+    if kind == "daemon":
+        subprocess.run([sys.executable, "-c", DAEMON], env={}, check=True)
+        return
     subprocess.Popen([sys.executable, "-c", CHILD, "VLLM::EngineCore"], start_new_session=kind == "setsid")
 
 

@@ -18,7 +18,7 @@ from pdserve.cli.console import Console
 from pdserve.errors import StateError
 from pdserve.failure import start_error
 from pdserve.procfs import ProcessId
-from pdserve.protocol import Late
+from pdserve.protocol import Died, Late
 from pdserve.rundir import RunDir, find
 from pdserve.state import DeploymentState, NodeState, ProcessState
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Deployment, pdserve, recipe, up
@@ -54,6 +54,25 @@ def test_a_late_process_whose_log_tells_nothing_has_its_probe_as_the_cause(tmp_p
     assert error.cause == "last answer of its probe: nothing listens on port 8100"
     assert error.todo is not None
     assert "timeouts.*" in error.todo
+
+
+def test_of_a_process_that_the_kernel_killed_for_memory_no_log_line_is_taken_for_the_cause(tmp_path: Path) -> None:
+    died = Died(
+        name="decode-0",
+        pid=7,
+        code=-signal.SIGKILL,
+        how="killed by the kernel for memory (limit 4.0 GiB, peak 4.0 GiB)",
+        seconds=3,
+        while_starting=True,
+        out_of_memory=True,
+        log_tail=("OSError: [Errno 98] Address already in use",),
+    )
+    error = start_error(died, plan(planned_recipe()), RunDir(tmp_path))
+    assert error.what == (
+        "decode (PID 7) killed by the kernel for memory (limit 4.0 GiB, peak 4.0 GiB) after 3.0 s, while starting"
+    )
+    assert error.cause == "it needed more memory than was left, by the kernel's own count for its cgroup"
+    assert "raise the limit" in str(error.todo)
 
 
 # A failure after which what is healthy is kept ----------------------------------------------------------------------

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.process import pid_end
+from pdserve import cgroup, procfs
+from pdserve.process import pid_end, send
 from tests.launch.deployment import (
     LINE_SECONDS,
     Command,
@@ -129,6 +130,39 @@ def test_members_whose_roots_and_supervisors_were_all_killed_are_found_by_down_a
         assert (code, "of the last run of fake still live" in output) == (8, True), output
         code, output = pdserve("down")
         assert (code, "stopped" in output) == (0, True), output
+        assert_nothing_left(deployment)
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_a_daemon_that_left_everything_is_ended_by_down(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    """With its parent, its session, its environment and every supervisor gone, only a cgroup tells whose it is; where
+    there is none, `status` has said so."""
+    monkeypatch.setenv(cgroup.SWITCH, switch)
+    with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "daemon"}), pdserve_home) as deployment:
+        (node,) = serving(deployment).state().nodes.values()
+        assert (node.cgroup is None) == bool(node.no_cgroup)
+        assert node.cgroup is None or switch == "on"
+        log = deployment.run.path / deployment.run.read_plan().process("prefill-0").log
+        found = re.search(r"^daemon (\d+)$", log.read_text(), re.MULTILINE)
+        assert found is not None
+        daemon = procfs.identify(int(found[1]))
+        assert daemon is not None
+        _, output = pdserve("status")
+        assert ("no cgroups on" in output, "cgroups: on" in output) == (node.cgroup is None, node.cgroup is not None)
+        for name in ("agent", "launcher"):
+            deployment.send_signal(name, signal.SIGSTOP)
+        try:
+            for name in ("launcher", "guard", "agent", "proxy", "decode-0", "prefill-0", "lmcache-0"):
+                deployment.send_signal(name, signal.SIGKILL)
+            deployment.command.finish()
+            code, output = pdserve("down")
+            assert code == 0, output
+            assert daemon.alive() == (node.cgroup is None), output
+            assert node.cgroup is None or not Path(node.cgroup.path).exists()
+        finally:
+            send(daemon, signal.SIGKILL)
         assert_nothing_left(deployment)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.agent import Agent
+from pdserve.cgroup import Made
 from pdserve.protocol import Event, Gone, Progress, Pulse, Push, Stopped
 from pdserve.shm import ShmLedger, existing
 from pdserve.transport.link import AgentLink
@@ -28,7 +29,7 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "stdout", stdout)
                 ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
-                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger)
+                agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None))
             agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
             waiting = agent._outlet.waiting
             for _ in range(1000):

@@ -1,0 +1,179 @@
+"""A process in a cgroup of its own, on this machine's kernel: nothing that it starts gets away, and nothing is left.
+
+Where no cgroup can be made these tests assert that it is said why, and that processes run without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import cgroup, procfs
+from pdserve.cgroup import Cgroup, place
+from pdserve.process import Child, send, spawn, stop_family
+from pdserve.procfs import ProcessId
+from pdserve.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from tests.fakes.engine_process import DAEMON
+from tests.supervision.agents import LIMIT, agent, planned
+
+LEAVES_A_DAEMON = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {DAEMON!r}], env={{}})"
+AND_STAYS = f"{LEAVES_A_DAEMON}; time.sleep(600)"
+
+
+@pytest.fixture
+def ours() -> Iterator[Cgroup | None]:
+    """A cgroup of the test's own; None where none can be made, which is then said."""
+    made, why_not = cgroup.make(f"{cgroup.prefix('test')}here-{os.getpid()}", os.environ)
+    assert (made is None) == bool(why_not)
+    yield made
+    if made is not None:
+        assert made.remove(), made.members()
+
+
+async def daemon_of(log: Path) -> ProcessId:
+    """What the log names, once it does."""
+    while not (log.exists() and "daemon " in log.read_text() and log.read_text().endswith("\n")):
+        await asyncio.sleep(0.01)
+    identity = procfs.identify(int(log.read_text().split()[-1]))
+    assert identity is not None
+    return identity
+
+
+async def until_gone(identity: ProcessId) -> None:
+    while identity.alive():
+        await asyncio.sleep(0.01)
+
+
+def start(tmp_path: Path, code: str, own: Cgroup | None) -> Child:
+    return spawn(
+        [sys.executable, "-c", code], env={}, log=tmp_path / "log", marker="x/y", control_stdin=False, cgroup=own
+    )
+
+
+def test_a_daemon_that_left_everything_is_family_and_is_stopped(tmp_path: Path, ours: Cgroup | None) -> None:
+    async def scenario() -> None:
+        own = None if ours is None else ours.new("engine.1")
+        child = start(tmp_path, LEAVES_A_DAEMON, own)
+        daemon = await daemon_of(tmp_path / "log")
+        try:
+            await child.wait()
+            assert (daemon.pid in child.family()) == (own is not None)
+            assert await child.stop(0) == (own is not None)
+            assert daemon.alive() == (own is None)
+            assert own is None or not own.path.exists()
+        finally:
+            send(daemon, signal.SIGKILL)
+
+    asyncio.run(scenario())
+
+
+def test_it_is_born_there_and_we_are_not(tmp_path: Path, ours: Cgroup | None) -> None:
+    if ours is None:
+        return
+    before = Path("/proc/self/cgroup").read_text()
+    own = ours.new("engine.1")
+    child = start(tmp_path, "print(open('/proc/self/cgroup').read())", own)
+    asyncio.run(child.wait())
+    assert own.path.name in (tmp_path / "log").read_text()
+    assert Path("/proc/self/cgroup").read_text() == before
+    assert ours.members() == set()
+    asyncio.run(child.stop(0))
+
+
+def test_a_program_that_does_not_exist_is_still_an_error_of_the_caller(tmp_path: Path, ours: Cgroup | None) -> None:
+    with pytest.raises(FileNotFoundError):
+        spawn(["/nonexistent/program"], env={}, log=tmp_path / "log", marker="x", control_stdin=False, cgroup=ours)
+    assert ours is None or ours.members() == set()
+
+
+def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ours: Cgroup | None) -> None:
+    """As those of another agent that runs in it."""
+    if ours is None:
+        return
+    inner = ours.new("outer").new("inner")
+    child = start(tmp_path, f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {AND_STAYS}", inner)
+
+    async def scenario() -> None:
+        daemon = await daemon_of(tmp_path / "log")
+        (inner.path / "cgroup.freeze").write_text("1")
+        while "frozen 1" not in (inner.path / "cgroup.events").read_text():
+            await asyncio.sleep(0.01)
+        assert ours.members() == {child.pid, daemon.pid}
+        await stop_family(ours.members, orphan_grace=0, cgroups=(ours,))
+        assert not daemon.alive()
+        assert not ours.path.exists()
+
+    asyncio.run(scenario())
+    assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
+
+
+def test_nobody_kills_the_cgroup_that_he_is_in(ours: Cgroup | None) -> None:
+    if ours is None:
+        return
+    with ours.born_here():
+        ours.kill()
+        assert not ours.remove()
+    assert place()[0] == ours.path.parent
+
+
+HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
+WATCHES_ONE = f"""
+import subprocess, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+from pdserve.cgroup_memory import OomWatch
+watch = OomWatch(None)
+code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
+print(watch.told("killed by SIGKILL", code)[0])
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A cgroup that may use 200 MiB, of v1: those of v2 are limited by their owner."""
+    try:
+        folder = place("memory")[0] / f"pdserve-test-{os.getpid()}"
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of v1 can be made: {error}")
+    (folder / "memory.limit_in_bytes").write_text(str(200 * 2**20))
+    yield folder
+    folder.rmdir()
+
+
+def test_the_kernel_says_whom_it_killed_for_memory(limited: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHES_ONE, str(limited)], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        f"killed by SIGKILL; meanwhile the kernel killed 1 for memory in {limited} (limit 200 MiB, peak 200 MiB)\n"
+    )
+
+
+@pytest.mark.parametrize("how", ["stop", "agent killed", "guard killed", "left alone"])
+def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ours: Cgroup | None) -> None:
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            hello = await under_test.expect(Hello)
+            assert (hello.cgroup is None) == bool(hello.no_cgroup) == (ours is None)
+            under_test.link.send(Start(process=planned("engine", AND_STAYS)))
+            started = await under_test.expect(Started, "engine")
+            daemon = await daemon_of(tmp_path / "logs/engine@here.log")
+            if how == "stop":
+                under_test.link.send(Stop(name="engine", grace=5))
+                await under_test.expect(Stopped, "engine")
+                assert daemon.alive() == (ours is None)
+            if how in ("agent killed", "guard killed"):
+                send(hello.agent if how == "agent killed" else hello.guard, signal.SIGKILL)
+                await under_test.expect(Gone)
+        for one in (started.id, hello.agent, hello.guard):
+            await asyncio.wait_for(until_gone(one), LIMIT)
+        assert daemon.alive() == (ours is None and how == "guard killed")
+        send(daemon, signal.SIGKILL)
+        assert hello.cgroup is None or not Path(hello.cgroup.path).exists()
+
+    asyncio.run(scenario())
