@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from pdserve.distributions import installed
+from pdserve.patches import here
 from pdserve.patches.fingerprint import Fingerprint, Known
+from pdserve.patches.registry import REGISTRY
 from pdserve.patches.releases import same_code, untagged
 
 TABLE = {
@@ -59,3 +62,16 @@ def test_a_known_release_outside_of_the_range_is_itself() -> None:
 def test_each_package_is_told_by_its_own_code() -> None:
     found = {**AS_0_33, "lmcache.d.h": Fingerprint("()", "ffff")}
     assert known(found, vllm=None, lmcache="0.5.6.dev30+gabc", nixl="9") == {"lmcache": "0.5.6"}
+
+
+def test_the_installed_code_gets_the_same_patches_whatever_it_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number a build without tags would be older than every release: engines refused to start for a patch that
+    they do not need, and others were applied or left out against what the code needs."""
+    tagged = {patch.name: here.judge_here(patch) for patch in REGISTRY}
+    branch = {**installed(), "vllm": "0.1.dev5+gabc", "lmcache": "0.5.6.dev30+gabc"}
+    monkeypatch.setattr(here, "installed", lambda: branch)
+    here.versions_here.cache_clear()
+    try:
+        assert {patch.name: here.judge_here(patch) for patch in REGISTRY} == tagged
+    finally:
+        here.versions_here.cache_clear()
