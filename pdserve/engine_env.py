@@ -6,15 +6,19 @@ import ctypes
 import functools
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from pdserve import distributions, lmcache_kernels
 from pdserve.errors import PreflightError
-from pdserve.patches import lmcache_block_copy
+from pdserve.patches import judgement, lmcache_block_copy, releases
+from pdserve.patches.here import of_installed
 from pdserve.plan.model import Plan, Versions
 from pdserve.process import output_of
 from pdserve.recipe.model import Recipe
+from pdserve.versions import PACKAGES
 
 _ASK_SECONDS = 30.0
 _CONNECTOR_NEEDS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl", "LMCacheMPConnector": "lmcache"}
@@ -35,7 +39,8 @@ def read_versions(python: str | None, *, missing_ok: bool = False) -> Versions:
         if not missing_ok:
             raise
         return Versions()
-    return Versions(**{part: found[part] for part in Versions.model_fields})
+    versions = {part: found[part] for part in PACKAGES}
+    return Versions(**versions, same_code=_same_code(python) if _untagged(versions) else {})
 
 
 def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
@@ -82,6 +87,26 @@ def _installed(python: str | None) -> dict[str, str | None]:
         cause="it is not on this host, or not a Python of this host",
         todo="correct engine.python, or leave it out to use the interpreter that runs pdserve",
     )
+
+
+def _untagged(versions: Mapping[str, str | None]) -> bool:
+    return any(
+        version is not None and releases.untagged(package, version)
+        for package, version in versions.items()
+        if package in releases.FINGERPRINTED
+    )
+
+
+@functools.cache
+def _same_code(python: str | None) -> Mapping[str, str]:
+    """Package -> release, as that interpreter finds it; nothing where it cannot be asked, or pdserve is not there."""
+    if python is None or python == sys.executable:
+        return releases.same_code(distributions.installed(), of_installed)
+    asked = output_of([python, "-m", judgement.MODULE, "releases"], timeout=_ASK_SECONDS, cwd=Path("/"))
+    try:
+        return judgement.RELEASES.validate_json(asked.out)
+    except ValidationError:
+        return {}
 
 
 def _needed(plan: Plan, recipe: Recipe) -> list[str]:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict
+
+TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
+"""What the whole path ran on, on CPU."""
+
+KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.13,<0.4"}
+"""Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
+
+PACKAGES = ("vllm", "lmcache", "mooncake", "nixl")
+"""The parts of an engine environment, in the order in which they are told."""
 
 
 class Versions(BaseModel):
@@ -14,3 +25,9 @@ class Versions(BaseModel):
     lmcache: str | None = None
     mooncake: str | None = None
     nixl: str | None = None
+    same_code: Mapping[str, str] = {}
+    """Package -> the release whose code an untagged build has (patches/releases.py)."""
+
+    def as_releases(self) -> Versions:
+        """With the release in place of each untagged build whose code it has: what is known of the release holds."""
+        return self.model_copy(update={**self.same_code, "same_code": {}})

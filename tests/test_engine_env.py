@@ -17,6 +17,7 @@ from pdserve.errors import PreflightError
 from pdserve.pd.config import ProxyConfig
 from pdserve.plan.model import Env, LmcacheServer, Plan, Process, Versions
 from pdserve.recipe.model import Recipe, Timeouts, Verify
+from pdserve.versions import PACKAGES
 
 ALL = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13", nixl="1.5.1")
 MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector": "LMCacheMPConnector"}]}'
@@ -24,9 +25,11 @@ MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector":
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    engine_env._installed.cache_clear()
+    for kept in (engine_env._installed, engine_env._same_code):
+        kept.cache_clear()
     yield
-    engine_env._installed.cache_clear()
+    for kept in (engine_env._installed, engine_env._same_code):
+        kept.cache_clear()
 
 
 def interpreter(folder: Path, script: str) -> str:
@@ -71,9 +74,18 @@ PROXY = process("proxy", "proxy", "-m", "pdserve.proxy")
 
 def test_the_running_interpreter_is_asked_without_starting_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
-    expected = {part: version for part, version in distributions.installed().items() if part != "pdserve"}
+    there = distributions.installed()
+    expected: dict[str, Any] = {**{part: there[part] for part in PACKAGES}, "same_code": {}}
     assert read_versions(None).model_dump() == expected
     assert read_versions(sys.executable).model_dump() == expected
+
+
+def test_an_untagged_build_with_the_code_of_a_release_is_known_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = distributions.installed()
+    monkeypatch.setattr(distributions, "installed", lambda: {**there, "vllm": "0.1.dev5+gabc"})
+    found = read_versions(None)
+    assert found.vllm == "0.1.dev5+gabc"
+    assert found.as_releases().model_dump() == {**{part: there[part] for part in PACKAGES}, "same_code": {}}
 
 
 def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> None:

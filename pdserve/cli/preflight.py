@@ -19,7 +19,8 @@ from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look_here, look_once
 from pdserve.errors import NotOursError, PreflightError, StateError
 from pdserve.host import local_node
-from pdserve.preflight.finding import Finding, Status, failed
+from pdserve.plan.model import Plan
+from pdserve.preflight.finding import Finding, Status, failed, of_plan
 from pdserve.recipe.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
 from pdserve.rundir import find, home, lives
@@ -43,8 +44,8 @@ def run(
     there, warnings = candidates(loaded, cluster, this_machine=this_machine, words=words)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
-    found = here(loaded) if there is None else elsewhere(loaded, there)
-    findings = sorted(found, key=lambda finding: _ORDER.index(finding.status))
+    plan, found = here(loaded) if there is None else elsewhere(loaded, there)
+    findings = sorted([*of_plan(plan), *found], key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     elif sys.stdout.isatty():
@@ -57,18 +58,19 @@ def run(
         raise typer.Exit(PreflightError.exit_code)
 
 
-def here(loaded: LoadedRecipe) -> Sequence[Finding]:
-    """On this machine alone."""
+def here(loaded: LoadedRecipe) -> tuple[Plan, Sequence[Finding]]:
+    """The plan for this machine alone, and what is found here."""
     _refuse_running(loaded.recipe.name)
     node = local_node(loaded.recipe.platform)
     planned = plan_for(loaded, [node], run_dir="RUN_DIR", run_id="RUN_ID")
-    return look_here(planned)
+    return planned.plan, look_here(planned)
 
 
-def elsewhere(loaded: LoadedRecipe, there: Candidates) -> Sequence[Finding]:
-    """On all nodes of a job or of a cluster file."""
+def elsewhere(loaded: LoadedRecipe, there: Candidates) -> tuple[Plan, Sequence[Finding]]:
+    """The plan for all nodes of a job or of a cluster file, and what is found there."""
     _refuse_running(loaded.recipe.name)
-    return look_once(loaded, there).findings
+    seen = look_once(loaded, there)
+    return seen.planned.plan, seen.findings
 
 
 def _refuse_running(name: str) -> None:

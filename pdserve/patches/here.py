@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from pdserve.distributions import installed
 from pdserve.patches.fingerprint import Fingerprint, of_tree
 from pdserve.patches.patch import Patch
+from pdserve.patches.releases import same_code
 from pdserve.patches.verdict import Verdict, judge
 
 
 def judge_here(patch: Patch) -> Verdict:
     """As an engine of this environment will judge it when it starts. A part that is not installed needs nothing."""
-    versions = installed()
     for target in patch.targets:
         if _package(target.distribution) is None:
             return Verdict("not-needed", f"{target.distribution} is not installed here")
-    return judge(patch, versions, look=of_installed)
+    return judge(patch, versions_here(), look=of_installed)
+
+
+@cache
+def versions_here() -> Mapping[str, str | None]:
+    """Part -> installed version; of an untagged build that has the code of a release, that release."""
+    versions = installed()
+    return {**versions, **same_code(versions, of_installed)}
 
 
 def of_installed(name: str) -> Fingerprint | None:

@@ -71,6 +71,7 @@ PATCH = Patch(
     connectors=frozenset({"LMCacheMPConnector"}),
     settings=frozenset({SETTING}),
     required=True,
+    serves_without=("a request that has given up its load keeps its blocks for ever when its LMCache server dies"),
     effects={"sends-reported": "ends of saves that would have been dropped with a load"},
     remove_when="load-timeout is removed",
     apply=apply,

@@ -96,6 +96,7 @@ PATCH = Patch(
     runs_in=("engine-core",),
     settings=frozenset({SETTING}),
     required=True,
+    instead="leave load_timeout_seconds out",
     effects={
         "loads-given-up": "loads of external KV that took too long, whose requests were computed instead",
         "late-ends": "transfers that ended after they had been given up",

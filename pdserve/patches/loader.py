@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pdserve.distributions import installed
 from pdserve.errors import StartError
 from pdserve.patches import metrics
 from pdserve.patches.fingerprint import Fingerprint, of_loaded
-from pdserve.patches.here import of_installed
+from pdserve.patches.here import of_installed, versions_here
 from pdserve.patches.patch import Patch
 from pdserve.patches.record import Publisher, Standing, begin, process_kind, process_name
 from pdserve.patches.registry import find
-from pdserve.patches.verdict import Verdict, judge
+from pdserve.patches.verdict import Verdict, decide, judge, way_out
 
 
 def load_named(names: Iterable[str], *, allow_unknown: Iterable[str], folder: str | None) -> Standing:
     """Applies the patches of these names, in this order, and publishes what came of each.
 
-    Raises StartError before anything is applied when a required patch meets code that it does not know, unless
-    `allow_unknown` names it; an optional one is left out then, with a warning.
+    Raises StartError before anything is applied when one meets code that it does not know and may not be left out
+    (`decide`); the others are left out then, with a warning.
     """
     patches = [find(name) for name in dict.fromkeys(name.strip() for name in names) if name]
     allowed = {name.strip() for name in allow_unknown if name.strip()}
-    versions = installed()
+    versions = versions_here()
     verdicts = [(patch, _judge(patch, versions)) for patch in patches]
     for patch, verdict in verdicts:
-        if verdict.outcome == "unknown" and patch.required and patch.name not in allowed:
+        if decide(patch, verdict, allowed) == "refused":
             raise _refusal(patch, verdict)
     standing = begin()
     for patch, verdict in verdicts:
@@ -49,11 +48,12 @@ def _look(name: str) -> Fingerprint | None:
 
 
 def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing) -> None:
-    if verdict.outcome == "not-needed":
+    decision = decide(patch, verdict, allowed)
+    if decision == "not-needed":
         standing.not_needed[patch.name] = verdict.why
         return
-    if verdict.outcome == "unknown" and patch.name not in allowed:
-        standing.skipped[patch.name] = verdict.why
+    if decision == "left-out":
+        standing.skipped[patch.name] = f"{verdict.why}; {patch.serves_without}" if patch.serves_without else verdict.why
         return
     standing.active.append(patch.name)
     patch.apply()
@@ -64,6 +64,5 @@ def _take(patch: Patch, verdict: Verdict, allowed: set[str], standing: Standing)
 def _refusal(patch: Patch, verdict: Verdict) -> StartError:
     # One line: all that a log shows of an exception is its message.
     return StartError(
-        f"patch {patch.name} does not know this upstream code: {verdict.why}; use a version that pdserve supports, or "
-        f"say allow_unknown_upstream: [{patch.name}] in the recipe to apply it all the same"
+        f"patch {patch.name} does not know this upstream code: {verdict.why}; {way_out(patch)} in the recipe"
     )

@@ -43,6 +43,7 @@ PATCH = Patch(
     connectors=frozenset({"MooncakeConnector"}),
     platforms=("cpu",),
     required=True,
+    instead="connectors of kind nixl in place of mooncake",
     remove_when="MooncakeConnectorWorker takes its device from the platform instead of torch.accelerator",
     apply=apply,
 )

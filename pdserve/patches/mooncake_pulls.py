@@ -113,6 +113,10 @@ PATCH = Patch(
     runs_in=("engine-core", "worker"),
     connectors=frozenset({"MooncakeConnector"}),
     required=True,
+    serves_without=(
+        "a decode request whose client or prefill is gone holds its blocks for timeouts.transfer_abort_seconds, and "
+        "on vllm before 0.30 for ever"
+    ),
     effects={
         "pulls-withdrawn": "pulls of ended requests that prefill was told not to serve",
         "withdrawals-refused": "withdrawals that a prefill without the patch did not understand",

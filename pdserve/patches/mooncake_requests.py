@@ -140,6 +140,7 @@ PATCH = Patch(
     runs_in=("engine-core",),
     connectors=frozenset({"MooncakeConnector"}),
     required=True,
+    instead="connectors of kind nixl in place of mooncake",
     effects={
         "params-rejected": "requests served without a transfer because of their kv_transfer_params",
         "stopped-kept": "prefills that ended by a stop token or a repetition and whose KV was kept",

@@ -300,6 +300,9 @@ PATCH = Patch(
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     required=True,
+    serves_without=(
+        "clients that leave during prefill hold up the transfers of others for timeouts.transfer_abort_seconds"
+    ),
     effects={
         "transfers-aborted": "transfers whose prefill was aborted",
         "waiting-pulls-answered": "pulls that waited for KV that will not come and were answered",

@@ -65,6 +65,7 @@ PATCH = Patch(
     runs_in=("engine-core",),
     connectors=frozenset({"MultiConnector", "LMCacheMPConnector"}),
     required=True,
+    instead="a single connector in place of multi, without LMCache on that role",
     effects={"requests-told": "requests of whose blocks LMCache was told although another child, or none, loads"},
     remove_when="vllm 0.26 is the oldest supported version",
     apply=apply,

@@ -52,6 +52,7 @@ PATCH = Patch(
     runs_in=("api-server",),
     connectors=frozenset({"MultiConnector", "MooncakeConnector"}),
     required=True,
+    instead="a connector of kind mooncake alone in place of multi, without LMCache on that role",
     effects={"observations-dropped": "statistics of children without metrics that were dropped"},
     remove_when="vllm 0.33 is the oldest supported version: its observe skips unknown children itself",
     apply=apply,

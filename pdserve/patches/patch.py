@@ -72,6 +72,11 @@ class Patch:
     """Settings of a recipe that it provides: without any of them it is not needed. Empty: always needed."""
     required: bool
     """Without it a deployment that needs it does not work: an engine refuses to start rather than run unpatched."""
+    serves_without: str = ""
+    """Of a required one without which normal traffic is served: what goes wrong then. On unknown code it is left out,
+    with this as the warning."""
+    instead: str = ""
+    """What to change in a recipe so that it is not needed; empty: nothing."""
     effects: Mapping[str, str] = field(default_factory=dict)
     """What it counts while it runs: name -> help text."""
     gauges: Mapping[str, str] = field(default_factory=dict)

@@ -58,8 +58,10 @@ def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], worke
         if number < at_least:
             found.append(f"{at_least} {kind} process(es) must report their patches, {number} did")
     required = {patch.name for patch in REGISTRY if patch.required} & set(patches)
+    spared = {patch.name for patch in REGISTRY if patch.serves_without}
     for record in records:
-        if missing := sorted(required - set(record.active) - set(record.not_needed)):
+        left_out = spared & set(record.skipped)
+        if missing := sorted(required - left_out - set(record.active) - set(record.not_needed)):
             found.append(f"{record.process} (pid {record.pid}) runs without {', '.join(missing)}")
     return found
 

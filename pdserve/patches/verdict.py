@@ -1,15 +1,18 @@
-"""Whether a patch may be applied to the code that this process has: versions suggest, fingerprints decide."""
+"""Whether a patch may be applied to the code that this process has: versions suggest, fingerprints decide. And what
+follows from it: engines when they start and preflight before them decide by the same function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints, of_loaded
 from pdserve.patches.patch import Patch, Target, in_range, may_be
+from pdserve.versions import TESTED
 
 Outcome = Literal["apply", "not-needed", "unknown"]
+Decision = Literal["apply", "not-needed", "left-out", "refused"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,26 @@ def judge(
     if not asked and any(_range(patch, target) for target in patch.targets):
         return Verdict("not-needed", "upstream has corrected this code")
     return Verdict("apply", "known code")
+
+
+def decide(patch: Patch, verdict: Verdict, allowed: Collection[str]) -> Decision:
+    """What becomes of a patch with that verdict. `allowed`: names of `allow_unknown_upstream`."""
+    if verdict.outcome != "unknown":
+        return verdict.outcome
+    if patch.name in allowed:
+        return "apply"
+    return "refused" if patch.required and not patch.serves_without else "left-out"
+
+
+def way_out(patch: Patch) -> str:
+    """What to do about a patch that is refused, the safest first."""
+    packages = {target.distribution for target in patch.targets} & TESTED.keys() or {"vllm"}
+    tested = " and ".join(f"{package} {TESTED[package]}" for package in sorted(packages, reverse=True))
+    return (
+        f"install {tested}, which pdserve was tested on"
+        + (f"; or do without it: {patch.instead}" if patch.instead else "")
+        + f"; or, at your own risk, apply it all the same: allow_unknown_upstream: [{patch.name}]"
+    )
 
 
 def _same(one: Known, found: Fingerprint, target: Target) -> bool:

@@ -48,7 +48,12 @@ def build_plan(
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
-    warnings = [*_check_versions(recipe, versions), *hybrid.check(recipe, model_config, versions)]
+    renamed, versions = versions, versions.as_releases()
+    warnings = [
+        *_same_code(renamed),
+        *_check_versions(recipe, versions),
+        *hybrid.check(recipe, model_config, versions),
+    ]
     instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
     connectors: dict[RoleName, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
     protocol = kv_transfer.proxy_protocol(recipe)
@@ -120,6 +125,12 @@ def _with_logs(logs: Logs, *processes: Process) -> tuple[Process, ...]:
     return tuple(process.model_copy(update={"logs": logs}) for process in processes)
 
 
+def _same_code(installed: Versions) -> Iterator[str]:
+    for package, release in installed.same_code.items():
+        version = getattr(installed, package)
+        yield f"{package} {version} is planned for as {release}: the code that patches depend on is the same"
+
+
 def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
     versions.check_requires(recipe.requires.items(), installed)
     used = []
@@ -140,6 +151,7 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
                     for leaf in effective.lmcache_leaves(connector)
                 ),
                 async_scheduling=effective.args_of(recipe, role).get("async-scheduling") is not False,
+                l2=recipe.lmcache is not None and bool(recipe.lmcache.l2),
             )
         )
     yield from versions.check_known(used, installed)

@@ -23,6 +23,9 @@ from pdserve.recipe.model import Recipe, Role
 ENGINE_KEY = "engine_key"
 """Name of the secret that every deployment makes for its engines."""
 
+ALLOW_UNKNOWN = "PDSERVE_PATCHES_ALLOW_UNKNOWN"
+"""Names of patches, by commas, that are applied to unknown code too."""
+
 PLUGIN = "pdserve"
 """Our entry in vLLM's group vllm.general_plugins."""
 
@@ -140,7 +143,7 @@ def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict
     return {
         "PDSERVE_PATCHES": ",".join(patches),
         "PDSERVE_PATCH_RECORD": record,
-        **({"PDSERVE_PATCHES_ALLOW_UNKNOWN": ",".join(allowed)} if allowed else {}),
+        **({ALLOW_UNKNOWN: ",".join(allowed)} if allowed else {}),
     }
 
 

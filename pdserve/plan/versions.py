@@ -14,12 +14,7 @@ from packaging.version import InvalidVersion
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
-
-TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
-"""What the whole path ran on, on CPU."""
-
-KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.13,<0.4"}
-"""Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
+from pdserve.versions import KNOWN, TESTED
 
 
 @dataclass(frozen=True)
@@ -123,6 +118,22 @@ DEFECTS: tuple[Defect, ...] = (
         "lmcache#4870, lmcache#4419",
         "install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1",
     ),
+    Defect(
+        {},
+        frozenset({"MooncakeConnector", "role=decode", "accelerator"}),
+        "when several transfers run at once, decode was reported to have other KV than prefill, twice, and once the "
+        "report was not reproduced",
+        "vllm#44238, vllm#42395",
+        "let `pdserve verify` compare the output with one engine's; where it differs, use connectors of kind nixl",
+    ),
+    Defect(
+        {},
+        frozenset({"LMCacheMPConnector", "lmcache.l2"}),
+        "with an L2 a store that has failed stays visible to lookups, and on MI355X the end of a TTL freed buffers "
+        "that were in use",
+        "lmcache#4991, lmcache#5263",
+        "leave lmcache.l2 out, or let `pdserve verify` prove a reload from it before it serves",
+    ),
 )
 
 
@@ -135,6 +146,7 @@ def features(
     device_name: bool,
     lmcache_driven: bool = False,
     async_scheduling: bool = True,
+    l2: bool = False,
 ) -> frozenset[str]:
     """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default."""
     found = {*connectors, f"role={role}", f"platform={platform}"}
@@ -146,6 +158,10 @@ def features(
         found.add("lmcache.per=tp-rank")
     if lmcache_driven and "LMCacheMPConnector" in connectors:
         found.add("transfer_mode=lmcache_driven")
+    if platform != "cpu":
+        found.add("accelerator")
+    if l2:
+        found.add("lmcache.l2")
     if device_name:
         found.add("mooncake.device_name")
     return frozenset(found)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion
-
-from pdserve.patches.patch import in_range
 from pdserve.plan.model import Plan
-from pdserve.plan.versions import KNOWN, TESTED
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import ALL_NODES, Check, Finding, Status
 from pdserve.preflight.of_plan import on_node, packages
-from pdserve.versions import Versions
+from pdserve.versions import KNOWN, PACKAGES
 
 CLOCK_WARNING_SECONDS = 2.0
 """Nothing that pdserve decides compares clocks of two nodes, but people do: beyond this, lines of two logs or events of
@@ -56,7 +52,7 @@ def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
             yield _finding(
                 "versions", node, "failed", one.versions_problem, _listed(needs[node]), "correct engine.python"
             )
-    for package in Versions.model_fields:
+    for package in PACKAGES:
         there = {
             node: version for node, one in facts.items() if (version := getattr(one.versions, package)) is not None
         }
@@ -75,24 +71,9 @@ def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
             need = "one version of each package on all nodes"
             yield _finding("versions", ALL_NODES, status, f"{package} {_by_value(there)}", need, fix)
         elif used:
-            yield _one_version(package, used.pop())
-
-
-def _one_version(package: str, version: str) -> Finding:
-    known = KNOWN.get(package)
-    need = f"{package} the same on all nodes"
-    if known is None or _holds(version, known):
-        return _finding("versions", ALL_NODES, "ok", f"{package} {version}", f"{need}, {known or 'any version'}")
-    fix = f"install one of the range; tested with {TESTED.get(package)}"
-    return _finding("versions", ALL_NODES, "warning", f"{package} {version}", f"{need}, {known}", fix)
-
-
-def _holds(version: str, text: str) -> bool:
-    """A build of a branch, which follows no scheme, is outside of every range."""
-    try:
-        return in_range(version, text)
-    except InvalidVersion:
-        return False
+            # The plan says what is to be said of a version outside of what is known, once for all nodes.
+            need = f"{package} the same on all nodes, {KNOWN.get(package, 'any version')}"
+            yield _finding("versions", ALL_NODES, "ok", f"{package} {used.pop()}", need)
 
 
 def _pdserve(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pdserve.errors import PdserveError, PreflightError
-from pdserve.plan.model import Frozen
+from pdserve.plan.model import Frozen, Plan
 
 Status = Literal["ok", "failed", "unknown", "warning"]
 """unknown: nothing could be learnt (a tool is missing); it stops nothing."""
@@ -16,7 +16,9 @@ Check = Literal[
     "address",
     "hostname",
     "clock",
+    "plan",
     "versions",
+    "patches",
     "run-dir",
     "program",
     "model",
@@ -74,6 +76,13 @@ def of_error(node: str, check: Check, need: str, error: PdserveError) -> Finding
         where=error.where,
         evidence=evidence,
     )
+
+
+def of_plan(plan: Plan) -> list[Finding]:
+    """What the plan warns of, as findings: for whoever shows nothing else."""
+    node = plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
+    need = "nothing that is known to go wrong"
+    return [Finding(node=node, check="plan", status="warning", value=text, need=need) for text in plan.warnings]
 
 
 def of_several_nodes(findings: Iterable[Finding]) -> list[Finding]:

@@ -15,6 +15,7 @@ from pdserve.preflight.gpu_processes import find_gpu_processes
 from pdserve.preflight.limits import find_memlock, find_open_files
 from pdserve.preflight.memory import find_memory
 from pdserve.preflight.of_plan import ENGINE_ROLES, on_node
+from pdserve.preflight.patches import find_patches
 from pdserve.preflight.rdma import find_rdma
 from pdserve.preflight.run_dir import find_run_dir
 
@@ -42,6 +43,7 @@ def check_node(
         found.append(find_run_dir(node, Path(plan.run_dir), mark))
     if wanted:
         found.extend(_files(plan, node, wanted, held_by_us))
+        found.extend(find_patches(node, wanted))
         found.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
         found.extend(find_open_files(node, wanted, facts))
         found.extend(find_memlock(node, wanted, facts))

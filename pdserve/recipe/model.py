@@ -265,7 +265,8 @@ class Recipe(Strict):
     allow_unknown_upstream: list[str] = Field(
         default=[],
         description="Names of patches that may be applied to upstream code that pdserve does not know (a nightly "
-        "build); `status` shows it. Without it a required patch then refuses to start, an optional one is left out.",
+        "build), at your own risk; `status` shows it. Without it preflight refuses what does not serve without its "
+        "patch, and leaves the other patches out with a warning.",
     )
 
     def roles(self) -> list[tuple[Literal["prefill", "decode", "aggregated"], Role]]:

@@ -19,9 +19,13 @@ this environment and what is active where.
   never replaces code.
 - **Versions suggest, fingerprints decide.** Before a patch is applied, the signature of its target, and the hash of its
   body where the patch depends on it, are compared with those of the releases it was tested on
-  (`pdserve/patches/fingerprints.json`). A nightly build with known code counts as known. Unknown code: a required patch
-  refuses to start, an optional one is left out with a warning. `allow_unknown_upstream: [NAME]` in the recipe is the
-  way out; `status` shows it.
+  (`pdserve/patches/fingerprints.json`). A build without tags, or with a version outside of what is known, that has the
+  code of a release is planned for as that release. Unknown code: a required patch refuses to start; an optional one,
+  and a required one without which normal traffic is served, is left out with a warning.
+  `allow_unknown_upstream: [NAME]` in the recipe applies it all the same; `status` shows it.
+- **Judged before anything starts.** `pdserve preflight`, and `up` before its first process, let the engines' own
+  interpreter judge the patches on every node, in the recipe's container if there is one, by the function that the
+  engines decide with when they start: what would be applied, left out or refused, why, and what to do.
 - **Proof of life.** The API server, EngineCore and every worker say which patches are active, in their log and in a
   record that `up` reads: an engine in which one process lacks a required patch does not start. What the patches do is
   counted, shown by `pdserve status`, and on the engine's `/metrics` as `pdserve_patch_effects_total{patch,effect}` and
@@ -48,7 +52,8 @@ def _overview() -> Iterator[str]:
 
 
 def _kind(patch: Patch) -> str:
-    return f"{'required' if patch.required else 'optional'}, {patch.vehicle}"
+    required = "required" if patch.required else "optional"
+    return f"{required}{', left out of unknown code' if patch.serves_without else ''}, {patch.vehicle}"
 
 
 def _needed_by(patch: Patch) -> str:
@@ -78,6 +83,10 @@ def _patch(patch: Patch) -> Iterator[str]:
         yield f"- Counts `{effect}`: {text}"
     for gauge, text in patch.gauges.items():
         yield f"- Reports `{gauge}`: {text}"
+    if patch.serves_without:
+        yield f"- Without it: {patch.serves_without}"
+    if patch.instead:
+        yield f"- To do without it: {patch.instead}"
     yield f"- Can go when: {patch.remove_when}\n"
 
 

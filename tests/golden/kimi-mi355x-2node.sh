@@ -2,9 +2,10 @@
 # kimi-mi355x-2node: disaggregated, rocm, 6 processes on 2 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that is not ordered with the device's stream, which can store wrong KV (lmcache#4870, lmcache#4419); install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1
+# warning: when several transfers run at once, decode was reported to have other KV than prefill, twice, and once the report was not reproduced (vllm#44238, vllm#42395); let `pdserve verify` compare the output with one engine's; where it differs, use connectors of kind nixl
 # warning: whether this model's KV has several groups (windows, recurrent state) is not known: its config.json is not here; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven
 # warning: the recipe kimi-mi355x-2node is untested on the hardware that it names
-# warning: prefill: with lmcache_driven the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 and vllm 0.23, not with ROCm 7.2.3 and vllm 0.27): let `pdserve verify` prove a reload; where it hangs, set lmcache.transfer_mode: engine_driven
+# warning: prefill: with lmcache_driven the start or the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): let `pdserve verify` prove a reload; where it hangs, set lmcache.transfer_mode: engine_driven, or build LMCache with the patch of that issue
 set -euo pipefail
 
 # Unsets every exported variable that is not named in its arguments.
@@ -97,7 +98,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on node0: start stage 1, devices 0,1,2,3,4,5,6,7
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@node0.log
 #   ready: http://198.51.100.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -112,7 +113,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
@@ -133,7 +134,7 @@ run_prefill_0() {
     --host 198.51.100.1 \
     --port 8100 \
     --tensor-parallel-size 8 \
-    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 300.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}}]}, "kv_load_failure_policy": "recompute"}' \
+    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 300.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}}], "load_timeout_seconds": 300.0}, "kv_load_failure_policy": "recompute"}' \
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enable-prefix-caching \

@@ -105,6 +105,15 @@ def test_an_unknown_name_ends_the_process_instead_of_being_left_out() -> None:
     assert "patches active" not in done.stderr
 
 
+def test_unknown_code_leaves_a_patch_out_without_which_traffic_is_served(tmp_path: Path) -> None:
+    unknown = STAND_IN.replace('"apply", "known code"', '"unknown", "it is another one"')
+    done = run(unknown, PDSERVE_PATCHES="mooncake-sends", PDSERVE_PATCH_RECORD=str(tmp_path))
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "[]"), done.stderr
+    assert "WARNING: pdserve patch mooncake-sends is left out: it is another one; clients that leave" in done.stderr
+    (path,) = tmp_path.glob("*.json")
+    assert list(json.loads(path.read_text())["skipped"]) == ["mooncake-sends"]
+
+
 def test_a_failed_check_ends_the_process() -> None:
     code = """
 import sys, types

@@ -56,6 +56,14 @@ def test_a_patch_that_the_code_does_not_need_is_not_missed() -> None:
     assert found(*(record(one, (), not_needed={REQUIRED: "upstream has it"}) for one in WHOLE)) == []
 
 
+def test_a_patch_that_unknown_code_does_without_is_not_missed_where_traffic_is_served() -> None:
+    records = [record(one, (), skipped={"mooncake-pulls": "unknown", REQUIRED: "unknown"}) for one in WHOLE]
+    assert shortcomings(records, ["mooncake-pulls"], workers=1, cores=1) == []
+    assert len(shortcomings(records, [REQUIRED], workers=1, cores=1)) == len(WHOLE)
+    silent = [record(one, ()) for one in WHOLE]
+    assert len(shortcomings(silent, ["mooncake-pulls"], workers=1, cores=1)) == len(WHOLE)
+
+
 def test_a_process_that_does_not_serve_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text(record("other", ()).model_dump_json())
     (tmp_path / "2.json").write_text(record("worker").model_dump_json())

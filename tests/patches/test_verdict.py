@@ -8,7 +8,8 @@ import pytest
 
 from pdserve.patches.fingerprint import Fingerprint, Known
 from pdserve.patches.patch import Patch, Target
-from pdserve.patches.verdict import judge
+from pdserve.patches.registry import REGISTRY, find
+from pdserve.patches.verdict import Verdict, decide, judge, way_out
 
 OLD = Fingerprint("(self, data)", "aaaa")
 REWRITTEN = Fingerprint("(self, data)", "bbbb")
@@ -89,3 +90,30 @@ def test_a_patch_without_a_range_is_never_upstreams_business() -> None:
 def test_the_reason_names_what_was_found() -> None:
     verdict = judge(patch(), {"vllm": "0.99"}, look=lambda name: CHANGED, table=TABLE)
     assert verdict.why == "vllm.a.f(self, data, more) [aaaa] of vllm 0.99 is none of the known ones"
+
+
+UNKNOWN = Verdict("unknown", "it is another one")
+
+
+@pytest.mark.parametrize("name", ["mooncake-sends", "mooncake-pulls", "lmcache-lost-send"])
+def test_unknown_code_without_whose_patch_traffic_is_served_leaves_it_out(name: str) -> None:
+    assert decide(find(name), UNKNOWN, ()) == "left-out"
+    assert find(name).required, "on known code it must be there"
+
+
+@pytest.mark.parametrize("name", ["stale-completions", "mooncake-requests", "load-timeout"])
+def test_unknown_code_without_whose_patch_ordinary_requests_fail_is_refused(name: str) -> None:
+    assert decide(find(name), UNKNOWN, ()) == "refused"
+    assert decide(find(name), UNKNOWN, {name}) == "apply"
+
+
+@pytest.mark.parametrize("subject", [one for one in REGISTRY if one.required], ids=lambda one: one.name)
+def test_the_way_out_that_is_named_last_is_the_one_that_is_not_safe(subject: Patch) -> None:
+    text = way_out(subject)
+    assert text.startswith("install ")
+    assert text.endswith(f"allow_unknown_upstream: [{subject.name}]")
+    assert subject.instead in text
+
+
+def test_the_way_out_of_a_setting_is_to_do_without_it() -> None:
+    assert "do without it: leave load_timeout_seconds out; or" in way_out(find("load-timeout"))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pdserve import patches
 from pdserve.plan.kv_transfer import LMCACHE_MODULE
 
 
@@ -52,11 +53,12 @@ def _plain(value: Any) -> Any:
 
 
 def unread_keys(class_name: str, keys: list[str]) -> list[str]:
-    """Keys that occur nowhere in the code beside the connector's class, so that nothing can read them."""
+    """Keys that occur neither in the code beside the connector's class nor in a patch: nothing can read them."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     file = sys.modules[KVConnectorFactory.get_connector_class_by_name(class_name).__module__].__file__
-    code = "".join(path.read_text() for path in Path(file or "").parent.glob("*.py"))
+    folders = (Path(file or "").parent, Path(patches.__file__).parent)
+    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     # LMCache's adapter adds its prefix to the bare names.
     return [key for key in keys if f'"{key}"' not in code and f"{key.removeprefix('lmcache.mp.')} =" not in code]
 

@@ -11,7 +11,7 @@ from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.hybrid import check
 from pdserve.recipe.model import Recipe
 from pdserve.versions import Versions
-from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
+from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
 
 PLAIN = {"model_type": "llama", "num_attention_heads": 4}
 WINDOWS = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
@@ -53,10 +53,25 @@ def test_pairs_that_handle_groups_take_windows(config: dict[str, Any], versions:
 
 
 def test_recurrent_state_is_taken_with_a_word_about_its_block() -> None:
-    (warning,) = said(STATE, *ON_GPU)
+    warning, _ = said(STATE, *ON_GPU)
     assert "Setting attention block size" in warning
     assert "engine.args.block-size" in warning
-    assert said(STATE, *ON_GPU, BLOCKS) == []
+
+
+def test_recurrent_state_in_lmcache_is_a_warning() -> None:
+    (warning,) = said(STATE, *ON_GPU, BLOCKS)
+    assert warning.startswith("prefill: ")
+    assert "lmcache#4984" in warning
+
+
+@pytest.mark.parametrize(("config", "way_out"), [(WINDOWS, True), (STATE, False)])
+def test_nixl_with_several_groups_is_a_warning(config: dict[str, Any], way_out: bool) -> None:
+    nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
+    (warning,) = said(config, on_gpus(), nixl)
+    assert "vllm#52234" in warning
+    assert ("decode.args.disable-hybrid-kv-cache-manager: true" in warning) is way_out
+    assert said(PLAIN, on_gpus(), nixl) == []
+    assert said(WINDOWS, on_gpus(), nixl, ONE_GROUP) == []
 
 
 @pytest.mark.parametrize("config", [WINDOWS, STATE])

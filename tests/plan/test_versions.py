@@ -9,9 +9,11 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.patches.registry import REGISTRY
 from pdserve.plan.model import Versions
-from pdserve.plan.versions import DEFECTS, KNOWN, TESTED
-from tests.plan.kit import MULTI, VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
+from pdserve.plan.versions import DEFECTS
+from pdserve.versions import KNOWN, TESTED
+from tests.plan.kit import MULTI, NIXL, VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
 
+KNOWN_CODE = {"vllm": "0.32.0", "lmcache": "0.5.6"}
 DECODE_TOO = with_lmcache(on=["prefill", "decode"]) | {"decode": {"connector": MULTI}}
 PLAIN: dict[str, Any] = {}
 
@@ -124,6 +126,31 @@ def test_an_installed_version_outside_requires_is_this_machines_fault() -> None:
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.1.dev5+g1234abc", None, "a-branch"])
 def test_requires_lets_pass_what_is_inside_or_cannot_be_told(version: str | None) -> None:
     assert plan(recipe({"requires": {"vllm": ">=0.33"}}), versions=installed(vllm=version)).names()
+
+
+def test_a_build_without_tags_is_judged_as_the_release_whose_code_it_has() -> None:
+    branch = {"vllm": "0.1.dev5+gabc", "lmcache": "0.5.6.dev30+gabc"}
+    wanted = recipe(with_lmcache(), {"requires": {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6"}})
+    built = plan(wanted, versions=installed(**branch).model_copy(update={"same_code": KNOWN_CODE}))
+    assert built.warnings == (
+        "vllm 0.1.dev5+gabc is planned for as 0.32.0: the code that patches depend on is the same",
+        "lmcache 0.5.6.dev30+gabc is planned for as 0.5.6: the code that patches depend on is the same",
+    )
+    assert [p.patches for p in built.processes] == [p.patches for p in plan(wanted).processes]
+    with pytest.raises(PreflightError, match=r"vllm 0\.1\.dev5\+gabc is installed"):
+        plan(wanted, versions=installed(**branch))
+
+
+def test_transfers_that_were_reported_to_mix_kv_are_a_warning_on_accelerators() -> None:
+    assert [w for w in plan(recipe(on_gpus())).warnings if "vllm#44238" in w and "kind nixl" in w]
+    assert not [w for w in plan(recipe()).warnings if "vllm#44238" in w]
+    nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
+    assert not [w for w in plan(recipe(on_gpus(), nixl)).warnings if "vllm#44238" in w]
+
+
+def test_a_second_level_of_lmcache_comes_with_a_warning() -> None:
+    l2 = with_lmcache(l2=[{"type": "fs", "base_path": "/cache"}])
+    assert [w for w in plan(recipe(l2)).warnings if "lmcache#4991" in w and "leave lmcache.l2 out" in w]
 
 
 def test_a_range_that_is_none_is_the_recipes_fault() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pdserve.plan.model import Plan
 from pdserve.preflight.agreement import Skew, clock_skew, compare
 from pdserve.preflight.facts import NodeFacts
-from pdserve.preflight.finding import Finding
+from pdserve.preflight.finding import Finding, strange
 from tests.plan import kit
 from tests.preflight.kit import facts
 
@@ -71,10 +71,13 @@ def test_lmcache_is_needed_on_its_nodes_only() -> None:
     ]
 
 
-def test_a_version_outside_of_what_is_known() -> None:
-    found = find("versions", told(**{node.name: versions(vllm="0.99.0") for node in NODES}))
-    assert bad(found) == [("all nodes", "warning", "vllm 0.99.0")]
-    assert any(one.fix == "install one of the range; tested with 0.32.0" for one in found)
+def test_of_a_version_outside_of_what_is_known_one_up_warns_once() -> None:
+    there = told(**{node.name: versions(vllm="0.99.0") for node in NODES})
+    wanted = kit.plan(kit.recipe(), *NODES, versions=there["host0"].versions)
+    said = [*wanted.warnings, *strange(compare(wanted, there))]
+    assert [text for text in said if "0.99.0" in text] == [
+        "vllm 0.99.0 is outside what is known (>=0.26,<0.34); tested with 0.32.0"
+    ]
 
 
 def test_an_interpreter_that_cannot_be_run() -> None:

@@ -50,6 +50,13 @@ def test_as_json(tmp_path: Path, pdserve_home: Path) -> None:
     assert findings[0].where == "model.path"
 
 
+def test_what_the_plan_warns_of_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("preflight", recipe(tmp_path, status="untested"), "--json")
+    assert code == 0, output
+    [found] = [one for one in map(Finding.model_validate, json.loads(output)) if one.check == "plan"]
+    assert (found.status, found.value) == ("warning", "the recipe fake is untested on the hardware that it names")
+
+
 def test_a_package_that_is_missing_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path, engine__command=None, engine__python="/bin/true")
     code, output = pdserve("preflight", file)

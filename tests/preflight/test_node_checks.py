@@ -39,7 +39,8 @@ def look(plan: Plan, **changes: Any) -> list[Finding]:
 
 def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
     found = look(plan(tmp_path, kit.with_lmcache()))
-    assert {finding.check for finding in found} == {"program", "model", "proxy-files", "ports", "memory", "open-files"}
+    checks = {"program", "model", "proxy-files", "patches", "ports", "memory", "open-files"}
+    assert {finding.check for finding in found} == checks
     assert {finding.status for finding in found} == {"ok"}
     assert {finding.node for finding in found} == {"here"}
 

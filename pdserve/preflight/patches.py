@@ -1,0 +1,103 @@
+"""Which patches the engines of a node would get and which of them would refuse to start, before anything is loaded.
+
+The interpreter that the plan gives the engines judges its own sources by the function that the engines decide with when
+they start (patches/verdict.py), so what is said here is what happens there. Where the recipe has a container, this runs
+inside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pdserve.patches import judgement
+from pdserve.patches.registry import find
+from pdserve.patches.verdict import Verdict, decide, way_out
+from pdserve.plan.environment import ALLOW_UNKNOWN
+from pdserve.plan.model import Process
+from pdserve.preflight.finding import Finding, Status
+from pdserve.preflight.of_plan import packages
+from pdserve.process import output_of
+
+_ASK_SECONDS = 60.0
+"""It parses a dozen large files, perhaps from a network file system."""
+_PATH = "PYTHONPATH"
+
+
+def find_patches(node: str, wanted: Iterable[Process]) -> list[Finding]:
+    """One finding for each patch that needs a word, and one for all others of an interpreter.
+
+    Of a process whose command is the recipe's own nothing is known.
+    """
+    found: list[Finding] = []
+    for (python, path), processes in _by_interpreter(wanted).items():
+        names = tuple(dict.fromkeys(name for process in processes for name in process.patches))
+        verdicts = judged(python, path, names)
+        if isinstance(verdicts, str):
+            need = f"an interpreter that can judge the patches of {_listed(processes)}"
+            fix = "correct engine.python; its engines will judge when they start"
+            found.append(_finding(node, "unknown", f"{python}: {verdicts}", need, fix))
+        else:
+            found += _of_verdicts(node, processes, verdicts)
+    return found
+
+
+def _by_interpreter(wanted: Iterable[Process]) -> Mapping[tuple[str, str | None], list[Process]]:
+    found: dict[tuple[str, str | None], list[Process]] = {}
+    for process in wanted:
+        if process.patches and packages(process):
+            path = process.env.set.get(_PATH, os.environ.get(_PATH))
+            found.setdefault((process.argv[0], path), []).append(process)
+    return found
+
+
+@functools.cache
+def judged(python: str, path: str | None, names: tuple[str, ...]) -> Mapping[str, Verdict] | str:
+    """What `python` says of the patches of these names, with that PYTHONPATH; a text: why it says nothing."""
+    environ = {name: value for name, value in os.environ.items() if name != _PATH}
+    if path is not None:
+        environ[_PATH] = path
+    argv = [python, "-m", judgement.MODULE, "verdicts", *names]
+    # From a folder without packages: -m puts the current one on the path.
+    asked = output_of(argv, timeout=_ASK_SECONDS, cwd=Path("/"), environ=environ)
+    try:
+        verdicts = judgement.VERDICTS.validate_json(asked.out)
+    except ValidationError:
+        return (asked.err.strip().splitlines() or [f"exit code {asked.code}"])[-1]
+    return verdicts if verdicts.keys() == set(names) else "it answered something else than was asked for"
+
+
+def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[str, Verdict]) -> Iterator[Finding]:
+    well = {"apply": 0, "not-needed": 0}
+    for name, verdict in verdicts.items():
+        patch = find(name)
+        users = [process for process in processes if name in process.patches]
+        allowed = {one for process in users for one in process.env.set.get(ALLOW_UNKNOWN, "").split(",")}
+        decision = decide(patch, verdict, allowed)
+        need = f"code that {name} knows, for {_listed(users)}"
+        if decision == "refused":
+            value = f"{name} would refuse to start: {verdict.why}"
+            yield _finding(node, "failed", value, need, way_out(patch))
+        elif decision == "left-out":
+            without = f", and {patch.serves_without}" if patch.serves_without else f": {patch.summary}"
+            yield _finding(node, "warning", f"{name} would be left out{without} ({verdict.why})", need)
+        elif verdict.outcome == "unknown":
+            value = f"{name} would be applied, as allow_unknown_upstream says: {verdict.why}"
+            yield _finding(node, "warning", value, need, "prove it with pdserve verify")
+        else:
+            well[decision] += 1
+    if any(well.values()):
+        value = f"{well['apply']} would be applied, {well['not-needed']} are not needed"
+        yield _finding(node, "ok", value, f"known code for the patches of {_listed(processes)}")
+
+
+def _finding(node: str, status: Status, value: str, need: str, fix: str | None = None) -> Finding:
+    return Finding(node=node, check="patches", status=status, value=value, need=need, fix=fix)
+
+
+def _listed(processes: Iterable[Process]) -> str:
+    return ", ".join(process.name for process in processes)
