@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pdserve.pd.client import Client
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.honest_usage import USAGE
-from pdserve.pd.http import event_stream
 from pdserve.pd.metrics import Metrics
 from pdserve.pd.quotas import Use
 from pdserve.pd.request import ClientRequest
 from pdserve.pd.request_log import Outcome, RequestLine, RequestLog
 from pdserve.pd.spans import Spans, StageTime, Trace
-from pdserve.pd.usage_counts import of_event
-from pdserve.pd.usage_meter import most_in
+from pdserve.pd.usage_meter import last_in
 
 _CLIENT_LEFT = 499
 
@@ -154,11 +151,5 @@ def _usage(client: Client) -> tuple[int | None, int | None]:
         return client.counted
     if client.meter is not None:
         return client.meter.prompt, client.meter.answer
-    words = client.last_words
-    if USAGE not in words:
-        return None, None
-    if client.stream:
-        for event in reversed(words.split(event_stream.END)):
-            if USAGE in event and (said := of_event(event)) is not None and said != (None, None):
-                return said
-    return most_in(words)
+    said: tuple[int | None, int | None] = last_in(client.last_words, stream=client.stream)
+    return said

@@ -98,8 +98,8 @@ class Client:
 
     @property
     def last_words(self) -> bytes:
-        """The end of what was relayed: usage comes in the last event but one."""
-        return self._before[-_TAIL_BYTES:] + self._tail[-_TAIL_BYTES:]
+        """The end of what was relayed: usage comes in the last event but one, which may be as large as an answer."""
+        return self._before + self._tail
 
     def interrupt(self, reason: ApiError | ClientGoneError) -> None:
         if self.interruption is None:

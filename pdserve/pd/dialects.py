@@ -37,7 +37,8 @@ NOT_FOR_PREFILL = frozenset(
     )
 )
 
-_SEQUENCE = re.compile(rb'"sequence_number" ?: ?(\d+)')
+_SEQUENCE = re.compile(rb'"sequence_number" ?: ?(\d{1,15})(?!\d)')
+"""Not one of thousands of digits, which Python does not read; an answer repeats what its client has sent."""
 
 _LARGEST_CHECKED = 65_536
 """Bytes of a value that is looked at here; a larger one is the engine's to judge."""

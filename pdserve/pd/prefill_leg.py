@@ -48,7 +48,7 @@ def send(
 
 def ended_well(leg: Leg) -> bool:
     """A complete leg, beyond doubt; `check` says what is wrong with another, if anything is."""
-    return leg.answer is not None and (b'"length"' in leg.answer.data or b'"stop"' in leg.answer.data)
+    return leg.answer is not None and good_end(leg.answer.data)
 
 
 def check(leg: Leg) -> None:
@@ -61,6 +61,12 @@ def check(leg: Leg) -> None:
         return
     error = ApiError(502, f"{leg.worker.name} ended the prefill by {reason}: its KV was dropped")
     raise WorkerFailedError(leg.worker, error, retry=True)
+
+
+def good_end(answer: bytes) -> bool:
+    """Whether it is seen at once that a prefill has ended well. The bare word says nothing: an aborted one may have
+    said it as its token."""
+    return b'"finish_reason":"length"' in answer or b'"finish_reason":"stop"' in answer
 
 
 def bad_end(answer: bytes) -> str | None:

@@ -6,7 +6,7 @@ Only the engine's own `usage` counts, which stands at the top of an answer or an
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -37,7 +37,25 @@ class _Answer(msgspec.Struct):
     usage: Counts | None = None
 
 
+class _Choice(msgspec.Struct):
+    index: int | None = None
+
+
+class Said(NamedTuple):
+    """What one event says. None: it does not."""
+
+    prompt: int | None
+    answer: int | None
+    choice: int | None = None
+    """Of this choice alone are the tokens of the answer."""
+    first: bool = False
+    """It begins an answer of Messages: the tokens of its answer are not all."""
+
+
 class _Event(msgspec.Struct):
+    type: str | None = None
+    choices: list[_Choice] | None = None
+    """Of Chat and Completions."""
     usage: Counts | None = None
     response: _Answer | None = None
     """Of Responses."""
@@ -66,6 +84,7 @@ _WHOLE = msgspec.json.Decoder(_Answer)
 _EVENT = msgspec.json.Decoder(_Event)
 _CACHED = msgspec.json.Decoder(_CachedAnswer)
 _NOTHING = (None, None)
+_SAYS_NOTHING = Said(None, None)
 
 
 def of_value(usage: bytes) -> tuple[int | None, int | None]:
@@ -98,7 +117,7 @@ def cached_in(answer: bytes) -> int | None:
     return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
-def of_event(event: bytes) -> tuple[int | None, int | None] | None:
+def of_event(event: bytes) -> Said | None:
     """The same of one event of a stream; None: this is not a whole one."""
     try:
         said = _EVENT.decode(event[max(0, event.find(b"{")) :])
@@ -106,4 +125,8 @@ def of_event(event: bytes) -> tuple[int | None, int | None] | None:
         return None
     inner = said.response if said.response is not None else said.message
     counts = said.usage if said.usage is not None or inner is None else inner.usage
-    return _NOTHING if counts is None else counts.tokens()
+    if counts is None:
+        return _SAYS_NOTHING
+    prompt, answer = counts.tokens()
+    choice = said.choices[0].index if said.choices else None
+    return Said(prompt, answer, choice, first=said.type == "message_start")

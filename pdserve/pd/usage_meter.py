@@ -24,11 +24,9 @@ from pdserve.pd.dialects import CHAT, COMPLETIONS, Dialect
 from pdserve.pd.errors import bad_request
 from pdserve.pd.honest_usage import USAGE
 from pdserve.pd.http import event_stream
-from pdserve.pd.usage_counts import of_event, of_value
+from pdserve.pd.usage_counts import Said, of_event, of_value
 
 _USAGE = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_NO_CHOICE = re.compile(rb'"choices" ?: ?\[\]')
-_INDEX = re.compile(rb'"index" ?: ?(\d+)')
 _FINISHED = re.compile(rb'"finish_reason" ?: ?"')
 _FINGERPRINT = re.compile(rb', ?"system_fingerprint" ?: ?"(?:[^"\\]|\\.)*"')
 _HAS_TEXT = re.compile(rb'\.delta"|"content_block_delta"|"choices"')
@@ -87,7 +85,7 @@ class UsageMeter:
         self.prompt: int | None = None
         """Tokens of the prompt, as the engine says; None: it has not said."""
         self._total: int | None = None
-        self._by_choice: dict[bytes, int] = {}
+        self._by_choice: dict[int, int] = {}
         self._estimate = 0
         self._before_text = b""
         """What stood before a text: it is looked for first."""
@@ -135,20 +133,21 @@ class UsageMeter:
 
     def _event(self, event: bytes, end: bytes) -> bytes:
         at = event.rfind(USAGE)
-        found = None if at < 0 else _USAGE.search(event, max(0, at - 2))
-        said = None if found is None else of_event(event)
-        if found is None or said == (None, None):
-            self._estimated(event)
-            return self._released(b"") + event + end
+        if at < 0:
+            return self._without(event + end)
+        said = of_event(event)
         if said is None:
             self._says_at_most(*most_in(event))
             return self._released(b"") + event + end
-        index = _INDEX.search(event)
-        prompt, answer = said
-        if _NO_CHOICE.search(event) is not None or b'"choices"' not in event or index is None:
-            return self._with_all(event + end, prompt, answer)
-        self._by_choice[index[1]] = max(answer or 0, self._by_choice.get(index[1], 0))
-        if not self._hides:
+        if said.prompt is None and said.answer is None:
+            return self._without(event + end)
+        if said.choice is None:
+            return self._with_all(event + end, said)
+        if said.prompt is not None:
+            # Of one of several prompts, until the event with all: who leaves before that has used so much at least.
+            self.prompt = max(said.prompt, self.prompt or 0)
+        self._by_choice[said.choice] = max(said.answer or 0, self._by_choice.get(said.choice, 0))
+        if not self._hides or (found := _own_usage(event, at)) is None:
             return event + end
         before, after = event[: found.start()], event[found.end() :] + end
         if self._hides_total and _FINISHED.search(event) is not None:
@@ -158,12 +157,17 @@ class UsageMeter:
             return before + fingerprint + after
         return self._hold(before + after) if self._held else before + after
 
-    def _with_all(self, event: bytes, prompt: int | None, answer: int | None) -> bytes:
+    def _without(self, event: bytes) -> bytes:
+        """An event that says nothing of tokens."""
+        self._estimated(event)
+        return self._released(b"") + event
+
+    def _with_all(self, event: bytes, said: Said) -> bytes:
         """The event that has the usage of the whole answer; of Messages also the first one, which has the prompt's."""
-        if prompt is not None:
-            self.prompt = prompt
-        if b'"message_start"' not in event:
-            self._total = answer or 0
+        if said.prompt is not None:
+            self.prompt = said.prompt
+        if not said.first:
+            self._total = said.answer or 0
         if not self._hides_total:
             return event
         found = _FINGERPRINT.search(event)
@@ -254,6 +258,29 @@ def most_in(data: bytes) -> tuple[int | None, int | None]:
     prompts = [prompt for prompt, _ in said if prompt is not None]
     answers = [answer for _, answer in said if answer is not None]
     return max(prompts, default=None), max(answers, default=None)
+
+
+def last_in(words: bytes, *, stream: bool) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer, as the end of an answer says them; None: it does not. Of an event or an answer of
+    which only the end is left, the last `usage` counts: the engine's stands behind what it repeats of a request."""
+    at = len(words) if stream else 0
+    while (at := words.rfind(USAGE, 0, at)) >= 0:
+        begin, end = words.rfind(event_stream.END, 0, at), words.find(event_stream.END, at)
+        said = of_event(words[max(0, begin) : end if end >= 0 else len(words)])
+        if said is not None and (said.prompt is not None or said.answer is not None):
+            return said.prompt, said.answer
+        at = max(0, begin)
+    last = [of_value(found[1]) for found in _USAGE.finditer(words[-_WINDOW:])][-1:]
+    return last[0] if last else (None, None)
+
+
+def _own_usage(event: bytes, at: int) -> re.Match[bytes] | None:
+    """The engine's member of an event, which is its last; `at`: of the last time that the word is there."""
+    while at >= 0:
+        if (found := _USAGE.search(event, max(0, at - 2))) is not None:
+            return found
+        at = event.rfind(USAGE, 0, at)
+    return None
 
 
 def _flag(value: Any) -> bool | None:

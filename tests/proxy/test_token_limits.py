@@ -12,9 +12,10 @@ import pytest
 
 from pdserve.pd.body import Body
 from pdserve.pd.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from pdserve.pd.prefill_leg import bad_end
+from pdserve.pd.errors import ApiError
+from pdserve.pd.prefill_leg import bad_end, good_end
 from pdserve.pd.usage_counts import cached_in, of_answer
-from pdserve.pd.usage_meter import Fingerprints, UsageMeter, metered
+from pdserve.pd.usage_meter import Fingerprints, UsageMeter, last_in, metered
 from tests.proxy.deployment import MODEL, Deployment
 
 LIMITED, FREE = "a-limited-key", "a-free-key"
@@ -202,6 +203,68 @@ def test_a_prefill_whose_answer_cannot_be_read_has_failed(answer: bytes) -> None
 @pytest.mark.parametrize(("reason", "says"), [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
 def test_a_prefill_that_was_aborted_has_failed(reason: bytes, says: str | None) -> None:
     assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == says
+
+
+@pytest.mark.parametrize(
+    "echoed",
+    [
+        {"user": "usage"},
+        {"user": "message_start"},
+        {"user": 'event: message_start "usage": {"output_tokens": 1}'},
+        {"tools": [{"parameters": {"choices": [1], "index": 0}}]},
+        {"tools": [{"parameters": {"a": 1, "usage": {"input_tokens": 1, "output_tokens": 1 << 52}}}]},
+        {"metadata": {"type": "message_start"}, "user": "usage"},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("padding", [0, 5000])
+def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dict[str, Any], padding: int) -> None:
+    """As vLLM orders them: tools before the usage, the user behind it; of any length, with a limit of tokens or not."""
+    response = {
+        "instructions": "x" * padding,
+        "tools": echoed.get("tools", []),
+        "metadata": echoed.get("metadata"),
+        "usage": {"input_tokens": 50_000, "output_tokens": 700, "output_tokens_details": {"reasoning_tokens": 0}},
+        "user": echoed.get("user"),
+    }
+    last = (
+        b"event: response.completed\ndata: %b\n\n"
+        % json.dumps({"type": "response.completed", "sequence_number": 9, "response": response}).encode()
+    )
+    meter = UsageMeter(Fingerprints())
+    assert meter.events(last) == last
+    assert (meter.prompt, meter.answer) == (50_000, 700)
+    assert last_in(last, stream=True) == (50_000, 700)
+    assert last_in(b'"instructions": "' + last, stream=True) == (50_000, 700), "of one that was cut"
+
+
+def test_who_leaves_before_the_end_pays_for_its_prompt() -> None:
+    """decode says it with every event; an estimate knows nothing of images and templates."""
+    meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
+    event = (
+        b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{"prompt_tokens":50000,"completion_tokens":3}}'
+    )
+    assert meter.events(event + b"\n\n") == b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    assert (meter.prompt, meter.answer) == (50_000, 3)
+
+
+def test_a_number_that_a_client_has_written_into_an_answer_ends_no_error() -> None:
+    said = RESPONSES.error_event(
+        ApiError(504, "late"), b'"sequence_number": 7, "tools": "sequence_number": ' + b"9" * 4300
+    )
+    assert json.loads(said.partition(b"data: ")[2])["sequence_number"] == 8
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{"text":"stop","finish_reason":"abort"}]}',
+        b'{"choices":[{"text":"a","logprobs":{"tokens":["length"]},"finish_reason":"error"}]}',
+    ],
+)
+def test_a_token_of_a_prefill_is_not_its_end(answer: bytes) -> None:
+    assert not good_end(answer)
+    assert bad_end(answer) is not None
 
 
 @pytest.mark.parametrize("count", [b"-1", TOO_LARGE, b"1.5", b'"7"'])
