@@ -109,6 +109,13 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "E",
+        "what a failed load did not bring is not stored as if it were computed",
+        "ours",
+        "lmcache-computed-count",
+        f"{_UPSTREAM}lmcache_computed_count.py",
+    ),
+    Finding(
+        "E",
         "a failed load of one KV group falls back for the whole request",
         "ours",
         "failed-group, vllm < 0.30",

@@ -97,7 +97,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on node0: start stage 1, devices 0,1,2,3,4,5,6,7
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@node0.log
 #   ready: http://198.51.100.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -112,7 +112,7 @@ run_prefill_0() {
   export MC_MAX_RPC_PORT=15099
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-2node/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1

@@ -1,12 +1,12 @@
 """An engine around the real Scheduler and the real scheduler role of LMCacheMPConnector: blocks have contents here.
 
 Every token's place in a block holds the name of the prefix that ends there, as KV does. A step checks that what it
-attends to is there, a store that what it saves is computed, and a load writes what the chunks have.
+attends to is there, a store that what it saves is computed, and a load writes what the chunks have, or fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.upstream.probes.lmcache_ledger import Ledger, LedgerAdapter, install
@@ -21,8 +21,19 @@ class Engine:
     """`module`: where vLLM finds the connector's class. `extra`: its extra config. `multi`: it is the only child of
     our MultiConnector, which looks after lookups too."""
 
+    fails: Callable[[str], bool] | None = None
+    """Whether a retrieve of this request fails: its worker names all blocks of it, as LMCache's does."""
+    _broken: frozenset[int] = frozenset()
+
     def __init__(
-        self, module: str, extra: dict[str, Any], *, num_blocks: int, batch: int = 512, multi: bool = False
+        self,
+        module: str,
+        extra: dict[str, Any],
+        *,
+        num_blocks: int,
+        batch: int = 512,
+        multi: bool = False,
+        scheduler: Mapping[str, Any] | None = None,
     ) -> None:
         LedgerAdapter.ledger = self.ledger = Ledger()
         connector = {
@@ -33,7 +44,7 @@ class Engine:
         }
         if multi:
             connector = {**multi_config(connector), "kv_connector_module_path": "pdserve.connectors.multi"}
-        self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector)
+        self.lab = Lab(num_blocks=num_blocks, max_num_batched_tokens=batch, connector=connector, scheduler=scheduler)
         self.connector = self.lab.connector._connectors[0] if multi else self.lab.connector
         self.places: dict[tuple[int, int], int] = {}
         """(block, place in it) -> name of the prefix."""
@@ -56,8 +67,8 @@ class Engine:
             self._saving.add(name)
 
     def step(self) -> None:
-        arrived, saved = self._arriving, self._saving
-        self._arriving, self._saving = set(), set()
+        arrived, saved, broken = self._arriving, self._saving, self._broken
+        self._arriving, self._saving, self._broken = set(), set(), frozenset()
         running = set(self.lab.scheduler.requests)
         output = self.lab.schedule()
         metadata = self._of_lmcache(output.kv_connector_metadata)
@@ -72,6 +83,7 @@ class Engine:
             output,
             finished_recving=arrived,
             finished_sending={name for name in saved - arrived if self.lab.get(name) is not None},
+            invalid_block_ids=broken,
         )
         ended = {name for name in running if self.lab.get(name) is not None and self.lab.get(name).is_finished()}
         self._saving |= ended - saved
@@ -124,12 +136,16 @@ class Engine:
 
     def _retrieve(self, name: str, op: Any, blocks: list[int], names: list[int]) -> None:
         self.ledger.retrieve(op.token_ids, op.start, op.end)
+        self._arriving.add(name)
         first = op.start + op.skip_first_n_tokens
+        failed = self.fails is not None and self.fails(name)
         for position in range(first, op.end):
             index = position - op.start
-            self.places[blocks[index // BLOCK], index % BLOCK] = names[position]
-        self.loads.append((name, first, op.end))
-        self._arriving.add(name)
+            self.places[blocks[index // BLOCK], index % BLOCK] = 0 if failed else names[position]
+        if failed:
+            self._broken |= set(blocks)
+        else:
+            self.loads.append((name, first, op.end))
 
     def _store(self, op: Any, blocks: list[int], names: list[int]) -> None:
         for index in range(op.end - op.start):

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tests.upstream.probes.lmcache_native import borrow
@@ -119,15 +120,29 @@ def naive_cap(module: str) -> str:
 
 
 class Workload:
-    """Requests with common prefixes on too few blocks: aborts, preemptions, lookups that take their time, evictions."""
+    """Requests with common prefixes on too few blocks: aborts, preemptions, lookups that take their time, evictions.
 
-    def __init__(self, seed: int) -> None:
+    `bounded`: with a cap and a minimum. `failing`: the share of loads that fail. `batches`: tokens of a step, one is
+    drawn; what is no multiple of a block leaves blocks computed in part.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        module: str = OURS,
+        *,
+        bounded: bool = True,
+        failing: float = 0,
+        batches: Sequence[int] = (64, 256),
+    ) -> None:
         self.dice = random.Random(seed)
         cap = self.dice.choice([64, 128, 256, 512])
         least = self.dice.choice([0, 0, 64, 128])
-        extra = {CAP: cap, LEAST: min(cap, least)}
+        extra = {CAP: cap, LEAST: min(cap, least)} if bounded else {}
         LedgerAdapter.slow = self.dice.choice([0, 0, 1, 3])
-        self.engine = Engine(OURS, extra, num_blocks=self.dice.randint(48, 90), batch=self.dice.choice([64, 256]))
+        self.engine = Engine(module, extra, num_blocks=self.dice.randint(48, 90), batch=self.dice.choice(batches))
+        if failing:
+            self.engine.fails = lambda _: self.dice.random() < failing
         self.stems = [[self.dice.randrange(1000) for _ in range(640)] for _ in range(2)]
         for stem in self.stems:
             self.engine.ledger.store(stem, 0, self.dice.randrange(0, 641, CHUNK))
@@ -174,12 +189,13 @@ class Workload:
         return not self.engine.lab.scheduler.requests
 
 
-def workloads(count: int) -> dict[str, Any]:
+def workloads(count: int, module: str = OURS, **how: Any) -> dict[str, Any]:
+    """What becomes of each; keywords of Workload."""
     verdicts: Counter[str] = Counter()
     loads = preempted = 0
     wrong: list[str] = []
     for seed in range(count):
-        workload = Workload(seed)
+        workload = Workload(seed, module, **how)
         try:
             verdicts[workload.run()] += 1
         except AssertionError as error:
