@@ -1,6 +1,8 @@
-"""LMCacheMPConnector with bounds on a reload: vLLM loads it by kv_connector_module_path.
+"""LMCacheMPConnector that loses no read locks, with bounds on a reload: vLLM loads it by kv_connector_module_path.
 
 The class keeps upstream's name, by which vLLM finds its statistics and MultiConnector its children.
+
+Read locks of a request that ends before it has blocks are given back (lmcache-lookup-locks), with bounds or without.
 
 A bounded reload takes a prefix of what the lookup found. The lookup has put a read lock on every chunk that it found,
 and LMCache releases locks only for what is retrieved or handed back; they are anonymous counters, so each must be
@@ -26,9 +28,10 @@ from pdserve.connectors.lmcache_tracker import (
     token_ids,
 )
 from pdserve.connectors.selection_lookups import keep_lookups
-from pdserve.patches import effects, lmcache_load_cap, lmcache_min_load
-from pdserve.patches.record import left_out
+from pdserve.patches import effects, lmcache_load_cap, lmcache_lookup_locks, lmcache_min_load
+from pdserve.patches.record import is_active, left_out
 
+LOOKUP_LOCKS = lmcache_lookup_locks.PATCH.name
 LOAD_CAP = lmcache_load_cap.PATCH.name
 MIN_LOAD = lmcache_min_load.PATCH.name
 
@@ -62,8 +65,9 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         if self._bounds.cap:
             check_prefixes_load(kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
-        for name, bound in ((LOAD_CAP, self._bounds.cap), (MIN_LOAD, self._bounds.least)):
-            effects.count(name, "instances", 1 if bound else 0)
+        keeps = not left_out(LOOKUP_LOCKS)
+        for name, used in ((LOOKUP_LOCKS, keeps), (LOAD_CAP, self._bounds.cap), (MIN_LOAD, self._bounds.least)):
+            effects.count(name, "instances", 1 if used else 0)
         self._keeper: Any = None
         if hasattr(self, "scheduler_adapter"):
             self._set_up_scheduler(int(vllm_config.cache_config.block_size))
@@ -78,7 +82,8 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         # What a lock's key consists of: request_configs came with lmcache 0.5.5.
         parameters = inspect.signature(adapter.free_lookup_locks).parameters
         self._lock_fields = tuple(name for name in ("cache_salt", "request_configs") if name in parameters)
-        self._keeper = keep_lookups(self, LOAD_CAP if self._bounds.cap else MIN_LOAD)
+        if not left_out(LOOKUP_LOCKS):
+            self._keeper = keep_lookups(self, LOOKUP_LOCKS)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Upstream's answer, bounded. Safe to ask in every step, with a local prefix that grows or shrinks."""
@@ -141,5 +146,6 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         return bool(self._keeper is not None and self._keeper.unsettled) or bool(upstream is not None and upstream())
 
 
-if left_out(LOAD_CAP) and left_out(MIN_LOAD):
+_OURS = (LOOKUP_LOCKS, LOAD_CAP, MIN_LOAD)
+if any(map(left_out, _OURS)) and not any(map(is_active, _OURS)):
     LMCacheMPConnector = _Upstream  # type: ignore[misc]  # this upstream is unknown: the patches are skipped

@@ -131,6 +131,13 @@ BEHAVIOURS: tuple[Finding, ...] = (
     ),
     Finding(
         "F",
+        "a request that ends before it has blocks leaves no read locks at LMCache",
+        "ours",
+        "lmcache-lookup-locks; multiconnector-selection below MultiConnector",
+        f"{_UPSTREAM}lmcache_reload.py",
+    ),
+    Finding(
+        "F",
         "a small reload is computed instead",
         "ours",
         "lmcache-min-load, setting min_load_tokens",

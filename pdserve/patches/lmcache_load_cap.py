@@ -56,8 +56,6 @@ PATCH = Patch(
         "instances": "times that vLLM built the connector with a cap: scheduler and workers",
         "loads-capped": "reloads that took less than LMCache had",
         "tokens-left-to-recompute": "tokens that LMCache had and that were computed instead",
-        "lookups-released": "lookups of requests that ended before they had blocks, whose locks were given back",
-        "lookups-left-to-expire": "lookups without an answer for a minute: their locks end with LMCache's read TTL",
     },
     remove_when="LMCacheMPConnector has a cap of its own, as LMCacheConnectorV1 has lmcache.max_tokens_per_load",
     apply=apply,

@@ -29,8 +29,6 @@ PATCH = Patch(
         "instances": "times that vLLM built the connector with a minimum: scheduler and workers",
         "loads-skipped": "reloads below the minimum",
         "tokens-left-to-recompute": "tokens that LMCache had and that were computed instead",
-        "lookups-released": "lookups of requests that ended before they had blocks, whose locks were given back",
-        "lookups-left-to-expire": "lookups without an answer for a minute: their locks end with LMCache's read TTL",
     },
     remove_when="LMCacheMPConnector has a minimum of its own",
     apply=apply,

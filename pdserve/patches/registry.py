@@ -17,6 +17,7 @@ from pdserve.patches import (
     lmcache_final_capacity,
     lmcache_identity,
     lmcache_load_cap,
+    lmcache_lookup_locks,
     lmcache_lost_send,
     lmcache_min_load,
     lmcache_registration,
@@ -58,6 +59,7 @@ REGISTRY: tuple[Patch, ...] = (
     lmcache_demand_pinned.PATCH,
     lmcache_final_capacity.PATCH,
     lmcache_block_copy.PATCH,
+    lmcache_lookup_locks.PATCH,
     lmcache_load_cap.PATCH,
     lmcache_min_load.PATCH,
 )

@@ -78,7 +78,7 @@ run_lmcache_0() {
 # aggregated-0 (aggregated) on localhost: start stage 1, devices 0,1,2,3,4,5,6,7
 #   ports: http 8300; log: logs/aggregated-0@localhost.log
 #   ready: http://127.0.0.1:8300/health answers 200
-#   patches: stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration
+#   patches: stale-completions, failed-loads-stand-back, load-timeout, lmcache-lost-send, lmcache-computed-count, lmcache-registration, lmcache-lookup-locks
 run_aggregated_0() {
   VLLM_API_KEY="${engine_key:?}"
   unset VLLM_PORT VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE RANK \
@@ -90,7 +90,7 @@ run_aggregated_0() {
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
   export NO_PROXY=127.0.0.1,localhost,::1
-  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration
+  export PDSERVE_PATCHES=stale-completions,failed-loads-stand-back,load-timeout,lmcache-lost-send,lmcache-computed-count,lmcache-registration,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/kimi-mi355x-lmcache/patches/aggregated-0
   export PYTHONHASHSEED=0
   export PYTHONNOUSERSITE=1
@@ -109,7 +109,7 @@ run_aggregated_0() {
     --host 127.0.0.1 \
     --port 8300 \
     --tensor-parallel-size 8 \
-    --kv-transfer-config '{"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 300.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven", "load_timeout_seconds": 300.0}, "kv_load_failure_policy": "recompute"}' \
+    --kv-transfer-config '{"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "pdserve.connectors.lmcache_mp", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 300.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven", "load_timeout_seconds": 300.0}, "kv_load_failure_policy": "recompute"}' \
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enable-prefix-caching \

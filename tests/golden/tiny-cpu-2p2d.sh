@@ -54,7 +54,7 @@ run_lmcache_0() {
 # prefill-0 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8100, bootstrap 8998; log: logs/prefill-0@localhost.log
 #   ready: http://127.0.0.1:8100/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
 #   CPUs: part 1 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_0() {
   VLLM_API_KEY="${engine_key:?}"
@@ -71,7 +71,7 @@ run_prefill_0() {
   export MC_MIN_RPC_PORT=15000
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-0
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -91,7 +91,7 @@ run_prefill_0() {
     --host 127.0.0.1 \
     --port 8100 \
     --tensor-parallel-size 1 \
-    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 30.0, "lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mp_transfer_mode": "engine_driven"}}]}, "kv_load_failure_policy": "recompute"}' \
+    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "pdserve.connectors.lmcache_mp", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 30.0, "lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mp_transfer_mode": "engine_driven"}}]}, "kv_load_failure_policy": "recompute"}' \
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enable-prefix-caching \
@@ -104,7 +104,7 @@ run_prefill_0() {
 # prefill-1 (prefill) on localhost: start stage 1, no devices
 #   ports: http 8101, bootstrap 8999; log: logs/prefill-1@localhost.log
 #   ready: http://127.0.0.1:8101/health answers 200
-#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device
+#   patches: multiconnector-prom-metrics, multiconnector-selection, stale-completions, failed-loads-stand-back, lmcache-computed-count, lmcache-registration, mooncake-requests, mooncake-sends, mooncake-pulls, mooncake-bootstrap, mooncake-cpu-device, lmcache-lookup-locks
 #   CPUs: part 2 of 4 of the node's (by hand: taskset --cpu-list)
 run_prefill_1() {
   VLLM_API_KEY="${engine_key:?}"
@@ -121,7 +121,7 @@ run_prefill_1() {
   export MC_MIN_RPC_PORT=15100
   export NO_PROXY=127.0.0.1,localhost,::1
   export OMP_NUM_THREADS=1
-  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device
+  export PDSERVE_PATCHES=multiconnector-prom-metrics,multiconnector-selection,stale-completions,failed-loads-stand-back,lmcache-computed-count,lmcache-registration,mooncake-requests,mooncake-sends,mooncake-pulls,mooncake-bootstrap,mooncake-cpu-device,lmcache-lookup-locks
   export PDSERVE_PATCH_RECORD=/run/pdserve/tiny-cpu-2p2d/patches/prefill-1
   export PYTHONHASHSEED=0
   export PYTHONUNBUFFERED=1
@@ -141,7 +141,7 @@ run_prefill_1() {
     --host 127.0.0.1 \
     --port 8101 \
     --tensor-parallel-size 1 \
-    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 30.0, "lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mp_transfer_mode": "engine_driven"}}]}, "kv_load_failure_policy": "recompute"}' \
+    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "pdserve.connectors.lmcache_mp", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 30.0, "lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mp_transfer_mode": "engine_driven"}}]}, "kv_load_failure_policy": "recompute"}' \
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enable-prefix-caching \

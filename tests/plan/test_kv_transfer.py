@@ -26,7 +26,7 @@ from tests.plan.kit import (
 
 LMCACHE_CHILD = {
     "kv_connector": "LMCacheMPConnector",
-    "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+    "kv_connector_module_path": "pdserve.connectors.lmcache_mp",
     "kv_role": "kv_both",
     "kv_connector_extra_config": {
         "lmcache.mp.host": "tcp://127.0.0.1",

@@ -12,7 +12,7 @@ from pdserve.patches.registry import REGISTRY
 from pdserve.plan.model import Plan
 from pdserve.plan.patching import settings_of
 from pdserve.recipe import effective
-from tests.plan.kit import LMCACHE, MOONCAKE, plan, recipe, with_lmcache
+from tests.plan.kit import LMCACHE, MOONCAKE, aggregated, plan, recipe, with_lmcache
 
 CRASH = "multiconnector-prom-metrics"
 
@@ -97,6 +97,19 @@ def test_a_setting_whose_patch_is_not_in_the_list_is_refused() -> None:
     others = [patch.name for patch in REGISTRY if patch.name != cap.name]
     with pytest.raises(RecipeError, match=f"the setting max_tokens_per_load needs the patch {cap.name}"):
         plan(recipe(with_lmcache(), on_child(max_tokens_per_load=512), {"patches": others}))
+
+
+@pytest.mark.parametrize(
+    ("patches", "module"),
+    [("auto", "pdserve.connectors.lmcache_mp"), ("others", "lmcache.integration.vllm.lmcache_mp_connector")],
+)
+def test_lmcache_alone_gives_locks_back_by_our_class_unless_a_list_leaves_it_out(patches: str, module: str) -> None:
+    """Without MultiConnector nobody else would."""
+    others = [patch.name for patch in REGISTRY if patch.vehicle != "subclass"]
+    chosen = {"patches": "auto" if patches == "auto" else others}
+    planned = plan(recipe(aggregated(), chosen))
+    assert ("lmcache-lookup-locks" in planned.process("aggregated-0").patches) == (patches == "auto")
+    assert config_of(planned, "aggregated-0")["kv_connector_module_path"] == module
 
 
 def test_a_raw_connector_keeps_the_class_that_its_author_chose() -> None:

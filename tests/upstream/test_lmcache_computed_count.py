@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from tests.upstream.run import probe
 from tests.upstream.test_lmcache_reload import PAIRS
@@ -40,7 +41,11 @@ def test_a_hit_that_vllm_does_not_use_is_not_counted_as_computed(seen: Any) -> N
     assert "wrong" not in seen["patched"]["unused hit"]
 
 
-def test_random_workloads_with_failed_loads_store_no_wrong_chunk(seen: Any) -> None:
+def test_random_workloads_with_failed_loads_store_no_wrong_chunk(seen: Any, request: pytest.FixtureRequest) -> None:
     assert any("stores at" in wrong for wrong in seen["unpatched"]["random"]["wrong"])
-    assert seen["patched"]["random"]["wrong"] == []
+    lmcache = request.node.callspec.params["seen"][1]
+    # Before 0.5.5 LMCache promises its hit once more after a failed load, and never loads it: those locks stay.
+    promises = lmcache is not None and Version(lmcache) < Version("0.5.5")
+    wrong = [said for said in seen["patched"]["random"]["wrong"] if not (promises and "locks left" in said)]
+    assert wrong == []
     assert seen["lowered"] > 0

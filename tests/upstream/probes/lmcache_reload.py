@@ -210,7 +210,9 @@ def main() -> None:
     module = upstream_module()
     cap, least = {CAP: 512}, {LEAST: 128}
     found: dict[str, Any] = {"upstream": module, "cap alone": applied(), "naive cap": naive_cap(module)}
-    for name, where, capped, at_least in (("theirs", module, {}, {}), ("ours", OURS, cap, least)):
+    nothing: dict[str, Any] = {}
+    without = (("theirs", module, nothing, nothing), ("without bounds", OURS, nothing, nothing))
+    for name, where, capped, at_least in (*without, ("ours", OURS, cap, least)):
         found[name] = {
             "whole": one_reload(where, capped),
             "inside": local_prefix_inside_a_chunk(where, capped),
@@ -229,7 +231,9 @@ def main() -> None:
         "aborted": aborted_before_admission(OURS, cap, multi=True),
         "aborted, no answer yet": aborted_before_admission(OURS, cap, slow=3, multi=True),
     }
-    found["random"] = workloads(int(sys.argv[1]))
+    count = int(sys.argv[1])
+    found["random without bounds"] = {name: workloads(count, where, bounded=False) for name, where, *_ in without}
+    found["random"] = workloads(count)
     found["random effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
     print(json.dumps(found))
 
