@@ -259,7 +259,7 @@ class Agent:
                 began = clock()
                 # What uses a segment tells a long file for each process; orphans are still descendants, adopted by us.
                 if self._ledger.unknown():
-                    self._ledger.record_of_all(procfs.descendants(os.getpid()))
+                    self._ledger.record_of_all(lambda: procfs.descendants(os.getpid()))
                 elif began - seen >= (_SWEEP_SECONDS if began < self._young_until else _SETTLED_SECONDS):
                     self._ledger.see(procfs.descendants(os.getpid()))
                     seen = began

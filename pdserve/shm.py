@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,10 +98,12 @@ class ShmLedger:
         if changed:
             self.save()
 
-    def record_of_all(self, pids: Iterable[int]) -> None:
-        """As `record`, where these are all that live of ours: what another one has made is not looked at again."""
-        self.record(pids)
-        self._others = {one.name for one in self._candidates() if one.sysv is not None and one.name not in self._names}
+    def record_of_all(self, ours: Callable[[], set[int]]) -> None:
+        """As `record`, where `ours` finds all that live of ours: what another one has made before is not looked at
+        again."""
+        before = {one.name for one in self._candidates() if one.sysv is not None}
+        self.record(ours())
+        self._others = before - self._names.keys()
 
     def save(self) -> None:
         """Writes the file. Without it only those who come after a killed agent know less."""
@@ -152,14 +154,16 @@ def existing() -> dict[str, int]:
 
 def _existing(uid: int | None = None) -> Iterator[_Segment]:
     """POSIX and SysV segments, of this user or of all."""
-    for path in procfs.SHM.iterdir():
-        try:
-            found = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISREG(found.st_mode) and uid in (None, found.st_uid):
-            named = _NAMED_AFTER_ITS_MAKER.match(path.name)
-            yield _Segment(path.name, found.st_ino, None if named is None else int(named[1]), found.st_ctime)
+    # Others may have left thousands, and a Path costs more than the look at the file.
+    with os.scandir(procfs.SHM) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode) and uid in (None, found.st_uid):
+                named = _NAMED_AFTER_ITS_MAKER.match(entry.name)
+                yield _Segment(entry.name, found.st_ino, None if named is None else int(named[1]), found.st_ctime)
     for one in sysv_memory.segments():
         if uid in (None, one.uid):
             yield _Segment(f"{_SYSV}{one.id}", one.created, one.creator, one.created, one)

@@ -44,4 +44,5 @@ def segments() -> list[SysvSegment]:
 
 def remove(segment: SysvSegment) -> bool:
     """Takes it away, for those who have it attached once they are done with it. False: it was gone, or is not ours."""
-    return bool(ctypes.CDLL(None).shmctl(segment.id, _IPC_RMID, None) == 0)
+    code: int = ctypes.CDLL(None).shmctl(segment.id, _IPC_RMID, None)
+    return code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -12,13 +11,19 @@ from hypothesis import HealthCheck, settings
 
 from pdserve import procfs
 from pdserve.process import adopt_orphans
+from tests import own_memory
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
 
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-_MADE_BY = re.compile(r"pdserve-test-([0-9]+)-")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_shared_memory() -> None:
+    """What other programs of this machine do with shared memory meets no test, where the kernel allows that."""
+    own_memory.separate()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,24 +35,17 @@ def _see_orphans() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process or a shared-memory segment behind."""
-    before, segments = _descendants(), _segments()
+    before, segments = _descendants(), own_memory.segments()
     yield
     _reap_zombies(before)
     # What a longer-lived fixture's process starts belongs to that fixture.
     left = {pid: procfs.command(pid) for pid in _descendants() - before - procfs.family(before)}
     assert not left, f"processes outlive the test: {left}"
-    # What a living stranger has mapped is not ours: something else may run on this machine.
-    if new := _segments() - segments:
+    # What a longer-lived fixture's process has mapped belongs to that fixture.
+    if new := own_memory.segments() - segments:
         new -= procfs.shared_memory_in_use()
-        new &= _segments()
+        new &= own_memory.segments()
     assert not new, f"shared memory outlives the test: {new}"
-
-
-def _segments() -> set[str]:
-    """Without semaphores: multiprocessing unlinks their names as soon as they are open. And without what the tests of
-    another process have made, which is named after it."""
-    names = {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
-    return {name for name in names if (of := _MADE_BY.match(name)) is None or int(of[1]) == os.getpid()}
 
 
 def _descendants() -> set[int]:

@@ -177,7 +177,7 @@ def test_while_its_maker_lives_it_stays(ledger: ShmLedger, maker: Maker, kind: s
 def test_a_strangers_stays_whatever_it_is_called(ledger: ShmLedger, maker: Maker, stranger: Maker, kind: str) -> None:
     ours = maker.make(kind)
     name = stranger.make(kind)
-    ledger.record_of_all([maker.pid])
+    ledger.record_of_all(lambda: {maker.pid})
     for one in (maker, stranger):
         one.kill()
     ledger.record(())
@@ -229,7 +229,7 @@ def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledg
     """Finding out whose a SysV segment is reads every process of the machine."""
     stranger.make("sysv")
     assert ledger.unknown()
-    ledger.record_of_all(())
+    ledger.record_of_all(set)
     assert not ledger.unknown()
 
 
