@@ -88,8 +88,10 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Upstream's answer, bounded. Safe to ask in every step, with a local prefix that grows or shrinks."""
         offered, load_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not offered:
+            return offered, load_async
         tracker = self.request_trackers.get(request.request_id)
-        if not offered or tracker is None or not awaits_admission(tracker):
+        if tracker is None or not awaits_admission(tracker):
             return offered, load_async
         found = hit_tokens(tracker, self._block_size)
         taken = self._bounds.take(

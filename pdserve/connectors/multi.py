@@ -37,6 +37,8 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         # Of requests between the question and their blocks: what was answered, and since when somebody is waited for.
         self._answers: dict[str, list[Answer]] = {}
         self._waiting_since: dict[str, float] = {}
+        self._unanswered: dict[str, list[tuple[int, Any]]] = {}
+        """Request -> children whose answer is awaited (and their places), while no other child has tokens."""
         self._keepers: dict[int, LookupKeeper] = {}
         self._unreleasable: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
@@ -63,11 +65,32 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
     # The choice.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Asks every child, every time; the choice of an earlier time counts for nothing."""
+        """Asks every child, whenever there may be a choice; the choice of an earlier time counts for nothing.
+
+        While nobody has tokens, only those are asked again that had no answer: the scheduler asks about every pending
+        lookup in every step. Once one of them answers, all others are asked too.
+        """
         request_id = request.request_id
+        known: dict[int, Answer] = {}
+        if (unanswered := self._unanswered.get(request_id)) is not None:
+            answered = False
+            for index, child in unanswered:
+                tokens, load_async = child.get_num_new_matched_tokens(request, num_computed_tokens)
+                if tokens is not None:
+                    answered = True
+                known[index] = Answer(tokens, load_async)
+            if not answered:
+                return None, False
         stale = self._requests_to_connector.pop(request_id, None)
         self._counts.settled(request_id)
-        answers = [self._ask(index, request, num_computed_tokens) for index in range(len(self._connectors))]
+        answers = []
+        for index, child in enumerate(self._connectors):
+            if index in known:
+                answers.append(known[index])
+                continue
+            if index in self._keepers:
+                _start_anew_after_a_failed_load(child, request)
+            answers.append(Answer(*child.get_num_new_matched_tokens(request, num_computed_tokens)))
         waiting_since = self._waiting_since.get(request_id)
         patient = waiting_since is None or time.monotonic() - waiting_since < self._patience
         decision = decide(answers, self._weights, unreleasable=self._unreleasable, patient=patient)
@@ -77,7 +100,14 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
             self._answers.pop(request_id, None)
             if decision.impatient:
                 self._waiting_since.setdefault(request_id, time.monotonic())
+            if any(answer.tokens for answer in answers):
+                self._unanswered.pop(request_id, None)
+            else:
+                self._unanswered[request_id] = [
+                    (index, self._connectors[index]) for index, answer in enumerate(answers) if answer.tokens is None
+                ]
             return None, False
+        self._unanswered.pop(request_id, None)
         self._waiting_since.pop(request_id, None)
         self._answers[request_id] = answers
         if decision.winner is None:
@@ -85,16 +115,11 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         self._requests_to_connector[request_id] = decision.winner
         return answers[decision.winner]
 
-    def _ask(self, index: int, request: Any, num_computed_tokens: int) -> Answer:
-        child = self._connectors[index]
-        if index in self._keepers:
-            _start_anew_after_a_failed_load(child, request)
-        return Answer(*child.get_num_new_matched_tokens(request, num_computed_tokens))
-
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Upstream's, once the lookups of children that were not waited for are in safe hands."""
         winner = self._requests_to_connector.get(request.request_id)
         answers = self._answers.pop(request.request_id, None)
+        self._unanswered.pop(request.request_id, None)
         if answers is not None:
             self._record(request.request_id, answers, winner, num_external_tokens)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -145,6 +170,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
 
     def _forget(self, request_id: str) -> None:
         self._answers.pop(request_id, None)
+        self._unanswered.pop(request_id, None)
         self._waiting_since.pop(request_id, None)
         self._counts.settled(request_id)
         for keeper in self._keepers.values():

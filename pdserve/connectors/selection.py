@@ -28,6 +28,9 @@ class Decision:
     """Waits only for a child that could beat one which could load now; such a wait has an end."""
 
 
+_NOBODY, _NOT_YET = Decision(), Decision(wait=True)
+
+
 def decide(
     answers: Sequence[Answer],
     weights: Sequence[float],
@@ -43,6 +46,14 @@ def decide(
     transfer that is ready. `unreleasable`: children whose pending lookup could not be given up without a trace; they
     are waited for as upstream does.
     """
+    # By far the most frequent question, so it is cheap.
+    unknown = False
+    for tokens, _ in answers:
+        if tokens:
+            break
+        unknown = unknown or tokens is None
+    else:
+        return _NOT_YET if unknown else _NOBODY
     pending = {index for index, answer in enumerate(answers) if answer.tokens is None}
     scores = {index: (answer.tokens or 0) * weights[index] for index, answer in enumerate(answers)}
     best = max(scores, key=lambda index: scores[index])  # max() takes the first of equal ones

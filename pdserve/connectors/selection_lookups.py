@@ -44,6 +44,9 @@ class LookupKeeper:
         self._clock = clock
         # Once: the scheduler asks about every pending lookup in every step.
         self._submitted = tuple(inspect.signature(adapter.maybe_submit_lookup_request).parameters)
+        self._submit = adapter.maybe_submit_lookup_request
+        self.check_lookup_result = adapter.check_lookup_result
+        """The adapter's own, without the detour over __getattr__: it is called as often."""
         self._release = set(inspect.signature(adapter.free_lookup_locks).parameters)
         self._open: dict[str, dict[str, Any]] = {}
         self._unwanted: dict[str, _Unwanted] = {}
@@ -56,12 +59,14 @@ class LookupKeeper:
     def maybe_submit_lookup_request(self, *args: Any, **kwargs: Any) -> None:
         """A lookup that was unwanted and is asked for again (after a preemption) is the connector's once more."""
         # It comes first in every LMCache so far.
-        request_id = args[0] if args else kwargs["request_id"]
-        if request_id not in self._open:
-            returned = self._unwanted.pop(request_id, None)
-            asked = dict(zip(self._submitted, args, strict=False)) | kwargs
-            self._open[request_id] = returned.asked if returned else asked
-        self._adapter.maybe_submit_lookup_request(*args, **kwargs)
+        if (args[0] if args else kwargs["request_id"]) not in self._open:
+            self._note(*args, **kwargs)
+        self._submit(*args, **kwargs)
+
+    def _note(self, *args: Any, **kwargs: Any) -> None:
+        asked = dict(zip(self._submitted, args, strict=False)) | kwargs
+        returned = self._unwanted.pop(asked["request_id"], None)
+        self._open[asked["request_id"]] = returned.asked if returned else asked
 
     def cleanup_lookup_result(self, request_id: str) -> None:
         """Only once the locks are given back."""

@@ -38,7 +38,12 @@ def _without_reservation(original: Callable[..., None]) -> Callable[..., None]:
 
 def _standing_back_first(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        without = [request for request in self.kv_holding_waiting if not self._holds_kv_blocks(request)]
+        # What has computed or loaded tokens holds blocks: no call for each of those that wait for their KV.
+        without = [
+            request
+            for request in self.kv_holding_waiting
+            if request.num_computed_tokens <= 0 and not self._holds_kv_blocks(request)
+        ]
         if without:
             self.kv_holding_waiting.remove_requests(without)
             for request in reversed(without):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +14,14 @@ from pdserve.patches.load_timeout import NAME, SETTING
 from pdserve.patches.quarantine import Quarantine
 from pdserve.patches.stale_completions import only_sends
 
+_SINCE = "pdserve_loading_since"
+"""Attribute of a request: when its latest load was seen for the first time, in seconds of the LoadTimeout's clock."""
+
 
 class LoadTimeout:
-    """Of one Scheduler. A request that has given up a load asks its connector no more: it computes to its end.
+    """Of one Scheduler. A step costs what has changed since the last one, however many loads are under way.
+
+    A request that has given up a load asks its connector no more: it computes to its end.
 
     Connectors and their workers know transfers by request id alone. A second load of an id while the first is under
     way could not be told from it, and LMCache's worker would lose the first.
@@ -31,18 +37,32 @@ class LoadTimeout:
         )
         self._scheduler = scheduler
         self._seconds = seconds
-        self._since: dict[Any, float] = {}
+        self._begun: list[Any] = []
+        """Requests that have got blocks for external KV, until it is known whether and when their transfer starts."""
+        self._under_way: deque[tuple[float, str]] = deque()
+        """(since, request id) of loads, the oldest first; also of some that have ended by now."""
         self._given_up: dict[str, Any] = {}
         self._ask_for_others_only()
+        self._hear_of_loads()
 
     def give_up_overdue(self) -> None:
         """Gives up every load that has been under way for too long. Called before each step is scheduled."""
         now = self.clock()
-        self._since = {request: self._since.get(request, now) for request in self._loading()}
-        self._given_up = {
-            name: request for name, request in self._given_up.items() if self._scheduler.requests.get(name) is request
-        }
-        overdue = [request for request, since in self._since.items() if now - since >= self._seconds]
+        if self._begun:
+            self._note_begun(now)
+        if self._given_up:
+            self._given_up = {
+                name: request
+                for name, request in self._given_up.items()
+                if self._scheduler.requests.get(name) is request
+            }
+        due = set()
+        while self._under_way and now - self._under_way[0][0] >= self._seconds:
+            due.add(self._under_way.popleft())
+        if not due:
+            return
+        # A request that has loaded again since has another time.
+        overdue = [each for each in self._loading() if (getattr(each, _SINCE, None), each.request_id) in due]
         # They go to the front one by one, so the last one first.
         for request in reversed(overdue):
             self._give_up(request)
@@ -68,16 +88,32 @@ class LoadTimeout:
                 name for name in output.finished_sending if name not in received or only_sends(requests.get(name))
             }
 
+    def _note_begun(self, now: float) -> None:
+        begun, self._begun = self._begun, []
+        not_started = getattr(self._scheduler, "deferred_loads", ())  # vllm >= 0.33
+        for request in begun:
+            if not self._is_loading(request):
+                continue
+            if request.request_id in not_started:
+                self._begun.append(request)
+                continue
+            setattr(request, _SINCE, now)
+            self._under_way.append((now, request.request_id))
+
     def _loading(self) -> Iterator[Any]:
         """Requests whose transfer has been started and has not ended, in the order of their queue."""
-        scheduler = self._scheduler
-        not_started = getattr(scheduler, "deferred_loads", ())  # vllm >= 0.33
-        for request in _parked(scheduler):
-            name = request.request_id
-            if request.status.name != "WAITING_FOR_REMOTE_KVS" or name in scheduler.finished_recving_kv_req_ids:
-                continue
-            if name not in not_started and name not in self.quarantine:
+        not_started = getattr(self._scheduler, "deferred_loads", ())  # vllm >= 0.33
+        for request in _parked(self._scheduler):
+            if self._is_loading(request) and request.request_id not in not_started:
                 yield request
+
+    def _is_loading(self, request: Any) -> bool:
+        name = request.request_id
+        return (
+            request.status.name == "WAITING_FOR_REMOTE_KVS"
+            and name not in self._scheduler.finished_recving_kv_req_ids
+            and name not in self.quarantine
+        )
 
     def _give_up(self, request: Any) -> None:
         scheduler, name = self._scheduler, request.request_id
@@ -97,7 +133,6 @@ class LoadTimeout:
         _parked(scheduler).remove_requests([request])
         getattr(scheduler, "deferred_waiting", set()).discard(request)  # vllm >= 0.31
         scheduler.waiting.prepend_request(request)
-        del self._since[request]
         self._given_up[name] = request
         effects.count(NAME, "loads-given-up")
 
@@ -113,14 +148,27 @@ class LoadTimeout:
     def _ask_for_others_only(self) -> None:
         connector = self._scheduler.connector
         ask = connector.get_num_new_matched_tokens
+        quarantined = self.quarantine.request_ids
 
         def get_num_new_matched_tokens(request: Any, num_computed_tokens: int) -> Any:
-            if request.request_id in self._given_up or request.request_id in self.quarantine:
+            if request.request_id in self._given_up or request.request_id in quarantined:
                 _forget(connector, request)
                 return 0, False
             return ask(request, num_computed_tokens)
 
         connector.get_num_new_matched_tokens = get_num_new_matched_tokens
+
+    def _hear_of_loads(self) -> None:
+        """The scheduler tells its connector of every load that it starts, and whom it has told it lets wait."""
+        connector = self._scheduler.connector
+        tell = connector.update_state_after_alloc
+
+        def update_state_after_alloc(request: Any, blocks: Any, num_external_tokens: int) -> None:
+            tell(request, blocks, num_external_tokens)
+            if num_external_tokens > 0:
+                self._begun.append(request)
+
+        connector.update_state_after_alloc = update_state_after_alloc
 
 
 def _parked(scheduler: Any) -> Any:

@@ -18,6 +18,9 @@ _NAME = "mooncake-requests"
 _SCHEDULER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector.MooncakeConnectorScheduler"
 _FOR_DECODE = ("transfer_id", "remote_engine_id", "remote_bootstrap_addr")
 _FLAGS = ("do_remote_prefill", "do_remote_decode")
+_SOUND = "pdserve_sound_params"
+"""Attribute of a request: the kv_transfer_params in which no defect was found. Upstream only ever takes
+do_remote_prefill back in them."""
 
 log = logging.getLogger("pdserve.patches")
 
@@ -66,8 +69,12 @@ def _is_name(value: Any) -> bool:
 
 def _defect_of(scheduler: Any, request: Any) -> str | None:
     params = request.kv_transfer_params
+    if params is None or getattr(request, _SOUND, None) is params:
+        return None
     found = defect(params, producer=scheduler.is_kv_producer, consumer=scheduler.is_kv_consumer)
-    if found is not None and not isinstance(params, Mapping):
+    if found is None:
+        setattr(request, _SOUND, params)
+    elif not isinstance(params, Mapping):
         # No connector can read it, and Scheduler.add_request (0.32) calls its .get: taken away where it is first seen.
         _tell(request, found)
         request.kv_transfer_params = None

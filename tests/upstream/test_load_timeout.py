@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,3 +153,38 @@ def test_the_guard_against_stale_completions_may_be_applied_before_or_after() ->
 def test_a_limit_that_is_none_is_refused(seconds: float | str) -> None:
     with pytest.raises(StartError, match=SETTING):
         LoadTimeout(None, float(seconds))
+
+
+def test_no_step_looks_at_the_loads_that_wait_before_one_is_overdue() -> None:
+    """With 128 of them that cost more than 3 % of a step."""
+    looks: list[str] = []
+
+    class Request(SimpleNamespace):
+        @property
+        def status(self) -> SimpleNamespace:
+            looks.append(self.request_id)
+            return SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")
+
+    connector = SimpleNamespace(get_num_new_matched_tokens=None, update_state_after_alloc=lambda *_: None)
+    requests = [Request(request_id=str(number)) for number in range(128)]
+    scheduler = SimpleNamespace(
+        connector=connector,
+        kv_cache_manager=SimpleNamespace(block_pool=None),
+        kv_holding_waiting=deque(requests),
+        finished_recving_kv_req_ids=set(),
+        requests={each.request_id: each for each in requests},
+    )
+    now = 100.0
+    timeout = LoadTimeout(scheduler, 3, clock=lambda: now)
+    for request in requests:
+        connector.update_state_after_alloc(request, None, 16)
+    timeout.give_up_overdue()
+    assert sorted(looks, key=int) == [each.request_id for each in requests], "once, when they have begun"
+    looks.clear()
+    now += 2
+    timeout.give_up_overdue()
+    assert looks == []
+    scheduler.finished_recving_kv_req_ids.update(scheduler.requests)
+    now += 2
+    timeout.give_up_overdue()
+    assert looks, "at the time of the oldest; all have ended"

@@ -198,6 +198,13 @@ def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
     assert calls == []
 
 
+@pytest.mark.parametrize("answers", [[PENDING, hit(0)], [hit(0), hit(0)]])
+def test_while_nobody_has_tokens_a_poll_makes_no_new_decision(answers: list[Answer]) -> None:
+    """It is the answer to nearly every poll."""
+    assert decide(answers, [1, 2]) is decide(answers, [2, 1], unreleasable={0}, patient=False)
+    assert decide(answers, [1, 2]) == Decision(wait=answers[0].tokens is None)
+
+
 def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit(kept: Kept) -> None:
     keeper, adapter, clock = kept
     keeper.finished("r")

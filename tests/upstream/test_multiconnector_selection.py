@@ -44,6 +44,13 @@ def test_a_child_without_an_answer_is_waited_for_when_nobody_else_has_tokens(ver
     assert upstream["nobody has tokens"] == ours["nobody has tokens"] == held_up
 
 
+def test_while_nobody_has_tokens_only_a_child_without_an_answer_is_asked_again(version: str) -> None:
+    """In the end the others are, too: what they said may be old by then."""
+    upstream, ours = found(version, "polls")
+    assert upstream == {"asked": {"a": 6, "b": 6}, "a": 0, "b": 48}
+    assert ours == {"asked": {"a": 2, "b": 6}, "a": 0, "b": 48}
+
+
 def test_a_child_with_more_weight_is_waited_for_and_not_for_ever(version: str) -> None:
     upstream, ours = found(version, "pending")
     assert ours["heavier answers soon"] == {"steps": 4, "loaded": {"a": 32, "b": 0}, "left": {}}

@@ -38,6 +38,7 @@ def leftovers(one: Lab) -> dict[str, int]:
         "choices": connector._requests_to_connector,
         "answers": getattr(connector, "_answers", {}),
         "waits": getattr(connector, "_waiting_since", {}),
+        "unanswered": getattr(connector, "_unanswered", {}),
         "loads": connector._counts._loading if hasattr(connector, "_counts") else {},
     }
     return {name: len(value) for name, value in kept.items() if value}
@@ -79,6 +80,15 @@ def pending(ours: bool) -> Any:
         one.step()
         found[name]["left"] = leftovers(one)
     return found
+
+
+def polls(ours: bool) -> Any:
+    """How often each child is asked: one has nothing, the other answers at the sixth question."""
+    one = lab(ours)
+    one.add("r", 64, {"a": {}, "b": {"defers": 5, "matched": 48}})
+    for _ in range(6):
+        one.step()
+    return {"asked": {child.name: child.book.polls["r"] for child in one.connector._connectors}, **loaded_from(one)}
 
 
 def stale(ours: bool) -> Any:
@@ -188,7 +198,7 @@ def block_pool(ours: bool) -> Any:
     return bound
 
 
-CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, stale, wear, async_saves, hybrid, block_pool)
+CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, polls, stale, wear, async_saves, hybrid, block_pool)
 
 
 def measure() -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What pdserve's patches cost a step of vLLM's scheduler."""
