@@ -48,7 +48,7 @@ class KeptRecord:
 
     def keep(self) -> None:
         """Takes over what is written now."""
-        files = (self._run.recipe, self._run.plan, self._run.versions, self._run.key_folder)
+        files = (self._run.recipe, self._run.plan, self._run.versions)
         self._texts = {file: file.read_text() for file in files if file.exists()}
 
     def look(self) -> None:
@@ -83,6 +83,8 @@ class KeptRecord:
         )
         self._run.write(self._run.state, state.model_dump_json(indent=1))
         self._point()
+        if self._key is not None:
+            self._run.note_key_folder()
         # The plan is the last one: as long as it is missing, the next look does all of this again.
         for file, text in sorted(self._texts.items(), key=lambda kept: kept[0] == self._run.plan):
             self._run.write(file, text)

@@ -168,7 +168,11 @@ class RunDir:
         ours."""
         folder = engine_key.usual_folder(os.environ, os.getuid())
         engine_key.save(folder / self.key_file.name, key)
-        self.write(self.key_folder, str(folder))
+        self.note_key_folder()
+
+    def note_key_folder(self) -> None:
+        """Says where this session keeps its keys, for others of the same user. Raises OSError."""
+        self.write(self.key_folder, str(engine_key.usual_folder(os.environ, os.getuid())))
 
     def forget_key(self) -> None:
         """This run is over. The key belongs to no other run: each has its own."""
