@@ -37,7 +37,7 @@ _QUOTE: Final = b'"'
 _BACKSLASH: Final = 0x5C
 _BYTES_PER_TOKEN: Final = 4
 _SHORT_TEXT: Final = 64
-"""Less than any event has beside its text: there cannot be two of them in so much."""
+"""Less than any event has beside its text, and less than a usage: neither a second event nor a usage is in so much."""
 _LONGEST_FLAG = 64
 _LONGEST_OPTIONS = 1024
 _MAX_HELD = 1024 * 1024
@@ -63,6 +63,7 @@ class UsageMeter:
     """Of one answer."""
 
     __slots__ = (
+        "_after_text",
         "_before_text",
         "_by_choice",
         "_estimate",
@@ -89,8 +90,10 @@ class UsageMeter:
         self._estimate = 0
         self._before_text = b""
         """What stood before a text: it is looked for first."""
+        self._after_text = b""
+        """What stood behind the only text of an event, to its end."""
         self._frame = 0
-        """Bytes of an event beside its text; 0: not known."""
+        """Bytes of that event beside its text; 0: not known."""
         self._held: list[bytes | None] = []
         """None is the place of a fingerprint."""
         self._window = b""
@@ -117,14 +120,18 @@ class UsageMeter:
             given.append(self._event(last, b""))
         return b"".join(given)
 
+    def took(self, data: bytes) -> bool:
+        """Whether this is one event like the one before it, but for its text. Then it is counted, goes on as it is, and
+        need not be looked at: nearly all events of a stream are so."""
+        text = len(data) - self._frame
+        if text <= 0 or text >= _SHORT_TEXT or not self._frame or self._held or not data.endswith(self._after_text):
+            return False
+        self._estimate += max(1, text // _BYTES_PER_TOKEN)
+        return True
+
     def without_usage(self, data: bytes) -> bytes:
         """The same for events that have none."""
-        text = len(data) - self._frame
-        if 0 < text < _SHORT_TEXT and self._frame:
-            # One event like the one before it, but for its text.
-            self._estimate += max(1, text // _BYTES_PER_TOKEN)
-        else:
-            self._estimated(data)
+        self._estimated(data)
         return data if not self._held else self._released(b"") + data
 
     def rest(self) -> bytes:
@@ -198,7 +205,8 @@ class UsageMeter:
                 return
             if end > begin:
                 self._estimate += max(1, (end - begin) // _BYTES_PER_TOKEN)
-                self._frame = len(data) - (end - begin) if at == first else 0
+                self._after_text = data[end:]
+                self._frame = len(data) - (end - begin) if at == first and data.endswith(event_stream.END) else 0
             at = data.find(before, end)
 
     def _estimated_anywhere(self, data: bytes) -> None:

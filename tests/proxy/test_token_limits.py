@@ -238,6 +238,26 @@ def test_whatever_an_event_repeats_of_a_request_its_own_usage_counts(echoed: dic
     assert last_in(b'"instructions": "' + last, stream=True) == (50_000, 700), "of one that was cut"
 
 
+@pytest.mark.parametrize("text", ["a", " token", "x" * 63, "\\n", ""])
+def test_an_event_with_a_usage_is_never_taken_for_one_more_text(text: str) -> None:
+    """Whatever its length: most events are not looked at beyond their end, as they are like the one before them."""
+    of_text = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
+    meter = UsageMeter(Fingerprints())
+    for _ in range(2):
+        assert meter.without_usage(of_text % b"four") == of_text % b"four"
+    assert meter.took(of_text % b"more")
+    assert not meter.took(of_text % b"a" + of_text % b"b"), "two of them"
+    small = b',"usage":{"prompt_tokens":5,"completion_tokens":9}'
+    for event in (
+        of_text[:-6] % text.encode() + b"]" + small + b"}\n\n",
+        b'data: {"id":"c","choices":[]' + small + b"}\n\n",
+        b'data: {"id":"c","choices":[]' + small + b',"system_fingerprint":"%b"}\n\n' % (b"f" * len(text)),
+    ):
+        assert not meter.took(event)
+        meter.events(event)
+        assert meter.answer == 9
+
+
 def test_who_leaves_before_the_end_pays_for_its_prompt() -> None:
     """decode says it with every event; an estimate knows nothing of images and templates."""
     meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
