@@ -14,6 +14,8 @@ from pdserve import procfs
 from pdserve.errors import StateError
 
 _COMMAND_CHARACTERS = 100
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+"""Who makes the folder says best what is wrong with it."""
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def held(file: Path) -> Iterator[None]:
 
 def check_free(file: Path) -> None:
     """StateError: somebody holds it. Where nothing was ever started there is none."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(*_NO_FOLDER):
         descriptor = _open(file, 0)
         try:
             _take(descriptor, file)
@@ -44,7 +46,7 @@ def _open(file: Path, flags: int) -> int:
     """A lock that another user can open he can hold, also if he can only read it."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-    except FileNotFoundError:
+    except _NO_FOLDER:
         raise
     except OSError as error:
         raise StateError(
