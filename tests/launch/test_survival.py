@@ -40,7 +40,7 @@ def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pds
     with up(recipe(tmp_path), pdserve_home) as deployment:
         everything = serving(deployment).all_ids()
         victim = deployment.id_of("decode-0")
-        shutil.rmtree(deployment.run.path)
+        delete(deployment.run.path)
         assert victim.alive()
         kill(victim.pid)
         assert deployment.command.finish() == 5, deployment.command.output
@@ -54,7 +54,7 @@ def test_a_deployment_whose_record_was_deleted_is_still_found_and_stopped(
 ) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         run = serving(deployment).run
-        shutil.rmtree(run.path if what == "run" else pdserve_home)
+        delete(run.path if what == "run" else pdserve_home)
         deployment.command.expect("fake: its record was deleted at")
         code, output = pdserve("status")
         assert code == 0, output
@@ -65,6 +65,11 @@ def test_a_deployment_whose_record_was_deleted_is_still_found_and_stopped(
         assert pdserve("up")[1].endswith("already up")
         assert pdserve("down") == (0, "fake: stopped")
         assert deployment.command.finish() == 0
+
+
+def delete(folder: Path) -> None:
+    """At once: the launcher may write meanwhile, and then rmtree does not get to its end on a busy machine."""
+    shutil.rmtree(folder.rename(folder.with_name("deleted")))
 
 
 def kill(pid: int) -> None:
