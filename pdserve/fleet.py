@@ -224,7 +224,7 @@ class Fleet:
             case Sockets():
                 self._changed_sockets(event)
             case Stopped():
-                self.state.processes[event.name].phase = self._stopping.pop(event.name, "stopped")
+                self._stopped(event.name)
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
         if isinstance(event, Died | Late | Health | Gone):
             self.troubles.put_nowait(event)
@@ -236,7 +236,7 @@ class Fleet:
         reasons = self.held.get(event.name)
         state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
         if isinstance(self.plan.process(event.name).probe, ExitProbe):
-            state.phase = "done"
+            state.phase, state.died_at = "done", time.time()
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
         self.record("ready", name=event.name, seconds=round(event.seconds, 3))
         if not reasons:
@@ -266,6 +266,12 @@ class Fleet:
         state = self.state.processes[name]
         state.phase, state.note, state.died_at = "dead", note, time.time()
         self.route(name, "dead")
+
+    def _stopped(self, name: str) -> None:
+        state = self.state.processes[name]
+        state.phase = self._stopping.pop(name, "stopped")
+        if state.phase == "stopped":
+            state.died_at = time.time()
 
     def release_all(self) -> None:
         """Every reason but silence is taken back: the deployment as a whole was proven."""

@@ -23,6 +23,7 @@ _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _HELD_SECONDS = 2.0
 """What a supervisor that stands still gets to go on, once it was told to."""
+_ENDED = ("dead", "done", "stopped")
 _CLOCK_SECONDS = 2.0
 """By which two accounts of when something happened may differ."""
 
@@ -56,8 +57,8 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     for name, one in known.items():
         if procfs.identify(one.pid) is None:
             process = state.processes.get(name)
-            # One that was restarted since has the time of an earlier death, and another root.
-            died_at = process.died_at if process is not None and process.phase == "dead" else None
+            # One that was restarted since has the time of an earlier end, and another root.
+            died_at = process.died_at if process is not None and process.phase in _ENDED else None
             until = heard if died_at is None else died_at
             roots |= {
                 each.pid

@@ -31,7 +31,7 @@ class ProcessState(BaseModel):
     ready_at: float | None = None
     start_seconds: float | None = None
     died_at: float | None = None
-    """Of its last death; it counts while the phase is dead."""
+    """Of its last end; it counts while the phase is dead, done or stopped."""
     restarts: int = 0
     note: str = ""
     """Why it is not ready: how it died, what its log says."""

@@ -17,12 +17,16 @@ import pytest
 
 from pdserve import procfs
 from pdserve.cgroup import Cgroup
+from pdserve.fleet import Fleet
 from pdserve.leftovers import living, may_be_busy, members, none_held
+from pdserve.plan.model import ExitProbe
 from pdserve.process import pid_end
 from pdserve.procfs import ProcessId
+from pdserve.protocol import Ready, Stopped
 from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from tests.launch.deployment import pdserve, recipe
+from tests.plan import kit
 
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
 LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
@@ -82,6 +86,20 @@ def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tm
     restarted = state(session, procfs.started_at(procfs.identities([pid])[0]) - 60)
     restarted.processes["d"].phase = "ready"
     assert members(restarted, run) == {pid}
+
+
+@pytest.mark.parametrize("phase", ["done", "stopped"])
+def test_what_has_ended_on_purpose_owns_no_session_that_began_later(
+    member: tuple[int, int], tmp_path: Path, phase: ProcessPhase
+) -> None:
+    pid, session = member
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    began = procfs.started_at(procfs.identities([pid])[0])
+    before, after = state(session, began - 60), state(session, began + 60)
+    for one in (before, after):
+        one.processes["d"].phase = phase
+    assert (members(before, run), members(after, run)) == (set(), {pid})
 
 
 STANDS_STILL = """
@@ -144,3 +162,20 @@ def test_cgroups_of_the_last_run_in_which_nobody_lives_are_removed(
     shutil.rmtree(tmp_path / "model")  # nothing is to start
     _, output = pdserve(verb, *([file] if verb == "up" else []))
     assert (ours.exists(), another_runs.exists()) == (False, True), output
+
+
+def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> None:
+    plan = kit.plan(kit.recipe())
+    first, second, *rest = plan.processes
+    first = first.model_copy(update={"probe": ExitProbe()})
+    plan = plan.model_copy(update={"processes": (first, second, *rest)})
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    deployment = state(GONE.pid, None)
+    fleet = Fleet(plan, run, deployment, secrets={}, tell=lambda _: None, end=lambda: None)
+    before = time.time()
+    deployment.processes[first.name].phase = "starting"
+    fleet.receive(Ready(name=first.name, seconds=1.0))
+    fleet.receive(Stopped(name=second.name, forced=False, seconds=1.0))
+    ended = [deployment.processes[one.name] for one in (first, second)]
+    assert [one.phase for one in ended] == ["done", "stopped"]
+    assert all(one.died_at is not None and before <= one.died_at <= time.time() for one in ended)
