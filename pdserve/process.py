@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -63,26 +64,46 @@ class Child:
         assert identity is not None
         self.identity: ProcessId = identity
         self.started = time.monotonic()
+        self._reaped: int | None = None
+        """Clock ticks since boot; from then on its PID may be somebody else's."""
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def reaped(self) -> bool:
+        """Its exit code was collected: the kernel may give its PID to anybody."""
+        return self._reaped is not None
+
     def family(self) -> set[int]:
         """Live PIDs of the tree, orphaned members included, until nothing of it is left."""
-        inside = set() if self._cgroup is None else self._cgroup.members()
-        return procfs.family({self.pid} | inside, marker=self._marker)
+        roots = set() if self._cgroup is None else self._cgroup.members()
+        if self._reaped is None:
+            roots.add(self.pid)
+        else:
+            session = procfs.identities(procfs.in_session(self.pid))
+            roots.update(one.pid for one in session if one.start_ticks < self._reaped)
+        return procfs.family(roots, marker=self._marker)
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
+        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         code = self._popen.poll()
-        return None if code is None else Exit(code)
+        if code is None:
+            return None
+        if self._reaped is None:
+            self._reaped = math.floor(ticks)
+        return Exit(code)
 
     async def wait(self) -> Exit:
         """Returns when the root has ended, woken by its pidfd: no polling, no delay."""
         if (ended := self.poll()) is None:
             await pid_end(self.pid)
-            ended = Exit(self._popen.wait())
+            ended = self.poll()
+        while ended is None:  # a debugger that holds it is told of its end before us
+            await asyncio.sleep(_POLL_SECONDS)
+            ended = self.poll()
         return ended
 
     def tell(self, about: str, line: str, behind: Callable[[bool], None]) -> None:

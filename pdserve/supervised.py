@@ -97,8 +97,8 @@ class Supervised:
 
     @property
     def root_pid(self) -> int | None:
-        """The PID whose exit code is ours to collect. One that is done has none: it may be a stranger's by now."""
-        return None if self._child is None or self.done else self._child.pid
+        """The PID whose exit code is ours to collect, until it was: then it may be another process's."""
+        return None if self._child is None or self._child.reaped else self._child.pid
 
     def family(self) -> set[int]:
         """Live PIDs of the tree."""

@@ -284,3 +284,37 @@ def test_a_signal_is_passed_on_to_a_child_until_it_was_waited_for(own_handler: s
     signal.raise_signal(own_handler)
     assert child.wait() == -own_handler
     signal.raise_signal(own_handler)  # its number may be a stranger's now
+
+
+LEAVES_A_MEMBER = """
+import os, sys
+if os.fork() == 0:
+    os.execve(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]], {})
+"""
+"""It ends at once; its member keeps the session, without a mark in its environment."""
+SAYS_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+
+
+def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_session_before_is_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        child = start(tmp_path, LEAVES_A_MEMBER, SAYS_ITS_PID, str(tmp_path / "pid"))
+        member = int(await until_file(tmp_path / "pid"))
+        assert not child.reaped
+        await pid_end(child.pid)
+        await child.wait()
+        assert child.reaped
+        assert child.family() == {member}
+        await child.stop(grace=5)
+        stranger = subprocess.Popen([sys.executable, "-c", READY], start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            monkeypatch.setattr(Child, "pid", stranger.pid)
+            assert child.family() == set()
+            assert await child.stop(grace=5) is False
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+    asyncio.run(scenario())
