@@ -67,7 +67,7 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
             }
     roots.update(*(one.members() for one in _cgroups(state, run)))
     found: set[int] = procfs.family(roots)
-    for name in known:
+    for name in state.processes:  # also without a recorded PID: its launcher may have ended before it wrote it
         found |= procfs.family((), marker=f"{MARKER}={run.run_id}/{name}".encode())
     return found
 

@@ -20,7 +20,7 @@ from pdserve.cgroup import Cgroup
 from pdserve.fleet import Fleet
 from pdserve.leftovers import living, may_be_busy, members, none_held
 from pdserve.plan.model import ExitProbe
-from pdserve.process import pid_end
+from pdserve.process import MARKER, pid_end
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Ready, Stopped
 from pdserve.rundir import RunDir
@@ -144,6 +144,24 @@ def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tm
     assert may_be_busy(nothing, run, "never heard of"), "its agent has not said where it is"
     nothing.nodes["n"].hostname = "elsewhere"
     assert may_be_busy(nothing, run, "n"), "nobody can see that from here"
+
+
+def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(tmp_path: Path) -> None:
+    """Its launcher was held, then all supervisors were killed: the record says only that it was to start."""
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    deployment = state(GONE.pid, None)
+    deployment.processes["d"].phase, deployment.processes["d"].id = "starting", None
+    ready = "print(flush=True); import time; time.sleep(1000)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", ready], env={MARKER: "run-1/d"}, start_new_session=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert members(deployment, run) == {child.pid}
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.parametrize("verb", ["down", "up"])
