@@ -78,7 +78,7 @@ def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
     return [one for node in nodes if (one := cgroup.recorded(node.cgroup, run.run_id)) is not None]
 
 
-def remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
+def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
     """What is left once all that was in it has ended, supervisors and processes. Only while no supervisor lives."""
     for one in _cgroups(state, run):
         one.remove()
@@ -158,7 +158,7 @@ async def stop_left(state: DeploymentState, run: RunDir) -> bool:
             ledger.record(left)
         await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS, cgroups=_cgroups(state, run))
     else:
-        remove_empty_cgroups(state, run)
+        _remove_empty_cgroups(state, run)
     for ledger in ledgers:
         ledger.remove_orphans()
     return bool(left)

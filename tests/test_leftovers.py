@@ -24,6 +24,7 @@ from pdserve.process import MARKER, pid_end
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Ready, Stopped
 from pdserve.rundir import RunDir
+from pdserve.shm import ShmLedger, existing
 from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
@@ -162,6 +163,44 @@ def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(tmp_path: P
     finally:
         child.kill()
         child.communicate()
+
+
+def last_run(home: Path) -> tuple[RunDir, DeploymentState]:
+    """The current one of this machine; nothing of it lives."""
+    run = RunDir.create(home, "fake", "run-1")
+    deployment = state(GONE.pid, None)
+    run.write(run.state, deployment.model_dump_json())
+    run.point_current()
+    return run, deployment
+
+
+@pytest.mark.parametrize("verb", ["down", "up"])
+def test_shared_memory_of_the_last_run_is_removed_when_everything_was_killed_at_once(
+    tmp_path: Path, pdserve_home: Path, verb: str
+) -> None:
+    run, _ = last_run(pdserve_home)
+    segment = procfs.SHM / f"psm_{os.getpid()}_{verb}"
+    ledger = ShmLedger(run.path / "shm@n.json", strangers=existing())
+    try:
+        with segment.open("w+"):
+            ledger.record([os.getpid()])
+        file = recipe(tmp_path)
+        shutil.rmtree(tmp_path / "model")  # nothing is to start
+        _, output = pdserve(verb, *([file] if verb == "up" else []))
+        assert not segment.exists(), output
+    finally:
+        segment.unlink(missing_ok=True)
+
+
+def test_down_leaves_alone_what_a_launcher_that_it_cannot_see_holds(pdserve_home: Path) -> None:
+    """As one of another PID namespace: its PID means nothing here, its lock does."""
+    run, _ = last_run(pdserve_home)
+    run.save_key("secret")
+    with run.only_launcher():
+        code, output = pdserve("down")
+    assert code != 0
+    assert f"PID {os.getpid()}" in output
+    assert run.read_key() == "secret"
 
 
 @pytest.mark.parametrize("verb", ["down", "up"])

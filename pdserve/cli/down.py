@@ -12,10 +12,10 @@ import typer
 from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
 from pdserve.host import is_here
-from pdserve.leftovers import living, none_held, remove_empty_cgroups, stop_left
+from pdserve.leftovers import living, none_held, stop_left
 from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
-from pdserve.rundir import LIVES_SECONDS, RunDir, find, home, lives, unheard
+from pdserve.rundir import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.state import DeploymentState
 
 _DOWN_SECONDS = 300.0
@@ -30,6 +30,8 @@ def run(name: str | None) -> None:
         return
     state = found.read_state()
     if is_here(state.host):
+        # Who holds it may live in another PID namespace: its processes, key and memory are not left over.
+        check_no_launcher(found.path.parent.parent, found.path.parent.name)
         found.forget_key()
     if living(state, found):
         typer.echo(f"{state.name}: its launcher is gone; clearing up what it left")
@@ -43,7 +45,7 @@ def run(name: str | None) -> None:
             )
         typer.echo(f"{state.name}: stopped")
     else:
-        remove_empty_cgroups(state, found)
+        asyncio.run(stop_left(state, found))
         typer.echo(f"{state.name}: not running")
     _others(found, state)
 

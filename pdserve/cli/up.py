@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets as random_secrets
 import time
@@ -25,7 +26,7 @@ from pdserve.control import Apply, ask
 from pdserve.errors import NotOursError, PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
-from pdserve.leftovers import living, remove_empty_cgroups, supervised
+from pdserve.leftovers import living, stop_left, supervised
 from pdserve.plan.model import Plan
 from pdserve.plan.reach import Srun
 from pdserve.plan.render import render_shell
@@ -212,7 +213,7 @@ def _check_leftovers(root: Path, name: str) -> None:
             todo=f"pdserve down {name}",
             evidence=tuple(left),
         )
-    remove_empty_cgroups(state, run)
+    asyncio.run(stop_left(state, run))
 
 
 def _check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
