@@ -53,7 +53,7 @@ _OVER = ("pending", "stopped", "dead")
 _FEW_PROCESSES = 32
 _SAVE_SECONDS = 0.1
 """How late the recorded state of a large deployment may be; its history is never late."""
-_STOP_MARGIN_SECONDS = 20.0
+_STOP_MARGIN_SECONDS = 60.0
 """An agent answers within the grace plus this, or it is gone itself."""
 
 

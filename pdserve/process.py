@@ -32,6 +32,8 @@ _ORPHAN_GRACE_SECONDS = 2.0
 """What a root leaves behind gets this on top of the root's own grace, and no more than that one."""
 _EMPTY_SECONDS = 5.0
 """What was killed has ended long before, unless it waits for a device in the kernel."""
+_KILL_SECONDS = 30.0
+"""Who still lives then is another user's, waits for a device in the kernel, or stands in a frozen cgroup."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -131,7 +133,8 @@ class Child:
         orphan_grace = min(_ORPHAN_GRACE_SECONDS, grace)
         cgroups = () if self._cgroup is None else (self._cgroup,)
         forced = await stop_family(self.family, orphan_grace=orphan_grace, before_kill=before_kill, cgroups=cgroups)
-        await self.wait()
+        with contextlib.suppress(TimeoutError):  # one that cannot end, or that a debugger holds until that has seen it
+            await asyncio.wait_for(self.wait(), _EMPTY_SECONDS)
         if self._control is not None:
             self._control.close()
         if self._popen.stdin is not None:
@@ -152,7 +155,8 @@ async def stop_family(
     before_kill: Callable[[], None] | None = None,
     cgroups: Sequence[Cgroup] = (),
 ) -> bool:
-    """TERM, short grace, then KILL until `members` returns nobody. True when KILL was needed. `cgroups`: all that is in
+    """TERM, short grace, then KILL until `members` returns nobody, or for `_KILL_SECONDS`: there are some whom we may
+    not signal, or who cannot end. True when KILL was needed. `cgroups`: all that is in
     them is of the family; each is removed at the end, and killed before it if somebody has come meanwhile."""
     forced = False
     left = _identities(members())
@@ -163,7 +167,8 @@ async def stop_family(
     while left and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
         left = _identities(members())
-    while left:
+    deadline = time.monotonic() + _KILL_SECONDS
+    while left and time.monotonic() < deadline:
         forced = True
         if before_kill is not None:
             before_kill()

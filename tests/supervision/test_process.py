@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import outlet, procfs
+from pdserve import outlet, process, procfs
 from pdserve.cpu_parts import bring_back, share_of_cpus
-from pdserve.process import Child, pass_on, pid_end, send, spawn
+from pdserve.process import Child, pass_on, pid_end, send, spawn, stop_family
 from pdserve.procfs import ProcessId
 
 READY = "import time; print('up', flush=True); time.sleep(600)"
@@ -316,5 +316,59 @@ def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_ses
         finally:
             stranger.kill()
             stranger.wait()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_cannot_be_killed_does_not_hold_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's, whom our signals do not reach."""
+    monkeypatch.setattr(process, "_KILL_SECONDS", 0.2)
+    monkeypatch.setattr(process, "send", lambda target, signum: False)
+    theirs = subprocess.Popen([sys.executable, "-c", READY], stdout=subprocess.DEVNULL)
+    try:
+        stopped = stop_family(lambda: {theirs.pid}, orphan_grace=0)
+        assert asyncio.run(asyncio.wait_for(stopped, 120)) is True
+        assert theirs.poll() is None
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+HOLDS = """
+import ctypes, os, sys
+held = int(sys.argv[1])
+if ctypes.CDLL(None, use_errno=True).ptrace(0x4206, held, 0, 0):  # PTRACE_SEIZE
+    print("refused", flush=True)
+else:
+    print("holds", flush=True)
+sys.stdin.read()
+"""
+"""A debugger: the parent learns of the end of what it holds only when it has seen it itself."""
+
+
+def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_EMPTY_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        child = start(tmp_path, READY)
+        await until_file(tmp_path / "child.log")
+        debugger = subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(child.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert debugger.stdout is not None
+            if debugger.stdout.readline() != b"holds\n":
+                pytest.skip("ptrace is not allowed here")
+            await asyncio.wait_for(child.stop(grace=0.2), 120)
+            assert not child.identity.alive()
+            assert not child.reaped
+        finally:
+            debugger.kill()
+            debugger.communicate()
+        await asyncio.wait_for(child.wait(), 120)
+        assert child.reaped
+        await child.stop(grace=5)
 
     asyncio.run(scenario())
