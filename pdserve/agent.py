@@ -248,7 +248,14 @@ class Agent:
         await asyncio.gather(*self._stops, return_exceptions=True)
         if (made := self._cgroups.cgroup) is not None:  # what one that is done has left; and the guard may be dead
             await stop_family(made.members, orphan_grace=0, cgroups=(made,))
+        # What was adopted and belongs to none of them any more falls to the guard, which may be dead.
+        await stop_family(self._adopted, orphan_grace=0)
         self._ledger.remove_orphans()
+
+    def _adopted(self) -> set[int]:
+        found = procfs.descendants(os.getpid())
+        self._ledger.record(found)
+        return found
 
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""

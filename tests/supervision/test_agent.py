@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs
+from pdserve.cgroup import SWITCH
 from pdserve.process import send
 from pdserve.procfs import ProcessId
 from pdserve.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Started, Stop, Stopped
@@ -177,6 +178,44 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
                 await under_test.expect(Gone)
             for one in (hello.agent, started.id, member, hello.guard):
                 await asyncio.wait_for(until_gone(one), LIMIT)
+
+    asyncio.run(scenario())
+
+
+LEAVES_A_DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-c", sys.argv[2], sys.argv[1]], {})
+    os._exit(0)
+os.wait()
+time.sleep(600)
+"""
+"""It has left parent, session and environment: only who adopted it knows it."""
+SAYS_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+
+
+def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "off")
+    pid_file = tmp_path / "pid"
+
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", LEAVES_A_DAEMON, str(pid_file), SAYS_ITS_PID)))
+            hello = await under_test.expect(Hello)
+            daemon = procfs.identify(await until_file(pid_file))
+            assert daemon is not None
+            try:
+                send(hello.guard, signal.SIGKILL)
+                await under_test.expect(Gone)
+                await asyncio.wait_for(until_gone(hello.agent), LIMIT)
+                assert not daemon.alive()
+            finally:
+                send(daemon, signal.SIGKILL)
+                await asyncio.wait_for(until_gone(daemon), LIMIT)
 
     asyncio.run(scenario())
 
