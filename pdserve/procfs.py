@@ -39,6 +39,12 @@ def identify(pid: int) -> ProcessId | None:
     return None if stat is None else ProcessId(pid=pid, start_ticks=int(stat[_STAT_START]))
 
 
+def lines_of(file: Path) -> list[str]:
+    """Of a file of /proc. It holds names that anybody may choose (files, mount points, threads): bytes of any kind.
+    Raises OSError."""
+    return [line for line in file.read_bytes().decode(errors="surrogateescape").split("\n") if line]
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
     try:
@@ -94,7 +100,7 @@ def in_session(number: int) -> set[int]:
 
 def started_at(process: ProcessId) -> float:
     """Wall-clock seconds, to about a second: the kernel says when it booted in whole ones."""
-    lines = (_PROC / "stat").read_text().splitlines()
+    lines = lines_of(_PROC / "stat")
     booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")
 
@@ -138,7 +144,7 @@ def environment_values(name: str) -> set[bytes]:
 def owner(pid: int) -> int | None:
     """The effective uid of a process; None when it is gone, or hidden."""
     try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+        lines = lines_of(_PROC / str(pid) / "status")
     except OSError:
         return None
     return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
@@ -149,7 +155,7 @@ def lock_holder(file: os.stat_result) -> int | None:
     PID namespace."""
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
-        lines = (_PROC / "locks").read_text().splitlines()
+        lines = lines_of(_PROC / "locks")
     except OSError:
         return None
     for line in lines:
@@ -171,7 +177,7 @@ def title(pid: int) -> str:
     """What a process calls itself: its thread name (15 characters), or the start of a rewritten command line that
     begins with it."""
     try:
-        name = (_PROC / str(pid) / "comm").read_text().strip()
+        name = (_PROC / str(pid) / "comm").read_bytes().decode(errors="replace").strip()
     except OSError:
         return ""
     words = command(pid).split()
@@ -183,7 +189,7 @@ def listeners(port: int) -> set[str]:
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+            lines = lines_of(_PROC / "net" / table)[1:]
         except OSError:
             continue
         for line in lines:
@@ -204,7 +210,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, int]:
     by_inode: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+            lines = lines_of(_PROC / "net" / table)[1:]
         except OSError:
             continue
         for line in lines:
@@ -249,7 +255,7 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
     names = {link.removeprefix(prefix) for pid in pids for link in _open_files(pid, under=prefix)}
     for pid in pids:
         try:
-            lines = (_PROC / str(pid) / "maps").read_text().splitlines()
+            lines = lines_of(_PROC / str(pid) / "maps")
         except OSError:
             continue
         for line in lines:

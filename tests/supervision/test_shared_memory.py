@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -223,6 +224,30 @@ def test_what_somebody_has_attached_stays_until_he_is_done(ledger: ShmLedger, ma
     assert (ledger.remove_orphans(), exists(name)) == ([], True)
     stranger.kill()
     assert (ledger.remove_orphans(), exists(name)) == ([name], False)
+
+
+def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
+    """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
+    name = maker.make("open")
+    with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:  # noqa: PTH123  (a Path is text)
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            ledger.record([maker.pid, os.getpid()])
+            maker.kill()
+            assert ledger.remove_orphans() == [name]
+
+
+def test_what_a_thread_calls_itself_hides_no_process() -> None:
+    command = "import sys; open('/proc/self/comm', 'wb').write(b'\\xff (x'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
+        assert renamed.stdout is not None
+        renamed.stdout.readline()
+        identity = procfs.identify(renamed.pid)
+        assert identity is not None
+        assert identity.alive()
+        assert procfs.owner(renamed.pid) == os.getuid()
+        assert procfs.title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
+        renamed.kill()
 
 
 def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledger: ShmLedger, stranger: Maker) -> None:
