@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -230,41 +231,52 @@ def listener_owner(port: int) -> str | None:
     return "another user's process"
 
 
-def _open_files(pid: int, *, under: str = "") -> Iterator[str]:
-    """Where the descriptors of a process lead; `under` a folder only those that it may read and write."""
+def _open_files(pid: int) -> Iterator[str]:
+    """Where the descriptors of a process lead."""
+    return (link for _, link in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
+    """Each descriptor of a process, and where it leads."""
     directory = _PROC / str(pid) / "fd"
     try:
         entries = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return
     for entry in entries:
-        try:
-            link = os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
-            # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
-            if not under or (link.startswith(under) and (directory / entry).lstat().st_mode & 0o600 == 0o600):
-                yield link
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            yield directory / entry, os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
 
 
-def shared_memory(pids: Iterable[int]) -> set[str]:
-    """Names in /dev/shm that these processes have mapped, or open for reading and writing as one that is about to be
-    mapped is, and that still have a name."""
-    prefix = f"{SHM}/"
-    pids = list(pids)
-    names = {link.removeprefix(prefix) for pid in pids for link in _open_files(pid, under=prefix)}
+def shared_memory(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files of /dev/shm that these processes have mapped, or open for reading and writing as one that is
+    about to be mapped is. A path proves nothing: a process may have a /dev/shm of its own."""
+    return _shared_memory(pids, access=0o600)
+
+
+def shared_memory_in_use() -> set[int]:
+    """Inodes of the files of /dev/shm that any process which we may look into has mapped, or open in whatever way."""
+    return _shared_memory(_pids(), access=0)
+
+
+def _shared_memory(pids: Iterable[int], *, access: int) -> set[int]:
+    memory = SHM.stat().st_dev
+    device = f"{os.major(memory):02x}:{os.minor(memory):02x}"
+    found: set[int] = set()
     for pid in pids:
+        for descriptor, link in _descriptors(pid):
+            if link.startswith(f"{SHM}/"):
+                with contextlib.suppress(OSError):
+                    file = descriptor.stat()
+                    # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
+                    if file.st_dev == memory and descriptor.lstat().st_mode & access == access:
+                        found.add(file.st_ino)
         try:
             lines = lines_of(_PROC / str(pid) / "maps")
         except OSError:
             continue
         for line in lines:
-            path = line[line.find("/") :] if "/" in line else ""
-            if path.startswith(prefix):
-                names.add(path.removeprefix(prefix))
-    return {name for name in names if not name.endswith(" (deleted)")}
-
-
-def shared_memory_in_use() -> set[str]:
-    """Names in /dev/shm that any process which we may look into has mapped, or open as above."""
-    return shared_memory(_pids())
+            _, _, _, of, inode, *_ = line.split(maxsplit=5)
+            if of == device:
+                found.add(int(inode))
+    return found

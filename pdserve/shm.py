@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +41,14 @@ class _Segment(NamedTuple):
 
     name: str
     mark: int
-    """Tells it from an earlier or later one of that name."""
+    """Tells it from an earlier or later one of that name. POSIX: its inode."""
     maker: int | None
     made_at: float
     sysv: SysvSegment | None = None
+
+    def among(self, inodes: Container[int]) -> bool:
+        """Whether it is one of these files of /dev/shm."""
+        return self.sysv is None and self.mark in inodes
 
 
 class ShmLedger:
@@ -87,7 +91,7 @@ class ShmLedger:
         used = procfs.shared_memory(pids)
         for one in self._candidates():
             maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
-            if maker is None and one.name not in used:
+            if maker is None and not one.among(used):
                 continue
             if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
                 self._names[one.name] = one.mark
@@ -131,7 +135,7 @@ class ShmLedger:
             one, maker = present.get(name), self._makers.get(name)
             if one is not None and one.mark == mark:
                 attached = one.sysv is not None and one.sysv.attached > 0
-                if name in used or attached or (maker is not None and maker.alive()):
+                if one.among(used) or attached or (maker is not None and maker.alive()):
                     continue
                 if one.sysv is None:
                     (procfs.SHM / name).unlink(missing_ok=True)

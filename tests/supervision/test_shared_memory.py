@@ -226,6 +226,51 @@ def test_what_somebody_has_attached_stays_until_he_is_done(ledger: ShmLedger, ma
     assert (ledger.remove_orphans(), exists(name)) == ([name], False)
 
 
+def in_its_own_memory(command: str) -> subprocess.Popen[bytes]:
+    """A process with a /dev/shm of its own, as in a container, once it has said something."""
+    own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+    argv = [*own, sys.executable, "-c", command]
+    started = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert started.stdout is not None
+    said = started.stdout.readline()
+    if not said:
+        started.communicate()
+        pytest.skip("no mount namespaces for this user")
+    return started
+
+
+def test_a_name_in_another_dev_shm_is_another_segment(ledger: ShmLedger, stranger: Maker) -> None:
+    """An engine in a container maps a file of the same name there."""
+    name = stranger.make("open")
+    command = f"f = open('/dev/shm/{name}', 'w+b'); f.write(b'ours'); print('made', flush=True); input()"
+    with in_its_own_memory(command) as engine:
+        try:
+            ledger.record([engine.pid])
+        finally:
+            engine.kill()
+    stranger.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+
+
+def test_a_name_may_end_as_those_of_removed_files_are_shown(ledger: ShmLedger) -> None:
+    path = procfs.SHM / f"psm_{os.getpid()} (deleted)"
+    try:
+        with path.open("w+b"):
+            ledger.record([os.getpid()])
+        assert ledger.remove_orphans() == [path.name]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -> None:
+    name = maker.make("open")
+    ledger.record([maker.pid])
+    with (procfs.SHM / name).open("rb"):
+        maker.kill()
+        assert (ledger.remove_orphans(), exists(name)) == ([], True)
+    assert ledger.remove_orphans() == [name]
+
+
 def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
     name = maker.make("open")
