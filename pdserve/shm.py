@@ -147,8 +147,11 @@ class ShmLedger:
         return removed
 
     def _candidates(self) -> Iterator[_Segment]:
-        """What is of our user and did not exist before."""
-        return (one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark)
+        """What is of our user and did not exist before, under whatever name."""
+        inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
+        return (
+            one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark and not one.among(inodes)
+        )
 
 
 def existing() -> dict[str, int]:

@@ -271,6 +271,21 @@ def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -
     assert ledger.remove_orphans() == [name]
 
 
+@pytest.mark.parametrize("rename", [os.rename, os.link])
+def test_what_was_there_before_stays_a_strangers_under_a_new_name(
+    tmp_path: Path, stranger: Maker, rename: Callable[[Path, Path], None]
+) -> None:
+    old = procfs.SHM / stranger.make("open")
+    ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
+    new = old.with_name(f"{old.name}2")
+    stranger.names.append(new.name)
+    rename(old, new)
+    with new.open("r+b"):
+        ledger.record([os.getpid()])
+    stranger.kill()
+    assert (ledger.remove_orphans(), exists(new.name)) == ([], True)
+
+
 def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
     name = maker.make("open")
