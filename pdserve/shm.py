@@ -6,7 +6,8 @@ once nobody has them mapped, so the agent records them while their owners live. 
 
 - if one of ours has it mapped or open at a look, which is taken as soon as a name appears, or
 - if it says who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
-  and that was the PID of one of ours when it was made (`lives`).
+  and that was the PID of one of ours when it was made (`lives`). A PID in a name counts only where all have the same
+  PIDs: containers may share /dev/shm and number their processes each for itself.
 
 It is removed only if besides that it is ours by user, it did not exist before the agent, no living process has it
 mapped, open or attached, and who is known to have made it is dead. A POSIX segment is a plain file directly in
@@ -91,7 +92,8 @@ class ShmLedger:
         used = procfs.shared_memory(pids)
         for one in self._candidates():
             maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
-            if maker is None and not one.among(used):
+            named = maker is not None and (one.sysv is not None or procfs.in_first_pid_namespace())
+            if not named and not one.among(used):
                 continue
             if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
                 self._names[one.name] = one.mark

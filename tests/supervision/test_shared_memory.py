@@ -122,6 +122,12 @@ def exists(name: str) -> bool:
     return name in existing()
 
 
+@pytest.fixture(autouse=True)
+def _pids_of_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests themselves run in a container."""
+    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: True)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> ShmLedger:
     return ShmLedger(tmp_path / "shm.json", strangers=existing())
@@ -284,6 +290,28 @@ def test_what_was_there_before_stays_a_strangers_under_a_new_name(
         ledger.record([os.getpid()])
     stranger.kill()
     assert (ledger.remove_orphans(), exists(new.name)) == ([], True)
+
+
+@pytest.mark.parametrize("kind", ["torch", "lmcache"])
+def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
+    ledger: ShmLedger, maker: Maker, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them may share /dev/shm, and one process in each has that PID."""
+    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: False)
+    ledger.see([maker.pid])
+    name = maker.make(kind)
+    ledger.record([maker.pid])
+    maker.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+
+
+def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
+    command = "from pdserve import procfs; print(procfs.in_first_pid_namespace())"
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", command]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip("no PID namespaces for this user")
+    assert done.stdout == "False\n"
 
 
 def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
