@@ -28,7 +28,7 @@ class ProcessId(BaseModel):
     def alive(self) -> bool:
         """True while exactly this process runs. A zombie is dead."""
         stat = _stat(self.pid)
-        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and stat[_STAT_STATE] not in "ZX"
+        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _ended(self.pid, stat)
 
 
 def in_first_pid_namespace() -> bool:
@@ -64,6 +64,14 @@ def _stat(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()
 
 
+def _ended(pid: int, stat: list[str]) -> bool:
+    """A process whose first thread has ended is a zombie to look at while others of its threads live."""
+    if stat[_STAT_STATE] != "Z":
+        return stat[_STAT_STATE] == "X"
+    others = (_stat(thread) for thread in threads([pid]) if thread != pid)
+    return all(other is None or other[_STAT_STATE] in "ZX" for other in others)
+
+
 def _pids() -> Iterator[int]:
     names = os.listdir(_PROC)  # noqa: PTH208  (names are enough)
     return (int(name) for name in names if name.isdigit())
@@ -83,7 +91,7 @@ def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:
     members: set[int] = set()
     for pid in _pids():
         stat = _stat(pid)
-        if stat is None or stat[_STAT_STATE] in "ZX":
+        if stat is None or _ended(pid, stat):
             continue
         parents[pid] = int(stat[_STAT_PPID])
         if pid in roots or int(stat[_STAT_SESSION]) in roots or (marker is not None and _has_environment(pid, marker)):
@@ -100,9 +108,7 @@ def in_session(number: int) -> set[int]:
     """Live PIDs of the session of that number, whether or not its leader lives."""
     stats = ((pid, _stat(pid)) for pid in _pids())
     return {
-        pid
-        for pid, stat in stats
-        if stat is not None and stat[_STAT_STATE] not in "ZX" and int(stat[_STAT_SESSION]) == number
+        pid for pid, stat in stats if stat is not None and int(stat[_STAT_SESSION]) == number and not _ended(pid, stat)
     }
 
 

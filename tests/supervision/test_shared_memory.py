@@ -314,6 +314,33 @@ def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_process_lives_as_long_as_one_of_its_threads() -> None:
+    """One whose first thread has ended is a zombie to look at."""
+    command = """
+import ctypes, os, threading
+def second():
+    while open("/proc/self/stat").read().split()[2] != "Z":
+        pass
+    os.write(1, b"alone\\n")
+    os.read(0, 1)
+threading.Thread(target=second).start()
+ctypes.CDLL(None).syscall(ctypes.c_long({number}), 0)
+""".replace("{number}", {"aarch64": "93"}.get(os.uname().machine, "60"))
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"alone\n"
+            identity = procfs.identify(process.pid)
+            assert identity is not None
+            assert identity.alive()
+            assert process.pid in procfs.descendants(os.getpid())
+            assert process.pid in procfs.in_session(os.getsid(0))
+        finally:
+            process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not identity.alive()
+
+
 def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
     name = maker.make("open")
