@@ -47,6 +47,11 @@ class _Segment(NamedTuple):
     made_at: float
     sysv: SysvSegment | None = None
 
+    @property
+    def key(self) -> str | int:
+        """Stays the same when it is renamed or changed."""
+        return self.mark if self.sysv is None else self.name
+
     def among(self, inodes: Container[int]) -> bool:
         """Whether it is one of these files of /dev/shm."""
         return self.sysv is None and self.mark in inodes
@@ -62,9 +67,11 @@ class ShmLedger:
         self._file = file
         names: dict[str, int] = {}
         makers: dict[str, tuple[int, int]] = {}
+        foreign: set[str | int] = set()
         try:
             kept = json.loads(file.read_text())
             names, makers = dict(kept["names"]), dict(kept["makers"])
+            foreign = set(kept["foreign"])
             self._lives = Lives(kept["lives"], kept["at"] if until is None else until)
             self._strangers: Mapping[str, int] = kept["strangers"]
         except (OSError, ValueError, KeyError, TypeError):  # none, torn, or of another version
@@ -75,6 +82,9 @@ class ShmLedger:
         self._names = names
         self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
         self._others: set[str] = set()
+        self._foreign = foreign
+        """Keys of those that say who made them and were not ours when they were first looked at: their maker's PID may
+        be one of ours by now, and the time that they show is that of their last change."""
 
     def unknown(self) -> bool:
         """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
@@ -92,7 +102,11 @@ class ShmLedger:
         used = procfs.shared_memory(pids)
         for one in self._candidates():
             maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
-            named = maker is not None and (one.sysv is not None or procfs.in_first_pid_namespace())
+            named = (
+                maker is not None
+                and one.key not in self._foreign
+                and (one.sysv is not None or procfs.in_first_pid_namespace())
+            )
             if not named and not one.among(used):
                 continue
             if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
@@ -107,9 +121,13 @@ class ShmLedger:
     def record_of_all(self, ours: Callable[[], set[int]]) -> None:
         """As `record`, where `ours` finds all that live of ours: what another one has made before is not looked at
         again."""
-        before = {one.name for one in self._candidates() if one.sysv is not None}
+        candidates = list(self._candidates())
         self.record(ours())
-        self._others = before - self._names.keys()
+        self._others = {one.name for one in candidates if one.sysv is not None} - self._names.keys()
+        said = {one.key for one in candidates if one.maker is not None and one.name not in self._names}
+        if said != self._foreign:
+            self._foreign = said
+            self.save()
 
     def save(self) -> None:
         """Writes the file. Without it only those who come after a killed agent know less."""
@@ -119,6 +137,7 @@ class ShmLedger:
             "makers": makers,
             "lives": self._lives.kept(),
             "strangers": dict(self._strangers),
+            "foreign": list(self._foreign),
             "at": time.time(),
         }
         temporary = self._file.with_suffix(".tmp")

@@ -341,6 +341,22 @@ ctypes.CDLL(None).syscall(ctypes.c_long({number}), 0)
         assert not identity.alive()
 
 
+@pytest.mark.parametrize("kind", UNUSED)
+def test_what_was_once_seen_to_be_a_strangers_stays_his_when_his_pid_is_ours(
+    tmp_path: Path, ledger: ShmLedger, stranger: Maker, kind: str
+) -> None:
+    """He changes it (chmod, IPC_SET) after the kernel has given the PID to one of ours: so a ledger that knows him as
+    ours sees it. The same for who takes over."""
+    name = stranger.make(kind)
+    ledger.record_of_all(set)
+    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
+        later.see([stranger.pid])
+        later.record(())
+    stranger.kill()
+    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
+        assert (later.remove_orphans(), exists(name)) == ([], True)
+
+
 def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
     name = maker.make("open")
