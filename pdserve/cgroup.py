@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from pdserve import procfs
+
 SWITCH = "PDSERVE_CGROUPS"
 """Environment variable; `off` where pdserve is started: make none."""
 _PROC = Path("/proc/self")
@@ -175,7 +177,7 @@ def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
 
     What a cgroup namespace hides is not found. Raises OSError.
     """
-    paths = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    paths = [line.split(":", 2) for line in procfs.lines_of(proc / "cgroup")]
     ours = [path for _, controllers, path in paths if controller in controllers.split(",")]
     for top, root in _mounts(controller, proc):
         for path in ours:
@@ -191,7 +193,7 @@ def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
 
 def _mounts(controller: str, proc: Path) -> Iterator[tuple[Path, str]]:
     """(mount point, the cgroup that is mounted there) of v2, or of a v1 controller."""
-    for line in (proc / "mountinfo").read_text().splitlines():
+    for line in procfs.lines_of(proc / "mountinfo"):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options.split(",")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 _PROC = Path("/proc")
 _STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_START = 0, 1, 3, 19
 _TCP_LISTEN = "0A"
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO (linux/proc_ns.h)."""
 SHM = Path("/dev/shm")  # noqa: S108  (POSIX shared memory lives there; nothing is created here)
 
 
@@ -25,7 +28,12 @@ class ProcessId(BaseModel):
     def alive(self) -> bool:
         """True while exactly this process runs. A zombie is dead."""
         stat = _stat(self.pid)
-        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and stat[_STAT_STATE] not in "ZX"
+        return stat is not None and int(stat[_STAT_START]) == self.start_ticks and not _ended(self.pid, stat)
+
+
+def in_first_pid_namespace() -> bool:
+    """Whether our PIDs are those of the whole machine: the kernel gives its first namespace a fixed inode."""
+    return os.readlink(_PROC / "self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115  (it is no path)
 
 
 def identities(pids: Iterable[int]) -> list[ProcessId]:
@@ -39,6 +47,12 @@ def identify(pid: int) -> ProcessId | None:
     return None if stat is None else ProcessId(pid=pid, start_ticks=int(stat[_STAT_START]))
 
 
+def lines_of(file: Path) -> list[str]:
+    """Of a file of /proc. It holds names that anybody may choose (files, mount points, threads): bytes of any kind.
+    Raises OSError."""
+    return [line for line in file.read_bytes().decode(errors="surrogateescape").split("\n") if line]
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from `state` on; the command name may itself hold spaces and parentheses."""
     try:
@@ -48,6 +62,14 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
+
+
+def _ended(pid: int, stat: list[str]) -> bool:
+    """A process whose first thread has ended is a zombie to look at while others of its threads live."""
+    if stat[_STAT_STATE] != "Z":
+        return stat[_STAT_STATE] == "X"
+    others = (_stat(thread) for thread in threads([pid]) if thread != pid)
+    return all(other is None or other[_STAT_STATE] in "ZX" for other in others)
 
 
 def _pids() -> Iterator[int]:
@@ -69,7 +91,7 @@ def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:
     members: set[int] = set()
     for pid in _pids():
         stat = _stat(pid)
-        if stat is None or stat[_STAT_STATE] in "ZX":
+        if stat is None or _ended(pid, stat):
             continue
         parents[pid] = int(stat[_STAT_PPID])
         if pid in roots or int(stat[_STAT_SESSION]) in roots or (marker is not None and _has_environment(pid, marker)):
@@ -86,15 +108,13 @@ def in_session(number: int) -> set[int]:
     """Live PIDs of the session of that number, whether or not its leader lives."""
     stats = ((pid, _stat(pid)) for pid in _pids())
     return {
-        pid
-        for pid, stat in stats
-        if stat is not None and stat[_STAT_STATE] not in "ZX" and int(stat[_STAT_SESSION]) == number
+        pid for pid, stat in stats if stat is not None and int(stat[_STAT_SESSION]) == number and not _ended(pid, stat)
     }
 
 
 def started_at(process: ProcessId) -> float:
     """Wall-clock seconds, to about a second: the kernel says when it booted in whole ones."""
-    lines = (_PROC / "stat").read_text().splitlines()
+    lines = lines_of(_PROC / "stat")
     booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")
 
@@ -138,7 +158,7 @@ def environment_values(name: str) -> set[bytes]:
 def owner(pid: int) -> int | None:
     """The effective uid of a process; None when it is gone, or hidden."""
     try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+        lines = lines_of(_PROC / str(pid) / "status")
     except OSError:
         return None
     return next((int(line.split()[2]) for line in lines if line.startswith("Uid:")), None)
@@ -149,7 +169,7 @@ def lock_holder(file: os.stat_result) -> int | None:
     PID namespace."""
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
-        lines = (_PROC / "locks").read_text().splitlines()
+        lines = lines_of(_PROC / "locks")
     except OSError:
         return None
     for line in lines:
@@ -171,7 +191,7 @@ def title(pid: int) -> str:
     """What a process calls itself: its thread name (15 characters), or the start of a rewritten command line that
     begins with it."""
     try:
-        name = (_PROC / str(pid) / "comm").read_text().strip()
+        name = (_PROC / str(pid) / "comm").read_bytes().decode(errors="replace").strip()
     except OSError:
         return ""
     words = command(pid).split()
@@ -183,7 +203,7 @@ def listeners(port: int) -> set[str]:
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+            lines = lines_of(_PROC / "net" / table)[1:]
         except OSError:
             continue
         for line in lines:
@@ -204,7 +224,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, int]:
     by_inode: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         try:
-            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+            lines = lines_of(_PROC / "net" / table)[1:]
         except OSError:
             continue
         for line in lines:
@@ -224,41 +244,52 @@ def listener_owner(port: int) -> str | None:
     return "another user's process"
 
 
-def _open_files(pid: int, *, under: str = "") -> Iterator[str]:
-    """Where the descriptors of a process lead; `under` a folder only those that it may read and write."""
+def _open_files(pid: int) -> Iterator[str]:
+    """Where the descriptors of a process lead."""
+    return (link for _, link in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
+    """Each descriptor of a process, and where it leads."""
     directory = _PROC / str(pid) / "fd"
     try:
         entries = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return
     for entry in entries:
-        try:
-            link = os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
-            # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
-            if not under or (link.startswith(under) and (directory / entry).lstat().st_mode & 0o600 == 0o600):
-                yield link
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            yield directory / entry, os.readlink(directory / entry)  # noqa: PTH115  (socket:[n] is no path)
 
 
-def shared_memory(pids: Iterable[int]) -> set[str]:
-    """Names in /dev/shm that these processes have mapped, or open for reading and writing as one that is about to be
-    mapped is, and that still have a name."""
-    prefix = f"{SHM}/"
-    pids = list(pids)
-    names = {link.removeprefix(prefix) for pid in pids for link in _open_files(pid, under=prefix)}
+def shared_memory(pids: Iterable[int]) -> set[int]:
+    """Inodes of the files of /dev/shm that these processes have mapped, or open for reading and writing as one that is
+    about to be mapped is. A path proves nothing: a process may have a /dev/shm of its own."""
+    return _shared_memory(pids, access=0o600)
+
+
+def shared_memory_in_use() -> set[int]:
+    """Inodes of the files of /dev/shm that any process which we may look into has mapped, or open in whatever way."""
+    return _shared_memory(_pids(), access=0)
+
+
+def _shared_memory(pids: Iterable[int], *, access: int) -> set[int]:
+    memory = SHM.stat().st_dev
+    device = f"{os.major(memory):02x}:{os.minor(memory):02x}"
+    found: set[int] = set()
     for pid in pids:
+        for descriptor, link in _descriptors(pid):
+            if link.startswith(f"{SHM}/"):
+                with contextlib.suppress(OSError):
+                    file = descriptor.stat()
+                    # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
+                    if file.st_dev == memory and descriptor.lstat().st_mode & access == access:
+                        found.add(file.st_ino)
         try:
-            lines = (_PROC / str(pid) / "maps").read_text().splitlines()
+            lines = lines_of(_PROC / str(pid) / "maps")
         except OSError:
             continue
         for line in lines:
-            path = line[line.find("/") :] if "/" in line else ""
-            if path.startswith(prefix):
-                names.add(path.removeprefix(prefix))
-    return {name for name in names if not name.endswith(" (deleted)")}
-
-
-def shared_memory_in_use() -> set[str]:
-    """Names in /dev/shm that any process which we may look into has mapped, or open as above."""
-    return shared_memory(_pids())
+            _, _, _, of, inode, *_ = line.split(maxsplit=5)
+            if of == device:
+                found.add(int(inode))
+    return found

@@ -6,7 +6,8 @@ once nobody has them mapped, so the agent records them while their owners live. 
 
 - if one of ours has it mapped or open at a look, which is taken as soon as a name appears, or
 - if it says who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
-  and that was the PID of one of ours when it was made (`lives`).
+  and that was the PID of one of ours when it was made (`lives`). A PID in a name counts only where all have the same
+  PIDs: containers may share /dev/shm and number their processes each for itself.
 
 It is removed only if besides that it is ours by user, it did not exist before the agent, no living process has it
 mapped, open or attached, and who is known to have made it is dead. A POSIX segment is a plain file directly in
@@ -21,7 +22,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +42,19 @@ class _Segment(NamedTuple):
 
     name: str
     mark: int
-    """Tells it from an earlier or later one of that name."""
+    """Tells it from an earlier or later one of that name. POSIX: its inode."""
     maker: int | None
     made_at: float
     sysv: SysvSegment | None = None
+
+    @property
+    def key(self) -> str | int:
+        """Stays the same when it is renamed or changed."""
+        return self.mark if self.sysv is None else self.name
+
+    def among(self, inodes: Container[int]) -> bool:
+        """Whether it is one of these files of /dev/shm."""
+        return self.sysv is None and self.mark in inodes
 
 
 class ShmLedger:
@@ -57,9 +67,11 @@ class ShmLedger:
         self._file = file
         names: dict[str, int] = {}
         makers: dict[str, tuple[int, int]] = {}
+        foreign: set[str | int] = set()
         try:
             kept = json.loads(file.read_text())
             names, makers = dict(kept["names"]), dict(kept["makers"])
+            foreign = set(kept["foreign"])
             self._lives = Lives(kept["lives"], kept["at"] if until is None else until)
             self._strangers: Mapping[str, int] = kept["strangers"]
         except (OSError, ValueError, KeyError, TypeError):  # none, torn, or of another version
@@ -70,6 +82,9 @@ class ShmLedger:
         self._names = names
         self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
         self._others: set[str] = set()
+        self._foreign = foreign
+        """Keys of those that say who made them and were not ours when they were first looked at: their maker's PID may
+        be one of ours by now, and the time that they show is that of their last change."""
 
     def unknown(self) -> bool:
         """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
@@ -87,7 +102,12 @@ class ShmLedger:
         used = procfs.shared_memory(pids)
         for one in self._candidates():
             maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
-            if maker is None and one.name not in used:
+            named = (
+                maker is not None
+                and one.key not in self._foreign
+                and (one.sysv is not None or procfs.in_first_pid_namespace())
+            )
+            if not named and not one.among(used):
                 continue
             if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
                 self._names[one.name] = one.mark
@@ -101,9 +121,13 @@ class ShmLedger:
     def record_of_all(self, ours: Callable[[], set[int]]) -> None:
         """As `record`, where `ours` finds all that live of ours: what another one has made before is not looked at
         again."""
-        before = {one.name for one in self._candidates() if one.sysv is not None}
+        candidates = list(self._candidates())
         self.record(ours())
-        self._others = before - self._names.keys()
+        self._others = {one.name for one in candidates if one.sysv is not None} - self._names.keys()
+        said = {one.key for one in candidates if one.maker is not None and one.name not in self._names}
+        if said != self._foreign:
+            self._foreign = said
+            self.save()
 
     def save(self) -> None:
         """Writes the file. Without it only those who come after a killed agent know less."""
@@ -113,6 +137,7 @@ class ShmLedger:
             "makers": makers,
             "lives": self._lives.kept(),
             "strangers": dict(self._strangers),
+            "foreign": list(self._foreign),
             "at": time.time(),
         }
         temporary = self._file.with_suffix(".tmp")
@@ -131,7 +156,7 @@ class ShmLedger:
             one, maker = present.get(name), self._makers.get(name)
             if one is not None and one.mark == mark:
                 attached = one.sysv is not None and one.sysv.attached > 0
-                if name in used or attached or (maker is not None and maker.alive()):
+                if one.among(used) or attached or (maker is not None and maker.alive()):
                     continue
                 if one.sysv is None:
                     (procfs.SHM / name).unlink(missing_ok=True)
@@ -143,8 +168,11 @@ class ShmLedger:
         return removed
 
     def _candidates(self) -> Iterator[_Segment]:
-        """What is of our user and did not exist before."""
-        return (one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark)
+        """What is of our user and did not exist before, under whatever name."""
+        inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
+        return (
+            one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark and not one.among(inodes)
+        )
 
 
 def existing() -> dict[str, int]:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from pdserve import procfs
 from pdserve.process import adopt_orphans
+from pdserve.shm import existing
 from tests import own_memory
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
@@ -43,7 +44,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"processes outlive the test: {left}"
     # What a longer-lived fixture's process has mapped belongs to that fixture.
     if new := own_memory.segments() - segments:
-        new -= procfs.shared_memory_in_use()
+        used = procfs.shared_memory_in_use()
+        new -= {name for name, inode in existing().items() if inode in used}
         new &= own_memory.segments()
     assert not new, f"shared memory outlives the test: {new}"
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -121,6 +122,12 @@ def exists(name: str) -> bool:
     return name in existing()
 
 
+@pytest.fixture(autouse=True)
+def _pids_of_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests themselves run in a container."""
+    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: True)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> ShmLedger:
     return ShmLedger(tmp_path / "shm.json", strangers=existing())
@@ -223,6 +230,155 @@ def test_what_somebody_has_attached_stays_until_he_is_done(ledger: ShmLedger, ma
     assert (ledger.remove_orphans(), exists(name)) == ([], True)
     stranger.kill()
     assert (ledger.remove_orphans(), exists(name)) == ([name], False)
+
+
+def in_its_own_memory(command: str) -> subprocess.Popen[bytes]:
+    """A process with a /dev/shm of its own, as in a container, once it has said something."""
+    own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
+    argv = [*own, sys.executable, "-c", command]
+    started = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert started.stdout is not None
+    said = started.stdout.readline()
+    if not said:
+        started.communicate()
+        pytest.skip("no mount namespaces for this user")
+    return started
+
+
+def test_a_name_in_another_dev_shm_is_another_segment(ledger: ShmLedger, stranger: Maker) -> None:
+    """An engine in a container maps a file of the same name there."""
+    name = stranger.make("open")
+    command = f"f = open('/dev/shm/{name}', 'w+b'); f.write(b'ours'); print('made', flush=True); input()"
+    with in_its_own_memory(command) as engine:
+        try:
+            ledger.record([engine.pid])
+        finally:
+            engine.kill()
+    stranger.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+
+
+def test_a_name_may_end_as_those_of_removed_files_are_shown(ledger: ShmLedger) -> None:
+    path = procfs.SHM / f"psm_{os.getpid()} (deleted)"
+    try:
+        with path.open("w+b"):
+            ledger.record([os.getpid()])
+        assert ledger.remove_orphans() == [path.name]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_what_a_stranger_only_reads_is_in_use(ledger: ShmLedger, maker: Maker) -> None:
+    name = maker.make("open")
+    ledger.record([maker.pid])
+    with (procfs.SHM / name).open("rb"):
+        maker.kill()
+        assert (ledger.remove_orphans(), exists(name)) == ([], True)
+    assert ledger.remove_orphans() == [name]
+
+
+@pytest.mark.parametrize("rename", [os.rename, os.link])
+def test_what_was_there_before_stays_a_strangers_under_a_new_name(
+    tmp_path: Path, stranger: Maker, rename: Callable[[Path, Path], None]
+) -> None:
+    old = procfs.SHM / stranger.make("open")
+    ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
+    new = old.with_name(f"{old.name}2")
+    stranger.names.append(new.name)
+    rename(old, new)
+    with new.open("r+b"):
+        ledger.record([os.getpid()])
+    stranger.kill()
+    assert (ledger.remove_orphans(), exists(new.name)) == ([], True)
+
+
+@pytest.mark.parametrize("kind", ["torch", "lmcache"])
+def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
+    ledger: ShmLedger, maker: Maker, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them may share /dev/shm, and one process in each has that PID."""
+    monkeypatch.setattr(procfs, "in_first_pid_namespace", lambda: False)
+    ledger.see([maker.pid])
+    name = maker.make(kind)
+    ledger.record([maker.pid])
+    maker.kill()
+    assert (ledger.remove_orphans(), exists(name)) == ([], True)
+
+
+def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
+    command = "from pdserve import procfs; print(procfs.in_first_pid_namespace())"
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", command]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip("no PID namespaces for this user")
+    assert done.stdout == "False\n"
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads() -> None:
+    """One whose first thread has ended is a zombie to look at."""
+    command = """
+import ctypes, os, threading
+def second():
+    while open("/proc/self/stat").read().split()[2] != "Z":
+        pass
+    os.write(1, b"alone\\n")
+    os.read(0, 1)
+threading.Thread(target=second).start()
+ctypes.CDLL(None).syscall(ctypes.c_long({number}), 0)
+""".replace("{number}", {"aarch64": "93"}.get(os.uname().machine, "60"))
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"alone\n"
+            identity = procfs.identify(process.pid)
+            assert identity is not None
+            assert identity.alive()
+            assert process.pid in procfs.descendants(os.getpid())
+            assert process.pid in procfs.in_session(os.getsid(0))
+        finally:
+            process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not identity.alive()
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_what_was_once_seen_to_be_a_strangers_stays_his_when_his_pid_is_ours(
+    tmp_path: Path, ledger: ShmLedger, stranger: Maker, kind: str
+) -> None:
+    """He changes it (chmod, IPC_SET) after the kernel has given the PID to one of ours: so a ledger that knows him as
+    ours sees it. The same for who takes over."""
+    name = stranger.make(kind)
+    ledger.record_of_all(set)
+    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
+        later.see([stranger.pid])
+        later.record(())
+    stranger.kill()
+    for later in (ledger, ShmLedger(tmp_path / "shm.json")):
+        assert (later.remove_orphans(), exists(name)) == ([], True)
+
+
+def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
+    """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
+    name = maker.make("open")
+    with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:  # noqa: PTH123  (a Path is text)
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            ledger.record([maker.pid, os.getpid()])
+            maker.kill()
+            assert ledger.remove_orphans() == [name]
+
+
+def test_what_a_thread_calls_itself_hides_no_process() -> None:
+    command = "import sys; open('/proc/self/comm', 'wb').write(b'\\xff (x'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as renamed:
+        assert renamed.stdout is not None
+        renamed.stdout.readline()
+        identity = procfs.identify(renamed.pid)
+        assert identity is not None
+        assert identity.alive()
+        assert procfs.owner(renamed.pid) == os.getuid()
+        assert procfs.title(renamed.pid) == "\N{REPLACEMENT CHARACTER} (x"
+        renamed.kill()
 
 
 def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledger: ShmLedger, stranger: Maker) -> None:
