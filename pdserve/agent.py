@@ -31,6 +31,7 @@ from typing import Any
 
 from pdserve import cgroup, procfs
 from pdserve.errors import AgentProtocolError
+from pdserve.host import place
 from pdserve.new_names import NewNames
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
@@ -125,6 +126,7 @@ class Agent:
                 agent=agent,
                 guard=guard,
                 hostname=socket.gethostname(),
+                place=place(),
                 cgroup=None if made is None else made.id,
                 no_cgroup=why_not,
             )

@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from pdserve.plan.model import Node
 from pdserve.procfs import SHM
 
@@ -35,9 +37,46 @@ def local_node(platform: str) -> Node:
     return Node(name=socket.gethostname().partition(".")[0] or "localhost", devices=devices(platform))
 
 
-def is_here(hostname: str) -> bool:
-    """Whether that is this machine."""
+class Place(BaseModel):
+    """Where a PID means what was recorded: one PID namespace, of one boot of a machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    boot: str
+    pids: int
+    """Inode of the PID namespace."""
+
+
+def place() -> Place | None:
+    """Of this process; None where /proc does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Place(boot=boot, pids=Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return None
+
+
+def is_here(hostname: str, recorded: Place | None) -> bool:
+    """Whether PIDs of that place mean the same here. Without one (of an older version) the hostname decides."""
+    ours = place()
+    return is_named_here(hostname) if recorded is None or ours is None else recorded == ours
+
+
+def is_named_here(hostname: str) -> bool:
+    """Whether that is this machine's name: what has it may still be another container, or an earlier boot."""
     return hostname == socket.gethostname()
+
+
+def is_beside(hostname: str, recorded: Place | None) -> bool:
+    """Whether that is another PID namespace under this machine's name: a container, or what is outside of this one."""
+    ours = place()
+    return (
+        is_named_here(hostname)
+        and recorded is not None
+        and ours is not None
+        and recorded.boot == ours.boot
+        and recorded.pids != ours.pids
+    )
 
 
 def devices(platform: str) -> tuple[int, ...]:

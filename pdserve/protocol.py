@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.cgroup import CgroupId
 from pdserve.errors import AgentProtocolError
+from pdserve.host import Place
 from pdserve.plan.model import Process
 from pdserve.procfs import ProcessId
 
@@ -96,6 +97,7 @@ class Hello(Message):
     agent: ProcessId
     guard: ProcessId
     hostname: str
+    place: Place | None = None
     cgroup: CgroupId | None = None
     no_cgroup: str = ""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pdserve import procfs
 from pdserve.errors import PdserveError, ReportedError, StartError
+from pdserve.host import place
 from pdserve.launcher import Launcher
 from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
@@ -39,7 +40,12 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
     identity = procfs.identify(os.getpid())
     assert identity is not None
     state = DeploymentState(
-        name=plan.name, run_id=run.run_id, host=socket.gethostname(), launcher=identity, started_at=time.time()
+        name=plan.name,
+        run_id=run.run_id,
+        host=socket.gethostname(),
+        place=place(),
+        launcher=identity,
+        started_at=time.time(),
     )
 
     def open_one(node: Node, receive: Callable[[Event], None]) -> AgentLink:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from pdserve.cgroup import CgroupId
+from pdserve.host import Place
 from pdserve.plan.model import ProcessRole
 from pdserve.procfs import ProcessId
 
@@ -47,7 +48,9 @@ class NodeState(BaseModel):
     agent: ProcessId
     guard: ProcessId
     hostname: str
-    """Of the machine on which both of them, and the PIDs of its processes, are."""
+    """Of the machine on which both of them and its processes are."""
+    place: Place | None = None
+    """Where their PIDs count; None: an older version has recorded it, or it was not to be read."""
     cgroup: CgroupId | None = None
     """In which each of its processes has one of its own."""
     no_cgroup: str = ""
@@ -65,6 +68,8 @@ class DeploymentState(BaseModel):
     run_id: str
     phase: Phase = "starting"
     host: str
+    place: Place | None = None
+    """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
