@@ -31,7 +31,6 @@ from typing import Any
 
 from pdserve import cgroup, procfs
 from pdserve.errors import AgentProtocolError
-from pdserve.host import place
 from pdserve.new_names import NewNames
 from pdserve.node_http import NodeHttp
 from pdserve.outlet import Outlet
@@ -126,7 +125,7 @@ class Agent:
                 agent=agent,
                 guard=guard,
                 hostname=socket.gethostname(),
-                place=place(),
+                place=procfs.place(),
                 cgroup=None if made is None else made.id,
                 no_cgroup=why_not,
             )

@@ -9,10 +9,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from pdserve.plan.model import Node
-from pdserve.procfs import SHM
+from pdserve.procfs import SHM, Place, place
 
 _UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -35,25 +33,6 @@ class MemoryFacts:
 def local_node(platform: str) -> Node:
     """This machine as a node: loopback address, all devices of the platform."""
     return Node(name=socket.gethostname().partition(".")[0] or "localhost", devices=devices(platform))
-
-
-class Place(BaseModel):
-    """Where a PID means what was recorded: one PID namespace, of one boot of a machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    boot: str
-    pids: int
-    """Inode of the PID namespace."""
-
-
-def place() -> Place | None:
-    """Of this process; None where /proc does not say."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return Place(boot=boot, pids=Path("/proc/self/ns/pid").stat().st_ino)
-    except OSError:
-        return None
 
 
 def is_here(hostname: str, recorded: Place | None) -> bool:

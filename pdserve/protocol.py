@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdserve.cgroup import CgroupId
 from pdserve.errors import AgentProtocolError
-from pdserve.host import Place
 from pdserve.plan.model import Process
-from pdserve.procfs import ProcessId
+from pdserve.procfs import Place, ProcessId
 
 Method = Literal["GET", "POST", "CONNECT"]
 """CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when somebody accepts."""

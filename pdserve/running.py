@@ -16,7 +16,6 @@ from typing import Any
 
 from pdserve import procfs
 from pdserve.errors import PdserveError, ReportedError, StartError
-from pdserve.host import place
 from pdserve.launcher import Launcher
 from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
@@ -43,7 +42,7 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         name=plan.name,
         run_id=run.run_id,
         host=socket.gethostname(),
-        place=place(),
+        place=procfs.place(),
         launcher=identity,
         started_at=time.time(),
     )

@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from pdserve.cgroup import CgroupId
-from pdserve.host import Place
 from pdserve.plan.model import ProcessRole
-from pdserve.procfs import ProcessId
+from pdserve.procfs import Place, ProcessId
 
 Phase = Literal["starting", "ready", "degraded", "draining", "failed", "stopped"]
 """failed: it does not serve, but what is healthy was kept running (--keep-on-failure)."""
