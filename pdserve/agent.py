@@ -125,6 +125,7 @@ class Agent:
                 agent=agent,
                 guard=guard,
                 hostname=socket.gethostname(),
+                place=procfs.place(),
                 cgroup=None if made is None else made.id,
                 no_cgroup=why_not,
             )

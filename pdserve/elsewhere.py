@@ -30,7 +30,7 @@ def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
 
     def seen(server: LmcacheServer) -> LmcacheServer:
         node = plan.process(server.process).node
-        if node not in state.nodes or is_here(state.nodes[node].hostname):
+        if node not in state.nodes or is_here(state.nodes[node].hostname, state.nodes[node].place):
             return server
         port = urlsplit(server.http_url).port
         return server.model_copy(update={"http_url": f"http://{node}{_SUFFIX}:{port}"})

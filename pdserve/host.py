@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.plan.model import Node
-from pdserve.procfs import SHM
+from pdserve.procfs import SHM, Place, place
 
 _UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -35,9 +35,27 @@ def local_node(platform: str) -> Node:
     return Node(name=socket.gethostname().partition(".")[0] or "localhost", devices=devices(platform))
 
 
-def is_here(hostname: str) -> bool:
-    """Whether that is this machine."""
+def is_here(hostname: str, recorded: Place | None) -> bool:
+    """Whether PIDs of that place mean the same here. Without one (of an older version) the hostname decides."""
+    ours = place()
+    return is_named_here(hostname) if recorded is None or ours is None else recorded == ours
+
+
+def is_named_here(hostname: str) -> bool:
+    """Whether that is this machine's name: what has it may still be another container, or an earlier boot."""
     return hostname == socket.gethostname()
+
+
+def is_beside(hostname: str, recorded: Place | None) -> bool:
+    """Whether that is another PID namespace under this machine's name: a container, or what is outside of this one."""
+    ours = place()
+    return (
+        is_named_here(hostname)
+        and recorded is not None
+        and ours is not None
+        and recorded.boot == ours.boot
+        and recorded.pids != ours.pids
+    )
 
 
 def devices(platform: str) -> tuple[int, ...]:

@@ -42,6 +42,21 @@ def check_free(file: Path) -> None:
             os.close(descriptor)
 
 
+def is_free(file: Path) -> bool:
+    """Whether nobody holds it, in whatever PID namespace. False where there is none, or it cannot be opened."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def _open(file: Path, flags: int) -> int:
     """A lock that another user can open he can hold, also if he can only read it."""
     try:

@@ -31,7 +31,7 @@ _CLOCK_SECONDS = 2.0
 def recorded(state: DeploymentState) -> dict[str, ProcessId]:
     """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
     there the agents' leases end what is left."""
-    nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname)}
+    nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname, agents.place)}
     found = {
         name: process.id
         for name, process in state.processes.items()
@@ -74,7 +74,7 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
 
 def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
     """Of the run, on this machine, as far as they are still there."""
-    nodes = [node for node in state.nodes.values() if is_here(node.hostname)]
+    nodes = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
     return [one for node in nodes if (one := cgroup.recorded(node.cgroup, run.run_id)) is not None]
 
 
@@ -134,7 +134,7 @@ def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
     """Whether anything of a node whose guard was not seen leaving may still run: False where this machine shows that
     nothing of the run is left."""
     known = state.nodes.get(node)
-    return known is None or not is_here(known.hostname) or bool(members(state, run))
+    return known is None or not is_here(known.hostname, known.place) or bool(members(state, run))
 
 
 def living(state: DeploymentState, run: RunDir) -> list[str]:
@@ -150,7 +150,9 @@ async def stop_left(state: DeploymentState, run: RunDir) -> bool:
     """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
     run's, also when nothing lives that had it. True if anything lived."""
     ledgers = [
-        ShmLedger(run.path / f"shm@{node}.json") for node, agents in state.nodes.items() if is_here(agents.hostname)
+        ShmLedger(run.path / f"shm@{node}.json")
+        for node, agents in state.nodes.items()
+        if is_here(agents.hostname, agents.place)
     ]
     left = members(state, run)
     if left:

@@ -36,6 +36,25 @@ def in_first_pid_namespace() -> bool:
     return os.readlink(_PROC / "self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115  (it is no path)
 
 
+class Place(BaseModel):
+    """Where a PID means what was recorded: one PID namespace, of one boot of a machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    boot: str
+    pids: int
+    """Inode of the PID namespace."""
+
+
+def place() -> Place | None:
+    """Of this process; None where /proc does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Place(boot=boot, pids=Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return None
+
+
 def identities(pids: Iterable[int]) -> list[ProcessId]:
     """Of those that still exist."""
     return [identity for pid in pids if (identity := identify(pid)) is not None]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pdserve.cgroup import CgroupId
 from pdserve.errors import AgentProtocolError
 from pdserve.plan.model import Process
-from pdserve.procfs import ProcessId
+from pdserve.procfs import Place, ProcessId
 
 Method = Literal["GET", "POST", "CONNECT"]
 """CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when somebody accepts."""
@@ -96,6 +96,7 @@ class Hello(Message):
     agent: ProcessId
     guard: ProcessId
     hostname: str
+    place: Place | None = None
     cgroup: CgroupId | None = None
     no_cgroup: str = ""
 

@@ -103,8 +103,10 @@ def _may_live(run: RunDir, written: float) -> bool:
     if lives(run, state) or members(state, run):
         return True
     over = state.phase in ("stopped", "failed")
-    elsewhere = [node for node in state.nodes.values() if not is_here(node.hostname)]
-    return unseen and (any(node.lost for node in elsewhere) if over else bool(elsewhere) or not is_here(state.host))
+    elsewhere = [node for node in state.nodes.values() if not is_here(node.hostname, node.place)]
+    return unseen and (
+        any(node.lost for node in elsewhere) if over else bool(elsewhere) or not is_here(state.host, state.place)
+    )
 
 
 def _remove(path: Path, *, dry_run: bool) -> Removed:

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ValidationError
 
 from pdserve import engine_key, history, launcher_lock
 from pdserve.errors import NotOursError, StateError
-from pdserve.host import is_here
+from pdserve.host import is_here, is_named_here
 from pdserve.plan.model import Plan
 from pdserve.state import DeploymentState
 
@@ -299,12 +299,15 @@ def _no_record(where: Path, error: OSError) -> StateError:
 
 def lives(run: RunDir, state: DeploymentState) -> bool:
     """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
-    sign of life, up to half a minute late.
+    sign of life, up to half a minute late. In another container of its machine, or before that was booted again, the
+    lock says at once that it is dead: nobody holds it.
 
     How old that is, the clock of the shared file system says: those of two machines may differ by more.
     """
-    if is_here(state.host):
+    if is_here(state.host, state.place):
         return state.launcher.alive()
+    if is_named_here(state.host) and launcher_lock.is_free(_lock(run.path.parent)):
+        return False
     since = _beaten_since(run)
     return since is not None and since < LIVES_SECONDS
 

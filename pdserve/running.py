@@ -39,7 +39,12 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
     identity = procfs.identify(os.getpid())
     assert identity is not None
     state = DeploymentState(
-        name=plan.name, run_id=run.run_id, host=socket.gethostname(), launcher=identity, started_at=time.time()
+        name=plan.name,
+        run_id=run.run_id,
+        host=socket.gethostname(),
+        place=procfs.place(),
+        launcher=identity,
+        started_at=time.time(),
     )
 
     def open_one(node: Node, receive: Callable[[Event], None]) -> AgentLink:

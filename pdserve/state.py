@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pdserve.cgroup import CgroupId
 from pdserve.plan.model import ProcessRole
-from pdserve.procfs import ProcessId
+from pdserve.procfs import Place, ProcessId
 
 Phase = Literal["starting", "ready", "degraded", "draining", "failed", "stopped"]
 """failed: it does not serve, but what is healthy was kept running (--keep-on-failure)."""
@@ -47,7 +47,9 @@ class NodeState(BaseModel):
     agent: ProcessId
     guard: ProcessId
     hostname: str
-    """Of the machine on which both of them, and the PIDs of its processes, are."""
+    """Of the machine on which both of them and its processes are."""
+    place: Place | None = None
+    """Where their PIDs count; None: an older version has recorded it, or it was not to be read."""
     cgroup: CgroupId | None = None
     """In which each of its processes has one of its own."""
     no_cgroup: str = ""
@@ -65,6 +67,8 @@ class DeploymentState(BaseModel):
     run_id: str
     phase: Phase = "starting"
     host: str
+    place: Place | None = None
+    """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}

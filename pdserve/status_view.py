@@ -89,7 +89,7 @@ def look(run: RunDir) -> StatusView:
     """Reads the run directory and asks the live endpoints; what does not answer says so in its row."""
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)
-    here = {name for name, node in state.nodes.items() if is_here(node.hostname)}
+    here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
     over = state.phase in ("stopped", "failed")
     phase = state.phase if alive or over else LOST
     if not alive:

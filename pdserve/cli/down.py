@@ -11,7 +11,7 @@ import typer
 
 from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
-from pdserve.host import is_here
+from pdserve.host import is_beside, is_here, is_named_here
 from pdserve.leftovers import living, none_held, stop_left
 from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
@@ -29,7 +29,7 @@ def run(name: str | None) -> None:
     if lives(found, state) and _stopped(found, state):
         return
     state = found.read_state()
-    if is_here(state.host):
+    if is_here(state.host, state.place) or is_named_here(state.host):
         # Who holds it may live in another PID namespace: its processes, key and memory are not left over.
         check_no_launcher(found.path.parent.parent, found.path.parent.name)
         found.forget_key()
@@ -57,7 +57,7 @@ def _stopped(found: RunDir, state: DeploymentState) -> bool:
     try:
         reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
     except NotAskedError as error:
-        if not is_here(state.host) or not send(state.launcher, signal.SIGTERM):
+        if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
             raise
         # To stop needs no free byte.
         typer.echo(f"{state.name}: {error.what} ({error.cause}); its launcher gets a SIGTERM")
@@ -67,7 +67,7 @@ def _stopped(found: RunDir, state: DeploymentState) -> bool:
         if lives(found, found.read_state()):
             raise
         return False
-    if is_here(state.host):
+    if is_here(state.host, state.place):
         asyncio.run(pid_end(state.launcher.pid))
     if reply.exit_code:
         typer.echo(f"error: {reply.message}", err=True)
@@ -82,11 +82,11 @@ def lateness(found: RunDir, state: DeploymentState) -> str | None:
     On its own machine silence ends nothing, because the process is there to be seen.
     """
     launcher, wait = state.launcher, f"waiting up to {_DOWN_SECONDS:.0f} s for its answer"
-    if is_here(state.host) and is_stopped(launcher):
+    if is_here(state.host, state.place) and is_stopped(launcher):
         return f"its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; {wait}"
     if (late := unheard(found)) is None:
         return None
-    if is_here(state.host):
+    if is_here(state.host, state.place):
         return f"its launcher (PID {launcher.pid}) was not heard for {late:.0f} s; {wait}"
     return (
         f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
@@ -97,19 +97,29 @@ def lateness(found: RunDir, state: DeploymentState) -> str | None:
 def _others(found: RunDir, state: DeploymentState) -> None:
     """What this machine cannot see of the others, as long as nobody has looked there."""
     for node, known in state.nodes.items():
-        if is_here(known.hostname):
+        # Under this name, but of no other container: of an earlier boot, and ended with it.
+        named = is_named_here(known.hostname) and not is_beside(known.hostname, known.place)
+        if named or is_here(known.hostname, known.place):
             # The record may be gone or somebody else's: the hint then stays, which does no harm.
             with contextlib.suppress(OSError):
                 found.write(found.cleared(node), "")
     there = {
         node: known
         for node, known in state.nodes.items()
-        if not is_here(known.hostname) and not found.cleared(node).exists()
+        if not is_here(known.hostname, known.place) and not found.cleared(node).exists()
     }
+    over = state.phase in ("stopped", "failed")
+    if beside := [node for node, known in there.items() if is_beside(known.hostname, known.place)]:
+        if any(there[node].lost or not over for node in beside):
+            typer.echo(
+                f"{', '.join(beside)}: in another container (PID namespace) of this machine, and nothing was signalled "
+                "there; if it still runs, the same typed in it clears up, or end it"
+            )
+        there = {node: known for node, known in there.items() if node not in beside}
     for node, known in there.items():
         if known.lost:
             typer.echo(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
-    if (rest := [node for node, known in there.items() if not known.lost]) and state.phase not in ("stopped", "failed"):
+    if (rest := [node for node, known in there.items() if not known.lost]) and not over:
         lease = found.read_plan().timeouts.agent_lease_seconds
         typer.echo(
             f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "
@@ -119,7 +129,7 @@ def _others(found: RunDir, state: DeploymentState) -> None:
 
 async def _clear(state: DeploymentState, run: RunDir) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
-    here = [node for node in state.nodes.values() if is_here(node.hostname)]
+    here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
     waits = (pid_end(one.pid) for node in here for one in (node.agent, node.guard) if one.alive())
     async with none_held(state, lambda said: typer.echo(f"{state.name}: {said}")):
         with contextlib.suppress(TimeoutError):

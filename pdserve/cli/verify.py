@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pdserve.elsewhere import client, seen_from_here
 from pdserve.errors import StateError
-from pdserve.host import is_here
+from pdserve.host import is_here, is_named_here
 from pdserve.plan.model import Plan
 from pdserve.rundir import RunDir, find, home, lives
 from pdserve.state import DeploymentState
@@ -41,7 +41,7 @@ def run(name: str | None, *, as_json: bool) -> None:
 
 
 async def _prove(found: RunDir, state: DeploymentState, plan: Plan) -> Report:
-    if not is_here(state.host):
+    if not (is_here(state.host, state.place) or is_named_here(state.host)):
         raise StateError(
             f"{state.name} is proven from {state.host}, where its key is",
             todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve verify, or by ssh",

@@ -1,0 +1,174 @@
+"""Where the PIDs of a record mean something: in one PID namespace of one boot, whatever the machine is called."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import procfs
+from pdserve.host import is_here
+from pdserve.leftovers import living, may_be_busy, members
+from pdserve.procfs import Place, ProcessId, place
+from pdserve.rundir import RunDir, lives
+from pdserve.state import DeploymentState, NodeState, ProcessState
+from tests.launch.deployment import REPOSITORY, recipe, up
+from tests.plan.kit import plan
+from tests.plan.kit import recipe as planned_recipe
+from tests.test_leftovers import LEFT
+
+HERE = socket.gethostname()
+GONE = ProcessId(pid=4_194_000, start_ticks=1)
+
+
+def ours() -> Place:
+    found = place()
+    assert found is not None
+    return found
+
+
+def beside() -> Place:
+    """Another container that has our hostname, as with `docker run --net=host`."""
+    return ours().model_copy(update={"pids": ours().pids + 1})
+
+
+def another_boot() -> Place:
+    return ours().model_copy(update={"boot": "00000000-0000-0000-0000-000000000000"})
+
+
+@pytest.fixture
+def engine() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a record names; whether it is the one that was meant, its place says."""
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def record(root: Path, engine: subprocess.Popen[bytes], where: Place | None, hostname: str = HERE) -> RunDir:
+    """Of a run whose supervisors are all dead, and whose engine has the PID of that process."""
+    run = RunDir.create(root, "fake", "run-1")
+    [identity] = procfs.identities([engine.pid])
+    state = DeploymentState(
+        name="fake",
+        run_id="run-1",
+        phase="ready",
+        host=hostname,
+        place=where,
+        launcher=GONE,
+        nodes={"n": NodeState(agent=GONE, guard=GONE, hostname=hostname, place=where)},
+        processes={"d": ProcessState(role="decode", node="n", phase="ready", id=identity)},
+        started_at=0,
+    )
+    run.write(run.state, state.model_dump_json())
+    run.write(run.plan, plan(planned_recipe()).model_dump_json())
+    run.point_current()
+    return run
+
+
+def seen(run: RunDir) -> set[int]:
+    return members(run.read_state(), run)
+
+
+def down(run: RunDir) -> str:
+    """What it says; it is no failure."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pdserve.cli.main", "down", "fake"],
+        cwd=REPOSITORY,
+        env={**os.environ, "PDSERVE_HOME": str(run.path.parent.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
+    run = record(tmp_path, engine, beside())
+    assert seen(run) == set()
+    assert living(run.read_state(), run) == []
+    assert may_be_busy(run.read_state(), run, "n"), "nobody can see that from here"
+
+
+def test_down_signals_nothing_of_another_pid_namespace_and_says_so(
+    tmp_path: Path, engine: subprocess.Popen[bytes]
+) -> None:
+    said = down(record(tmp_path, engine, beside()))
+    assert engine.poll() is None, said
+    assert "n: in another container (PID namespace) of this machine, and nothing was signalled there" in said
+
+
+def test_pids_of_an_earlier_boot_mean_nothing_and_nobody_is_sent_there(
+    tmp_path: Path, engine: subprocess.Popen[bytes]
+) -> None:
+    said = down(record(tmp_path, engine, another_boot()))
+    assert engine.poll() is None, said
+    assert said == "fake: not running\n"
+
+
+def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_path: Path) -> None:
+    """The recorded leader is dead; somebody else's session, whose leader has exited, has its number here."""
+    with subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE) as leader:
+        assert leader.stdout is not None
+        member = int(leader.stdout.readline())
+        run = record(tmp_path, leader, beside())
+        leader.wait()
+        run.say_alive()
+        try:
+            assert seen(run) == set()
+        finally:
+            os.kill(member, signal.SIGKILL)
+            os.waitpid(member, 0)  # orphans become children of this process (tests/conftest.py)
+
+
+def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
+    run = record(tmp_path, engine, ours(), hostname="its-name-before")
+    assert seen(run) == {engine.pid}
+    said = down(run)
+    assert said.endswith("fake: stopped\n"), said
+    assert engine.wait(60) == -signal.SIGTERM
+
+
+def test_what_an_older_version_has_recorded_is_told_by_the_hostname(
+    tmp_path: Path, engine: subprocess.Popen[bytes]
+) -> None:
+    assert seen(record(tmp_path / "here", engine, None)) == {engine.pid}
+    assert seen(record(tmp_path / "there", engine, None, hostname="elsewhere")) == set()
+
+
+def test_a_dead_launcher_of_another_container_is_told_at_once_by_its_lock(
+    tmp_path: Path, engine: subprocess.Popen[bytes]
+) -> None:
+    """A container that was started again has a fresh sign of life of the one before."""
+    run = record(tmp_path, engine, beside())
+    run.say_alive()
+    with run.only_launcher():
+        assert lives(run, run.read_state())
+    assert not lives(run, run.read_state())
+
+
+def test_launcher_and_agent_record_where_they_are(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.command.expect("serving fake at")
+        state = deployment.state()
+        assert state.place == ours()
+        assert [node.place for node in state.nodes.values()] == [ours()]
+
+
+def test_a_new_pid_namespace_is_another_place() -> None:
+    code = "from pdserve.procfs import place; print(place().model_dump_json())"
+    new = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*new, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no new PID namespace may be made here")
+    said = subprocess.run([*new, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    there = Place.model_validate_json(said)
+    assert (there.boot == ours().boot, there == ours()) == (True, False)
+    assert not is_here(HERE, there)
