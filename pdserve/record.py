@@ -44,6 +44,7 @@ class KeptRecord:
         self._key = engine_key
         self._run = fleet.run
         self._texts: dict[Path, str] = {}
+        self._superseded = False
         self.keep()
 
     def keep(self) -> None:
@@ -91,8 +92,19 @@ class KeptRecord:
         self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
 
     def _point(self) -> None:
-        if not (self._run.path.parent / "current").is_symlink():
-            self._run.point_current()
+        """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
+        ends. This one is then found again, and its own record is kept meanwhile."""
+        other = self._run.keep_current()
+        if bool(other) != self._superseded:
+            self._superseded = bool(other)
+            me = f"run {self._run.run_id}, launcher PID {self._fleet.state.launcher.pid}"
+            said = f"pdserve status and down mean this run again ({me})"
+            if other:
+                said = (
+                    f"another deployment of this name was started: {other}; pdserve status and down mean that one until "
+                    f"it has ended, and TERM ends this one ({me})"
+                )
+            self._fleet.record("said", said=f"{self._fleet.state.name}: {said}")
 
 
 def git_revision(folder: Path) -> str | None:

@@ -75,6 +75,7 @@ class RunDir:
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"
         self.inbox = path / "inbox"
+        self._held: launcher_lock.Lock | None = None
 
     @property
     def run_id(self) -> str:
@@ -107,8 +108,25 @@ class RunDir:
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
-        with launcher_lock.held(_lock(self.path.parent)):
+        with launcher_lock.held(_lock(self.path.parent)) as self._held:
             yield
+
+    def keep_current(self) -> str | None:
+        """For the launcher: makes sure that it holds the lock, which a cleaner may have removed, and that `current`
+        leads here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
+        pulling at it would leave none of them to be found. Raises OSError."""
+        link = self.path.parent / "current"
+        here = link.is_symlink() and str(link.readlink()) == self.run_id
+        try:
+            if self._held is not None:
+                self._held.take()
+        except launcher_lock.TakenError as taken:
+            return None if here else str(taken.cause)
+        except StateError:
+            pass  # no file, or another user's: no launcher can open it
+        if not here:
+            self.point_current()
+        return None
 
     def point_current(self) -> None:
         """Makes this run the one that `status`, `logs` and `down` mean."""
