@@ -73,7 +73,11 @@ class KeptRecord:
     def _keep_key(self) -> None:
         """A logout takes the folder of the key along, and the next login makes it anew: then the key is there again.
         Not in a stop, which takes it away."""
-        if self._key is not None and self._fleet.state.phase != "draining" and not self._run.key_file.exists():
+        if self._key is None or self._fleet.state.phase == "draining":
+            return
+        if self._run.read_key_folder() is None:
+            self._run.note_key_folder()
+        if not self._run.key_file.exists():
             self._run.save_key(self._key)
 
     def _restore(self, state: DeploymentState) -> None:

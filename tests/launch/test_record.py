@@ -182,6 +182,23 @@ def test_a_key_that_a_stop_takes_away_stays_away(kept: Kept, pdserve_home: Path)
     assert not kept.run.key_file.exists()
 
 
+@pytest.mark.parametrize("torn", [b"\xff\xfe", bytes(24)])
+def test_a_torn_note_of_the_keys_folder_is_written_anew(kept: Kept, pdserve_home: Path, torn: bytes) -> None:
+    record = KeptRecord(kept.fleet, engine_key="secret")
+    kept.run.key_folder.write_bytes(torn)
+    record.look()
+    assert kept.run.key_folder.read_text() == os.environ["XDG_RUNTIME_DIR"]
+    assert kept.run.read_key() == "secret"
+
+
+def test_a_torn_note_ends_no_deployments_ear(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        run = serving(deployment).run
+        run.key_folder.write_bytes(b"\xff\xfe")
+        until(lambda: run.key_folder.read_bytes() != b"\xff\xfe")
+        assert pdserve("down") == (0, "fake: stopped")
+
+
 @pytest.mark.parametrize("what", ["state.json", "../current"])
 def test_a_serving_deployment_that_lost_one_file_is_found_and_stopped(
     tmp_path: Path, pdserve_home: Path, what: str
