@@ -110,6 +110,34 @@ def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pyte
     assert kept.said == ["record_deleted"]
 
 
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def garble(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe{}")
+
+
+def make_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+    (file / "precious").touch()
+
+
+def of_another_run(file: Path) -> None:
+    file.write_text(file.read_text().replace('"run-1"', '"run-0"'))
+
+
+@pytest.mark.parametrize("damage", [empty, garble, make_a_folder, of_another_run])
+def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[Path], None]) -> None:
+    kept.record.look()
+    damage(kept.run.state)
+    kept.record.look()
+    assert kept.run.read_state().run_id == "run-1"
+    assert kept.said == []
+    assert len([*kept.run.path.glob("state.json*/precious")]) == (damage is make_a_folder)
+
+
 def remove_lock(kept: Kept) -> None:
     (kept.run.path.parent / "lock").unlink()
 
