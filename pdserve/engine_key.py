@@ -6,6 +6,7 @@ it is gone: a logout removes XDG_RUNTIME_DIR, and the next login makes it anew.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -46,9 +47,11 @@ def read(file: Path) -> str:
     """Raises StateError when it is gone or belongs to another user, or file or folder are not ours alone."""
     try:
         _check_folder(file.parent)
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor) as stream:
             status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no file")
             if status.st_uid != os.getuid() or status.st_mode & 0o077:
                 raise StateError(
                     "the engine key is in a file that is not ours alone",

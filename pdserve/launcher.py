@@ -11,6 +11,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from pdserve.start_proofs import StartProofs
 from pdserve.state import DeploymentState, Phase
 from pdserve.transport.containers import stop_left_containers
 from pdserve.transport.link import AgentLink
+from pdserve.unending import UnendingLoop
 
 ResultT = TypeVar("ResultT")
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
@@ -295,8 +297,9 @@ class Launcher:
 
     async def _take_requests(self) -> None:
         said = 0.0
+        loop = UnendingLoop()
         while True:
-            self._record.look()
+            await loop.step(self._record.look)
             if self._fleet.behind:
                 self._fleet.save()
             if time.monotonic() - said >= BEAT_SECONDS:
@@ -305,7 +308,7 @@ class Launcher:
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
                 for name, request in control.take(self._run_dir):
-                    self._take(name, request)
+                    await loop.step(partial(self._take, name, request))
             await asyncio.sleep(control.POLL_SECONDS)
 
     def _take(self, name: str, request: Request) -> None:

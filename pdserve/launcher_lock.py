@@ -18,18 +18,55 @@ _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 """Who makes the folder says best what is wrong with it."""
 
 
+class TakenError(StateError):
+    """Somebody else holds it."""
+
+
+class Lock:
+    """In the hands of the launcher. A lock whose file is removed or replaced keeps nobody out: it is taken anew."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor: int | None = None
+
+    def take(self) -> None:
+        """Raises TakenError when somebody else holds it, StateError when it cannot be opened, and OSError."""
+        while not self._held():
+            descriptor = _open(self._file, os.O_CREAT)
+            try:
+                _take(descriptor, self._file)
+            except StateError:
+                os.close(descriptor)
+                raise
+            self.close()
+            self._descriptor = descriptor
+
+    def _held(self) -> bool:
+        """Whether what we hold is the file that the next one opens."""
+        try:
+            return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self._file.lstat())
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Lets go of it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 @contextmanager
-def held(file: Path) -> Iterator[None]:
+def held(file: Path) -> Iterator[Lock]:
     """Holds it for the block; the kernel lets go of it when this process dies, however it dies.
 
-    Raises StateError when somebody else holds it, or it cannot be opened.
+    Raises TakenError when somebody else holds it, and StateError when it cannot be opened.
     """
-    descriptor = _open(file, os.O_CREAT)
+    lock = Lock(file)
     try:
-        _take(descriptor, file)
-        yield
+        lock.take()
+        yield lock
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
 def check_free(file: Path) -> None:
@@ -83,20 +120,20 @@ def _take(descriptor: int, file: Path) -> None:
         raise _taken(file, procfs.lock_holder(os.fstat(descriptor))) from None
 
 
-def _taken(file: Path, pid: int | None) -> StateError:
+def _taken(file: Path, pid: int | None) -> TakenError:
     name = file.parent.name
     uid = None if pid is None else procfs.owner(pid)
     who = "its holder cannot be seen from here: another machine that shares this folder, or another PID namespace"
     if pid is not None:
         who = f"PID {pid} ({procfs.command(pid)[:_COMMAND_CHARACTERS] or 'unknown'}) of {_user(uid)} holds the lock"
     if uid in (None, os.geteuid()):
-        return StateError(
+        return TakenError(
             f"{name} is being started or served by another pdserve up",
             where=str(file),
             cause=who,
             todo="pdserve status; pdserve up again once it is ready starts what is missing",
         )
-    return StateError(
+    return TakenError(
         f"{name} cannot be started: its lock is held by another user",
         where=str(file),
         cause=who,

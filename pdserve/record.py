@@ -44,6 +44,8 @@ class KeptRecord:
         self._key = engine_key
         self._run = fleet.run
         self._texts: dict[Path, str] = {}
+        self._superseded = False
+        self._good: tuple[int, int, int] | None = None
         self.keep()
 
     def keep(self) -> None:
@@ -64,15 +66,40 @@ class KeptRecord:
             for file, text in self._texts.items():
                 if not file.exists():
                     self._run.write(file, text)
-            if not self._run.state.exists():
-                self._fleet.save()
+            self._keep_state()
             self._point()
             self._keep_key()
+
+    def _keep_state(self) -> None:
+        """Also one that somebody has emptied or overwritten, or that a crash of its disk has torn."""
+        if (there := self._state_there()) is not None and there == self._good:
+            return
+        own = self._fleet.state
+        with contextlib.suppress(StateError):
+            read = self._run.read_state()
+            if (read.run_id, read.launcher) == (own.run_id, own.launcher):
+                self._good = there
+                return
+        if self._run.state.is_dir() and not self._run.state.is_symlink():
+            self._run.state.rename(self._run.state.with_name(f"state.json.folder-{time.time():.3f}"))
+        self._fleet.save()
+
+    def _state_there(self) -> tuple[int, int, int] | None:
+        """What changes when somebody writes there."""
+        try:
+            status = self._run.state.lstat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _keep_key(self) -> None:
         """A logout takes the folder of the key along, and the next login makes it anew: then the key is there again.
         Not in a stop, which takes it away."""
-        if self._key is not None and self._fleet.state.phase != "draining" and not self._run.key_file.exists():
+        if self._key is None or self._fleet.state.phase == "draining":
+            return
+        if self._run.read_key_folder() is None:
+            self._run.note_key_folder()
+        if not self._run.key_file.exists():
             self._run.save_key(self._key)
 
     def _restore(self, state: DeploymentState) -> None:
@@ -91,8 +118,19 @@ class KeptRecord:
         self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
 
     def _point(self) -> None:
-        if not (self._run.path.parent / "current").is_symlink():
-            self._run.point_current()
+        """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
+        ends. This one is then found again, and its own record is kept meanwhile."""
+        other = self._run.keep_current()
+        if bool(other) != self._superseded:
+            self._superseded = bool(other)
+            me = f"run {self._run.run_id}, launcher PID {self._fleet.state.launcher.pid}"
+            said = f"pdserve status and down mean this run again ({me})"
+            if other:
+                said = (
+                    f"another deployment of this name was started: {other}; pdserve status and down mean that one "
+                    f"until it has ended, and TERM ends this one ({me})"
+                )
+            self._fleet.record("said", said=f"{self._fleet.state.name}: {said}")
 
 
 def git_revision(folder: Path) -> str | None:

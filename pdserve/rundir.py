@@ -20,6 +20,7 @@ Secrets are never written here; the engine key is in `key_file`, outside, readab
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -75,6 +76,7 @@ class RunDir:
         self.diagnostics = path / "diagnostics"
         self.patches = path / "patches"
         self.inbox = path / "inbox"
+        self._held: launcher_lock.Lock | None = None
 
     @property
     def run_id(self) -> str:
@@ -107,8 +109,25 @@ class RunDir:
 
         Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
         """
-        with launcher_lock.held(_lock(self.path.parent)):
+        with launcher_lock.held(_lock(self.path.parent)) as self._held:
             yield
+
+    def keep_current(self) -> str | None:
+        """For the launcher: makes sure that it holds the lock, which a cleaner may have removed, and that `current`
+        leads here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
+        pulling at it would leave none of them to be found. Raises OSError."""
+        link = self.path.parent / "current"
+        here = link.is_symlink() and str(link.readlink()) == self.run_id
+        try:
+            if self._held is not None:
+                self._held.take()
+        except launcher_lock.TakenError as taken:
+            return None if here else str(taken.cause)
+        except StateError:
+            pass  # no file, or another user's: no launcher can open it
+        if not here:
+            self.point_current()
+        return None
 
     def point_current(self) -> None:
         """Makes this run the one that `status`, `logs` and `down` mean."""
@@ -157,11 +176,16 @@ class RunDir:
     @property
     def key_file(self) -> Path:
         """The deployment's engine key, outside the run directory: where it was put, by whatever session that was."""
-        try:
-            folder = Path(self.key_folder.read_text())
-        except OSError:
-            folder = engine_key.usual_folder(os.environ, os.getuid())
+        folder = self.read_key_folder() or engine_key.usual_folder(os.environ, os.getuid())
         return folder / f"pdserve-{self.run_id}.key"
+
+    def read_key_folder(self) -> Path | None:
+        """Where the launcher's session keeps its keys; None where that is not said, or torn."""
+        try:
+            said = _contents(self.key_folder).decode()
+        except (OSError, StateError, ValueError):
+            return None
+        return Path(said) if said.startswith("/") and "\0" not in said else None
 
     def save_key(self, key: str) -> None:
         """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
@@ -199,8 +223,11 @@ def _lock(deployment: Path) -> Path:
 
 
 def _make_ours(folder: Path) -> None:
-    """Of a deployment: with a umask of 002 the group could write there. Raises OSError."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """Of a deployment: with a umask of 002 the group could write there, and with none everybody. Raises OSError."""
+    for above in reversed(folder.parents):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o755, exist_ok=True)
     status = folder.stat()
     if status.st_uid == os.geteuid() and status.st_mode & 0o022:
         folder.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
@@ -215,6 +242,8 @@ def _check_folders(deployment: Path, run: RunDir) -> None:
             _check_ours(folder, status.st_uid, status.st_mode, folder)
         except FileNotFoundError:
             return  # nothing is recorded, and whoever reads it says so
+        except OSError as error:
+            raise _no_record(folder, error) from None
 
 
 def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
@@ -246,17 +275,24 @@ def _owner_in(folder: Path) -> int | None:
         return None
 
 
+def _contents(file: Path) -> bytes:
+    """Of a file that is ours. Raises NotOursError, and OSError: also of a pipe, for which nobody must wait."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(file))
+        # Where nobody else comes, a umask of 002 does no harm to a file.
+        mode = status.st_mode if file.parent.stat().st_mode & 0o011 else 0
+        _check_ours(file, status.st_uid, mode, file.parent)
+        return stream.read()
+
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def _read(file: Path, model: type[ModelT]) -> ModelT:
     try:
-        with file.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            # Where nobody else comes, a umask of 002 does no harm to a file.
-            mode = status.st_mode if file.parent.stat().st_mode & 0o011 else 0
-            _check_ours(file, status.st_uid, mode, file.parent)
-            return model.model_validate_json(stream.read())
+        return model.model_validate_json(_contents(file))
     except FileNotFoundError:
         raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
     except OSError as error:
@@ -289,6 +325,8 @@ def _current(root: Path, name: str) -> RunDir | None:
     current = root / name / "current"
     try:
         return RunDir(current.resolve()) if current.is_symlink() else None
+    except RuntimeError:  # a link that leads to itself: whoever reads there says so
+        return RunDir(current)
     except OSError as error:
         raise _no_record(current, error) from None
 
@@ -321,8 +359,11 @@ def unheard(run: RunDir) -> float | None:
 
 def _beaten_since(run: RunDir) -> float | None:
     try:
-        with run.beat.open("rb") as beat:
-            last = os.fstat(beat.fileno()).st_mtime
+        beat = os.open(run.beat, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            last = os.fstat(beat).st_mtime
+        finally:
+            os.close(beat)
     except OSError:
         return None
     return _time_at(run.path) - last

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import procfs
-from pdserve.errors import PdserveError, ReportedError, StartError
+from pdserve.errors import PdserveError, ReportedError, StartError, StateError
 from pdserve.launcher import Launcher
 from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
@@ -124,6 +124,7 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
     failure: ReportedError | None = None
     while True:
         ended = launcher.poll()
+        state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
             tell(event)
@@ -133,11 +134,29 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                 failure = ReportedError(event["error"], event["exit_code"])
                 if keep:
                     raise failure
+        if ended is None and state is not None and state.ready_at is not None:
+            tell(
+                {
+                    "at": time.time(),
+                    "event": "said",
+                    "said": f"{state.name} is ready; its history lacks that (full disk?)",
+                }
+            )
+            return
+        if ended is None and keep and state is not None and state.phase == "failed":
+            raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
         if ended is not None:
             log = run.logs / "launcher.log"
             said = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=said)
         time.sleep(_FOLLOW_SECONDS)
+
+
+def _state_of(run: RunDir) -> DeploymentState | None:
+    try:
+        return run.read_state()
+    except StateError:
+        return None
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ FLOORS = [
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
     {"pdserve.patched", "pdserve.torch_fallback", "pdserve.fetched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
-    {"pdserve.engine_key", "pdserve.launcher_lock", "pdserve.own_logs", "pdserve.history"},
+    {"pdserve.engine_key", "pdserve.launcher_lock", "pdserve.own_logs", "pdserve.history", "pdserve.unending"},
     {
         "pdserve.protocol",
         "pdserve.state",

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from pdserve import control
 from pdserve.errors import StateError
 from pdserve.failure_report import report
 from pdserve.log_rotation import earlier
-from pdserve.rundir import RunDir
+from pdserve.rundir import RunDir, deployments, find
 
 
 @pytest.fixture
@@ -201,6 +203,67 @@ def test_a_folder_for_secrets_that_is_not_ours_alone_is_refused_with_a_way_out(
     assert refused.value.cause is not None
     assert "XDG_RUNTIME_DIR" in str(refused.value.todo)
     assert not [file for file in tmp_path.rglob("*.key") if os.path.lexists(file)]
+
+
+@pytest.mark.parametrize("torn", [b"\xff\xfe", bytes(24), b"", b"no folder"])
+def test_a_torn_note_of_the_keys_folder_is_none(run: RunDir, torn: bytes) -> None:
+    run.save_key("secret")
+    run.key_folder.write_bytes(torn)
+    assert run.read_key() == "secret"
+    run.forget_key()
+    assert not run.key_file.exists()
+
+
+def test_of_a_torn_note_in_an_old_run_nobody_falls(run: RunDir) -> None:
+    """Who starts the next one, and who removes it."""
+    run.point_current()
+    run.key_folder.write_bytes(b"\xff\xfe")
+    RunDir.create(run.path.parent.parent, "fake", "run-2").forget_key_of_the_last()
+    run.forget_key()
+
+
+# --- what is no file
+
+
+def test_no_pipe_is_waited_for(run: RunDir) -> None:
+    run.save_key("secret")
+    for file in (run.key_file, run.key_folder, run.state, run.plan, run.events, run.beat):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    asked = f"""
+from pathlib import Path
+from pdserve.errors import StateError
+from pdserve.rundir import RunDir, unheard
+run = RunDir(Path({str(run.path)!r}))
+for read in (run.read_state, run.read_plan, run.read_key):
+    try:
+        read()
+    except StateError as error:
+        print(error.cause)
+print(run.read_events(), unheard(run))
+"""
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("it is no file") == 3
+    assert "([], 0) None" in done.stdout
+
+
+def test_a_current_that_leads_to_itself_hides_no_other_deployment(run: RunDir) -> None:
+    home = run.path.parent.parent
+    run.point_current()
+    (home / "loop").mkdir()
+    (home / "loop" / "current").symlink_to("current")
+    assert [each.path.name for each in deployments(home)] == ["run-1", "current"]
+    with pytest.raises(StateError, match="cannot be read") as refused:
+        find(home, "loop")
+    assert "symbolic links" in str(refused.value.cause)
+
+
+def test_a_deployment_whose_current_leads_to_itself_can_be_started(run: RunDir) -> None:
+    (run.path.parent / "current").symlink_to("current")
+    run.forget_key_of_the_last()
+    run.point_current()
+    assert find(run.path.parent.parent, "fake").path == run.path
 
 
 # --- text of engines

@@ -163,6 +163,17 @@ def shared_umask() -> Iterator[None]:
     os.umask(before)
 
 
+def test_without_a_umask_nobody_else_can_write_the_home_or_a_folder_above_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = RunDir.create(tmp_path / "state" / "home", "fake", "run-1")
+    finally:
+        os.umask(before)
+    for folder in (run.path, run.path.parent, tmp_path / "state" / "home", tmp_path / "state"):
+        assert not folder.stat().st_mode & 0o022, folder
+    assert (tmp_path / "state" / "home").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_a_umask_for_groups_makes_is_ours_alone(tmp_path: Path, shared_umask: None) -> None:
     """Also where an earlier version has left a folder that the group can write."""
     (tmp_path / "fake").mkdir()

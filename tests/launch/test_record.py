@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdserve import procfs
+from pdserve.errors import StateError
 from pdserve.fleet import Fleet
 from pdserve.record import KeptRecord, record_run
-from pdserve.rundir import RunDir, find
+from pdserve.rundir import RunDir, check_no_launcher, find
 from pdserve.state import DeploymentState
 from tests.launch.deployment import pdserve, recipe, up
 from tests.launch.test_serving_faults import serving
@@ -108,6 +110,86 @@ def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pyte
     assert kept.said == ["record_deleted"]
 
 
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def garble(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe{}")
+
+
+def make_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+    (file / "precious").touch()
+
+
+def of_another_run(file: Path) -> None:
+    file.write_text(file.read_text().replace('"run-1"', '"run-0"'))
+
+
+@pytest.mark.parametrize("damage", [empty, garble, make_a_folder, of_another_run])
+def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[Path], None]) -> None:
+    kept.record.look()
+    damage(kept.run.state)
+    kept.record.look()
+    assert kept.run.read_state().run_id == "run-1"
+    assert kept.said == []
+    assert len([*kept.run.path.glob("state.json*/precious")]) == (damage is make_a_folder)
+
+
+def remove_lock(kept: Kept) -> None:
+    (kept.run.path.parent / "lock").unlink()
+
+
+def remove_folder(kept: Kept) -> None:
+    shutil.rmtree(kept.run.path.parent)
+
+
+def replace_lock(kept: Kept) -> None:
+    remove_lock(kept)
+    (kept.run.path.parent / "lock").touch()
+
+
+@pytest.mark.parametrize("remove", [remove_lock, remove_folder, replace_lock])
+def test_a_lock_that_is_removed_is_made_and_held_again(kept: Kept, remove: Callable[[Kept], None]) -> None:
+    home = kept.run.path.parent.parent
+    with kept.run.only_launcher():
+        remove(kept)
+        kept.record.look()
+        with pytest.raises(StateError, match="another pdserve up"):
+            check_no_launcher(home, "fake")
+    check_no_launcher(home, "fake")
+
+
+def test_current_leads_to_the_run_that_holds_the_lock(kept: Kept) -> None:
+    """A launcher that could not serve beside this one has made its own run the current one."""
+    other = RunDir.create(kept.run.path.parent.parent, "fake", "run-2")
+    with kept.run.only_launcher():
+        other.point_current()
+        kept.record.look()
+        assert find(kept.run.path.parent.parent, "fake").run_id == "run-1"
+
+
+def test_a_newer_deployment_is_not_fought_and_the_older_one_is_found_when_that_has_ended(kept: Kept) -> None:
+    home = kept.run.path.parent.parent
+    with kept.run.only_launcher():
+        shutil.rmtree(kept.run.path.parent)
+        other = RunDir.create(home, "fake", "run-2")
+        with other.only_launcher():
+            other.point_current()
+            kept.record.look()
+            kept.record.look()
+            assert find(home, "fake").run_id == "run-2"
+            assert kept.said == ["said", "record_deleted"]
+            [told] = [event["said"] for event in kept.run.read_events()[0] if event["event"] == "said"]
+            assert f"PID {os.getpid()}" in told
+            assert kept.run.read_state().run_id == "run-1"
+        kept.record.look()
+        assert find(home, "fake").run_id == "run-1"
+        assert kept.said == ["said", "record_deleted", "said"]
+
+
 def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kept: Kept, pdserve_home: Path) -> None:
     folder = Path(os.environ["XDG_RUNTIME_DIR"])
     kept.run.save_key("secret")
@@ -126,6 +208,23 @@ def test_a_key_that_a_stop_takes_away_stays_away(kept: Kept, pdserve_home: Path)
     kept.fleet.state.phase = "draining"
     KeptRecord(kept.fleet, engine_key="secret").look()
     assert not kept.run.key_file.exists()
+
+
+@pytest.mark.parametrize("torn", [b"\xff\xfe", bytes(24)])
+def test_a_torn_note_of_the_keys_folder_is_written_anew(kept: Kept, pdserve_home: Path, torn: bytes) -> None:
+    record = KeptRecord(kept.fleet, engine_key="secret")
+    kept.run.key_folder.write_bytes(torn)
+    record.look()
+    assert kept.run.key_folder.read_text() == os.environ["XDG_RUNTIME_DIR"]
+    assert kept.run.read_key() == "secret"
+
+
+def test_a_torn_note_ends_no_deployments_ear(tmp_path: Path, pdserve_home: Path) -> None:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        run = serving(deployment).run
+        run.key_folder.write_bytes(b"\xff\xfe")
+        until(lambda: run.key_folder.read_bytes() != b"\xff\xfe")
+        assert pdserve("down") == (0, "fake: stopped")
 
 
 @pytest.mark.parametrize("what", ["state.json", "../current"])

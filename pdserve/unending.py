@@ -1,0 +1,26 @@
+"""Steps of a loop that must not end with one of them: what a step raises is logged, and the next one is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Callable
+
+
+class UnendingLoop:
+    """Logs to stderr, which is the log of a detached launcher: the same trouble once, not at each round."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    async def step(self, work: Callable[[], None]) -> None:
+        """Does it. Whatever it raises ends only this step."""
+
+        async def done() -> None:
+            work()
+
+        [error] = await asyncio.gather(done(), return_exceptions=True)
+        if error is not None and repr(error) != self._said:
+            self._said = repr(error)
+            traceback.print_exception(error, file=sys.stderr)

@@ -1,0 +1,66 @@
+"""`up --detach` learns what its launcher has come to also where a full disk has swallowed that line of the history."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.errors import StartError
+from pdserve.process import Child, send, spawn
+from pdserve.rundir import RunDir
+from pdserve.running import follow
+from pdserve.state import DeploymentState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path, "fake", "run-1")
+
+
+@pytest.fixture
+def launcher(run: RunDir) -> Iterator[Child]:
+    """One that lives and writes no history."""
+    log = run.logs / "launcher.log"
+    child = spawn(["sleep", "1000"], env=os.environ, log=log, marker="run-1/launcher", control_stdin=False)
+    hang_up = signal.getsignal(signal.SIGHUP)
+    yield child
+    signal.signal(signal.SIGHUP, hang_up)
+    send(child.identity, signal.SIGKILL)
+    asyncio.run(child.wait())
+
+
+def state(launcher: Child) -> DeploymentState:
+    return DeploymentState(name="fake", run_id="run-1", host="here", launcher=launcher.identity, started_at=0.0)
+
+
+def test_a_deployment_that_is_up_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:
+    up = state(launcher)
+    up.phase, up.ready_at = "ready", 1.0
+    run.write(run.state, up.model_dump_json())
+    told: list[dict[str, Any]] = []
+    follow(run, launcher, told.append, keep=False)
+    assert "fake is ready" in told[-1]["said"]
+
+
+def test_an_event_that_is_there_is_what_is_told(run: RunDir, launcher: Child) -> None:
+    up = state(launcher)
+    up.phase, up.ready_at = "ready", 1.0
+    run.append_event("up")
+    run.write(run.state, up.model_dump_json())
+    told: list[dict[str, Any]] = []
+    follow(run, launcher, told.append, keep=False)
+    assert [event["event"] for event in told] == ["up"]
+
+
+def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:
+    failed = state(launcher)
+    failed.phase, failed.note = "failed", "decode-0 died"
+    run.write(run.state, failed.model_dump_json())
+    with pytest.raises(StartError, match="decode-0 died"):
+        follow(run, launcher, lambda event: None, keep=True)
