@@ -6,6 +6,7 @@ port and no secret, because the run directory belongs to one user. Writers renam
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -120,12 +121,18 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
     for file in sorted(run.inbox.glob("*.json")):
         if not file.is_file():
             continue
-        said = file.read_bytes()
-        file.unlink()
+        try:
+            said = file.read_bytes()
+            file.unlink()
+        except OSError:
+            continue  # whoever asked has taken it back, or the next look may succeed
         try:
             taken.append((file.stem, _REQUESTS.validate_json(said)))
         except ValidationError as error:
-            answer(run, file.stem, Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)"))
+            unreadable = Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)")
+            # What else was taken is in no other place any more: it must not be lost with this answer.
+            with contextlib.suppress(OSError):
+                answer(run, file.stem, unreadable)
     return taken
 
 

@@ -31,6 +31,8 @@ version) is left alone until nothing was written for so long: a launcher writes 
 _RUN = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
 _GOING = ".removed-"
 """Before the name of a run while it is removed: if that is interrupted, the next removal ends it."""
+_MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
     if not _is_ours(deployment):
         return []
     try:
-        interrupted = [path for path in sorted(deployment.iterdir()) if path.name.startswith(_GOING) and _is_ours(path)]
+        interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and _is_ours(path)]
         old = _old(deployment, rule)
     except OSError as error:
         return [Removed(deployment, 0, str(error))]
@@ -113,6 +115,9 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
     size = 0
     try:
         top = path.lstat()
+        # A folder of the same file system that is mounted has the number of that one.
+        if mounted := _mounted_in(path):
+            return Removed(path, 0, f"{mounted[0]} is mounted there")
         for file, status in _everything(path):
             if status.st_uid != top.st_uid:
                 return Removed(path, 0, f"{file} belongs to uid {status.st_uid}")
@@ -122,7 +127,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
         if not dry_run:
             RunDir(path).forget_key()
-            going = path if path.name.startswith(_GOING) else path.with_name(f"{_GOING}{path.name}")
+            going = path if _is_going(path.name) else path.with_name(f"{_GOING}{path.name}")
             path.rename(going)
             shutil.rmtree(going)
     except FileNotFoundError:
@@ -130,6 +135,19 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
     except OSError as error:
         return Removed(path, size, str(error))
     return Removed(path, size)
+
+
+def _is_going(name: str) -> bool:
+    return name.startswith(_GOING) and _RUN.fullmatch(name.removeprefix(_GOING)) is not None
+
+
+def _mounted_in(folder: Path) -> list[Path]:
+    """The mount points at a folder and below it. Raises OSError."""
+    top = folder.resolve()
+    # The kernel writes a space, a tab, a line feed or a backslash of a name as `\040`, and nothing else.
+    names = (line.split(b" ")[4] for line in _MOUNTS.read_bytes().split(b"\n") if line)
+    points = [Path(os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), name))) for name in names]
+    return [point for point in points if point.is_relative_to(top)]
 
 
 def _everything(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

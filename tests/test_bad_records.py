@@ -130,6 +130,28 @@ def test_a_request_that_is_no_text_is_answered_and_the_next_one_is_taken(run: Ru
     assert json.loads((run.inbox / "1.reply").read_text())["exit_code"] == 8
 
 
+@pytest.mark.parametrize("bad", ["answered", "read"])
+def test_a_request_is_not_lost_with_another_that_cannot_be(
+    run: RunDir, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one stands nowhere any more when the first or the last cannot be answered, or was just taken back."""
+    for name in ("1", "3"):
+        (run.inbox / f"{name}.json").write_text("garbage")
+        if bad == "answered":
+            (run.inbox / f"{name}.reply").mkdir()
+    (run.inbox / "2.json").write_text(json.dumps({"verb": "down"}))
+    if bad == "read":
+        whole = Path.read_bytes
+
+        def taken_back(file: Path) -> bytes:
+            if file.stem != "2":
+                file.unlink()
+            return whole(file)
+
+        monkeypatch.setattr(Path, "read_bytes", taken_back)
+    assert control.take(run) == [("2", control.Down())]
+
+
 def test_a_request_without_room_says_so(run: RunDir) -> None:
     with no_room(0), pytest.raises(control.NotAskedError, match="cannot be written") as refused:
         control.ask(run, control.Down(), seconds=1, alive=lambda: True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve import procfs, retention
 from pdserve.process import MARKER
 from pdserve.procfs import ProcessId
 from pdserve.recipe.model import Retention
@@ -191,6 +191,39 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> 
     run.path.rename(run.path.with_name(f".removed-{run.run_id}"))
     assert len(prune(tmp_path / "fake", LAST_ONLY)) == 1
     assert left(tmp_path) == [run_id(0xFFFFFF)]
+
+
+def test_what_only_begins_like_an_interrupted_removal_stays(tmp_path: Path) -> None:
+    newest(tmp_path)
+    mine = tmp_path / "fake" / ".removed-mine"
+    mine.mkdir(mode=0o700)
+    assert prune(tmp_path / "fake", LAST_ONLY) == []
+    assert mine.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [(b"data", b"data"), (b"my data\\1\n", rb"my\040data\1341\012"), (b"\r\x0b\xff", b"\r\x0b\xff")],
+    ids=["plain", "escaped", "no text"],
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_run_in_which_something_is_mounted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes, told: bytes, *, interrupted: bool
+) -> None:
+    """A folder of the same file system may be mounted there: nothing else tells it from one of the run's own."""
+    run = made(tmp_path)
+    newest(tmp_path)
+    path = run.path.rename(run.path.with_name(f".removed-{run.run_id}")) if interrupted else run.path
+    theirs = path / "logs" / os.fsdecode(name)
+    theirs.mkdir()
+    mounts = tmp_path / "mountinfo"
+    known = [b"/", os.fsencode(tmp_path), os.fsencode(path) + b"-2", os.fsencode(path / "logs") + b"/" + told]
+    mounts.write_bytes(b"".join(b"36 35 98:0 /source %b rw shared:1 - ext4 /dev/x rw\n" % one for one in known))
+    monkeypatch.setattr(retention, "_MOUNTS", mounts)
+    assert [one.problem for one in prune(tmp_path / "fake", LAST_ONLY)] == [f"{theirs} is mounted there"]
+    assert theirs.exists()
+    mounts.write_bytes(b"\n".join(mounts.read_bytes().splitlines()[:3]) + b"\n")
+    assert [one.problem for one in prune(tmp_path / "fake", LAST_ONLY)] == [None]
 
 
 def test_list_prune_says_what_goes_and_how_much_and_dry_run_leaves_it(pdserve_home: Path) -> None:
