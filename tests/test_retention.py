@@ -109,9 +109,14 @@ def test_a_run_whose_launcher_lives_stays(tmp_path: Path) -> None:
 def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Path) -> None:
     run = made(tmp_path, phase="failed")
     newest(tmp_path)
-    with subprocess.Popen(["sleep", "1000"], env={MARKER: f"{run.run_id}/decode-0"}, start_new_session=True) as member:
-        assert prune(tmp_path / "fake", LAST_ONLY) == []
-        member.kill()
+    name = f"{run.run_id}/decode-0".encode()
+    with subprocess.Popen(["sleep", "1000"], env={MARKER: name.decode()}, start_new_session=True) as member:
+        try:
+            while name not in procfs.environment_values(MARKER):  # in the middle of its exec it shows none
+                pass
+            assert prune(tmp_path / "fake", LAST_ONLY) == []
+        finally:
+            member.kill()
     assert [one.path for one in prune(tmp_path / "fake", LAST_ONLY)] == [run.path]
 
 
