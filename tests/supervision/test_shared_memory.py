@@ -454,7 +454,7 @@ def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: 
                 await until(lambda: not engine.alive())
                 assert send(hello.guard, signal.SIGKILL)
             await under_test.expect(Gone)
-            await until(lambda: not hello.guard.alive() and not engine.alive())
+            await until(lambda: not any(one.alive() for one in (hello.agent, hello.guard, engine)))
             if order == "all at once":
                 here = socket.gethostname()
                 node = NodeState(agent=hello.agent, guard=hello.guard, hostname=here)
