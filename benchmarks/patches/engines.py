@@ -7,6 +7,7 @@ Scheduler.add_request, schedule and update_from_output; the requests, and the wo
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,7 @@ class Server:
     def shutdown(self) -> None: ...
 
 
-class Engine:
+class Engine(ABC):
     """Ready to step: the load is already what it will be."""
 
     def __init__(self, connector: dict[str, Any], scheduler: dict[str, Any] | None = None) -> None:
@@ -100,9 +101,9 @@ class Engine:
         self._received: set[str] = set()
         self._sent: set[str] = set()
 
+    @abstractmethod
     def arrivals(self) -> list[Any]:
         """Requests of the next step."""
-        raise NotImplementedError
 
     def step(self, clock: Callable[[], int] = time.thread_time_ns) -> int:
         """One step; how much time of the CPU the scheduler took, in ns."""
