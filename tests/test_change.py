@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.change import change_of
 from pdserve.errors import StateError
 from pdserve.plan.model import Node, Plan
-from pdserve.procfs import ProcessId
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState, ProcessPhase, ProcessState
+from pdserve.run.change import change_of
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
+from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 
 NODES = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2")

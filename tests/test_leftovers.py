@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
-from pdserve.cgroup import Cgroup
-from pdserve.fleet import Fleet
-from pdserve.leftovers import living, may_be_busy, members, none_held
+from pdserve.launch.fleet import Fleet
 from pdserve.plan.model import ExitProbe
-from pdserve.process import MARKER, pid_end
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Ready, Stopped
-from pdserve.rundir import RunDir
-from pdserve.shm import ShmLedger, existing
-from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+from pdserve.reach.protocol import Ready, Stopped
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import living, may_be_busy, members, none_held
+from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+from pdserve.system import procfs
+from pdserve.system.cgroup import Cgroup
+from pdserve.system.process import MARKER, pid_end
+from pdserve.system.procfs import ProcessId
+from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 

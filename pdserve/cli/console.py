@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pdserve.errors import StateError
 from pdserve.plan.model import Plan
-from pdserve.rundir import RunDir
+from pdserve.run.directory import RunDir
 
 _STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
 _QUIET_SECONDS = 15.0

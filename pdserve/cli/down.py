@@ -9,14 +9,14 @@ import signal
 
 import typer
 
-from pdserve.control import Down, NotAskedError, ask
 from pdserve.errors import StateError
-from pdserve.host import is_beside, is_here, is_named_here
-from pdserve.leftovers import living, none_held, stop_left
-from pdserve.process import pid_end, send
-from pdserve.procfs import is_stopped
-from pdserve.rundir import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
-from pdserve.state import DeploymentState
+from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
+from pdserve.run.inbox import Down, NotAskedError, ask
+from pdserve.run.orphans import living, none_held, stop_left
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_beside, is_here, is_named_here
+from pdserve.system.process import pid_end, send
+from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
 _SUPERVISORS_SECONDS = 60.0

@@ -8,8 +8,8 @@ import os
 import typer
 
 from pdserve.errors import StateError
-from pdserve.retention import Removed, prune_all
-from pdserve.rundir import RunDir, deployments, home, lives
+from pdserve.run.directory import RunDir, deployments, home, lives
+from pdserve.run.retention import Removed, prune_all
 
 
 def _now(found: RunDir) -> dict[str, str]:

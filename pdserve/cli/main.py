@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pdserve import __version__, compiled
+from pdserve import __version__
 from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
@@ -22,6 +22,7 @@ from pdserve.cli.options import (
     UnsetOption,
 )
 from pdserve.errors import PdserveError
+from pdserve.installed import compiled
 
 _SIGPIPE_EXIT = 141
 

@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.candidates import Candidates
-from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import recipe_words
-from pdserve.cli.where import candidates, look_here, look_once
 from pdserve.errors import NotOursError, PreflightError, StateError
-from pdserve.host import local_node
+from pdserve.operations.plan_recipe import load, plan_for
+from pdserve.operations.where import candidates, look_here, look_once
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding, Status, failed, of_plan
-from pdserve.recipe.loader import LoadedRecipe
+from pdserve.reach.candidates import Candidates
+from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.rundir import find, home, lives
+from pdserve.run.directory import find, home, lives
+from pdserve.system.host import local_node
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}

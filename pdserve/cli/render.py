@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from pdserve.cli.plan_recipe import Planned, load, located, plan_for
-from pdserve.plan.render import render_shell
-from pdserve.plan.sbatch import render_sbatch
+from pdserve.operations.plan_recipe import Planned, load, located, plan_for
+from pdserve.plan.render.bash import render_shell
+from pdserve.plan.render.sbatch import render_sbatch
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:

@@ -6,9 +6,9 @@ import os
 
 import typer
 
-from pdserve.control import Restart, ask
 from pdserve.errors import StateError
-from pdserve.rundir import find, home, lives
+from pdserve.run.directory import find, home, lives
+from pdserve.run.inbox import Restart, ask
 
 
 def run(process: str, name: str | None) -> None:

@@ -13,32 +13,32 @@ from pathlib import Path
 
 import typer
 
-from pdserve import procfs
-from pdserve.candidates import Candidates
-from pdserve.change import change_of
 from pdserve.cli.console import Console
-from pdserve.cli.interpreters import as_running
 from pdserve.cli.listing import mebibytes
-from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.cli.render import recipe_words
-from pdserve.cli.where import candidates, look, look_here, look_once
-from pdserve.control import Apply, ask
 from pdserve.errors import NotOursError, PdserveError, StateError
-from pdserve.failure_report import report
-from pdserve.host import local_node
-from pdserve.leftovers import living, stop_left, supervised
+from pdserve.launch.failure_report import report
+from pdserve.launch.launch_record import record_run
+from pdserve.operations.interpreters import as_running
+from pdserve.operations.launcher_process import end_launcher, follow, held_back, interruptible, run_here, start_detached
+from pdserve.operations.plan_recipe import Planned, load, located, plan_for
+from pdserve.operations.where import candidates, look, look_here, look_once
 from pdserve.plan.model import Plan
-from pdserve.plan.reach import Srun
-from pdserve.plan.render import render_shell
+from pdserve.plan.nodes.reach import Srun
+from pdserve.plan.render.bash import render_shell
 from pdserve.preflight import resolve_secrets
 from pdserve.preflight.finding import raise_failed, strange
 from pdserve.preflight.memory import given_back
-from pdserve.process import Child
-from pdserve.recipe.loader import LoadedRecipe
-from pdserve.record import record_run
-from pdserve.retention import prune
-from pdserve.rundir import RunDir, check_no_launcher, find, home, lives, new_run_id
-from pdserve.running import end_launcher, follow, held_back, interruptible, run_here, start_detached
+from pdserve.reach.candidates import Candidates
+from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.run.change import change_of
+from pdserve.run.directory import RunDir, check_no_launcher, find, home, lives, new_run_id
+from pdserve.run.inbox import Apply, ask
+from pdserve.run.orphans import living, stop_left, supervised
+from pdserve.run.retention import prune
+from pdserve.system import procfs
+from pdserve.system.host import local_node
+from pdserve.system.process import Child
 
 _APPLY_MARGIN_SECONDS = 120.0
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import typer
 
-from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import batch_script, recipe_words
-from pdserve.control import Down, ask
 from pdserve.errors import NotOursError, PdserveError, ReportedError, StateError
+from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.plan.model import Plan
-from pdserve.plan.reach import Srun
-from pdserve.rundir import RunDir, find, home, lives
-from pdserve.slurm_job import Job, cancel, look, submit
+from pdserve.plan.nodes.reach import Srun
+from pdserve.reach.slurm_job import Job, cancel, look, submit
+from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.inbox import Down, ask
 
 _POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 5.0

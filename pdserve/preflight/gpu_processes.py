@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdserve import procfs
 from pdserve.plan.model import Plan, Process
 from pdserve.preflight.finding import Finding
-from pdserve.process import MARKER, Output, output_of
+from pdserve.system import procfs
+from pdserve.system.process import MARKER, Output, output_of
 
 _TOOL_SECONDS = 20.0
 _NVIDIA_APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader")

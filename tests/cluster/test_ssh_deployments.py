@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.cluster.deployments import LIMIT, Lab, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
@@ -136,7 +136,7 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
         client = [
             pid
             for pid, argv in hosts.cluster.processes(LOGIN)
-            if argv[0] == "ssh" and node in argv and "pdserve.agent" in argv[-1]
+            if argv[0] == "ssh" and node in argv and "pdserve.node.agent" in argv[-1]
         ]
         with measured("SIGKILL of the ssh client") as note:
             os.kill(client[0], signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
 
 def agent_of(hosts: Lab, node: str) -> int:
     """The PID of the agent on a host, as the test process sees it: the child of the other one of its name."""
-    both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+    both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]]
     found = [pid for pid in both if any(pid in procfs.descendants(one) for one in both)]
     assert len(found) == 1, both
     return found[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.process import pid_end
-from pdserve.rundir import RunDir
+from pdserve.run.directory import RunDir
+from pdserve.system.process import pid_end
 from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, recipe, up
 from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
 from pdserve.cli.console import Console
 from pdserve.errors import StateError
-from pdserve.failure import start_error
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Died, Late
-from pdserve.rundir import RunDir, find
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.launch.failure import start_error
+from pdserve.reach.protocol import Died, Late
+from pdserve.run.directory import RunDir, find
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system import procfs
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe

@@ -13,7 +13,7 @@ import pytest
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, parse_amd, parse_nvidia, parse_rocm
-from pdserve.process import MARKER, Output
+from pdserve.system.process import MARKER, Output
 from tests.plan import kit
 from tests.preflight import recorded
 from tests.preflight.kit import here

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import survey
-from pdserve.candidates import Candidate, Candidates
-from pdserve.change import Change
 from pdserve.errors import PreflightError
+from pdserve.installed.versions import Versions
 from pdserve.plan.model import Node, Plan
-from pdserve.plan.reach import Local
+from pdserve.plan.nodes.reach import Local
 from pdserve.preflight.interfaces import interfaces, is_loopback
-from pdserve.process import spawn_piped
-from pdserve.rundir import RunDir
-from pdserve.versions import Versions
+from pdserve.preflight.nodes import survey
+from pdserve.reach.candidates import Candidate, Candidates
+from pdserve.run.change import Change
+from pdserve.run.directory import RunDir
+from pdserve.system.process import spawn_piped
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 from tests.preflight import kit as preflight_kit

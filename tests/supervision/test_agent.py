@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
-from pdserve.cgroup import SWITCH
-from pdserve.process import send
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Started, Stop, Stopped
+from pdserve.system import procfs
+from pdserve.system.cgroup import SWITCH
+from pdserve.system.process import send
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import cgroup, procfs
-from pdserve.cgroup import Cgroup, place
-from pdserve.process import Child, send, spawn, stop_family
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.system import cgroup, procfs
+from pdserve.system.cgroup import Cgroup, place
+from pdserve.system.process import Child, send, spawn, stop_family
+from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
 from tests.supervision.agents import LIMIT, agent, planned
 
@@ -127,7 +127,7 @@ HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
 WATCHES_ONE = f"""
 import subprocess, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from pdserve.cgroup_memory import OomWatch
+from pdserve.system.cgroup_memory import OomWatch
 watch = OomWatch(None)
 code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
 print(watch.told("killed by SIGKILL", code)[0])

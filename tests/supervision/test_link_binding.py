@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from pdserve.procfs import ProcessId
-from pdserve.protocol import (
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import (
     Died,
     Event,
     Gone,
@@ -25,7 +25,7 @@ from pdserve.protocol import (
     ToldToEnd,
     encode,
 )
-from pdserve.transport.link import AgentLink
+from pdserve.system.procfs import ProcessId
 
 ID = ProcessId(pid=1, start_ticks=1)
 NEWS: list[Message] = [

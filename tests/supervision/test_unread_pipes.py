@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.agent import Agent
-from pdserve.cgroup import Made
-from pdserve.protocol import Event, Gone, Progress, Pulse, Push, Stopped
-from pdserve.shm import ShmLedger, existing
-from pdserve.transport.link import AgentLink
+from pdserve.node.agent import Agent
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import Event, Gone, Progress, Pulse, Push, Stopped
+from pdserve.system.cgroup import Made
+from pdserve.system.shared_memory import ShmLedger, existing
 
 MEGABYTE = 1024 * 1024
 
