@@ -62,14 +62,19 @@ def up(loaded: LoadedRecipe, there: Where, show: Progress, options: Options) -> 
         apply(run, seen, show, replace=options.replace)
         return
     check_no_orphans(root, name)
-    run = RunDir.create(root, name, new_run_id())
+    run = RunDir(root / name / new_run_id())
+    if there.machines is not None:
+        # Probes log into it, and every node must see it. A failed look at this machine leaves nothing.
+        run.make()
     try:
         seen = _looked(loaded, there, run, show)
         key = random_secrets.token_urlsafe(32)
         secrets = resolve_secrets(seen.planned.plan, os.environ, key)
     except PdserveError as error:
-        run.write(run.failure, report(error, name, None, ()))
+        if there.machines is not None:
+            run.write(run.failure, report(error, name, None, ()))
         raise
+    run.make()
     _bring_up(run, seen.planned, key, secrets, show, options, began)
 
 
