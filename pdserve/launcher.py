@@ -49,7 +49,7 @@ _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
 
 
-class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
+class StopRequested(Exception):  # noqa: N818  (not an error: somebody asked for it)
     """Somebody asked the deployment to stop: a signal or `down`."""
 
 
@@ -103,7 +103,7 @@ class Launcher:
             if failure is not None and not self._keep:
                 raise failure
             await self._serve()
-        except Stopped:
+        except StopRequested:
             pass
         except PdserveError as failure:
             error = failure
@@ -210,7 +210,7 @@ class Launcher:
             if trouble.done():
                 raise trouble.result()
             if stop.done():
-                raise Stopped
+                raise StopRequested
             return step.result()
         finally:
             for task in racing:
@@ -276,7 +276,7 @@ class Launcher:
                 self._state.note = failure.what
                 self._set_phase("failed")
             if stop.done():
-                raise Stopped
+                raise StopRequested
             if request.done():
                 await self._fulfil(*request.result())
             if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on

@@ -19,7 +19,7 @@ from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import connect, listen
 from pdserve.reach.channel import line_of
 
@@ -52,7 +52,7 @@ class Listen(Frozen):
 
     ask: Literal["listen"] = "listen"
     node: str
-    targets: tuple[Target, ...]
+    targets: tuple[CrossNodePort, ...]
 
 
 class Connect(Frozen):
@@ -60,10 +60,10 @@ class Connect(Frozen):
 
     ask: Literal["connect"] = "connect"
     node: str
-    targets: tuple[Target, ...]
+    targets: tuple[CrossNodePort, ...]
 
 
-class Ready(Frozen):
+class ProbeReady(Frozen):
     """The first line: the probe is there."""
 
     say: Literal["ready"] = "ready"
@@ -92,7 +92,7 @@ class Findings(Frozen):
 
 
 Question = WhatIs | Check | Listen | Connect
-Answer = Ready | Here | Listens | Findings
+Answer = ProbeReady | Here | Listens | Findings
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="say")])
 
@@ -139,7 +139,7 @@ def main() -> int:
     """Entry: questions on stdin, answers on stdout."""
     probe = Probe()
     try:
-        _send(Ready())
+        _send(ProbeReady())
         for line in sys.stdin.buffer:
             _send(probe.answer(QUESTIONS.validate_json(line)))
     except BrokenPipeError:

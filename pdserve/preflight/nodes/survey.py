@@ -32,8 +32,8 @@ from pdserve.preflight.nodes.node_probe import (
     Here,
     Listen,
     Listens,
+    ProbeReady,
     Question,
-    Ready,
     WhatIs,
 )
 from pdserve.preflight.nodes.together import together
@@ -86,7 +86,7 @@ class _Probe:
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
-        await self._hear(Ready, START_SECONDS)
+        await self._hear(ProbeReady, START_SECONDS)
 
     async def ask(self, question: Question, kind: type[AnswerT]) -> AnswerT:
         """Raises PreflightError when it does not answer."""
