@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.failure import start_error, untold
@@ -318,6 +318,8 @@ class Launcher:
             self._asked_to_stop()
         elif isinstance(request, Fetch):
             self._errand(self._reply(name, self._fetch(request)))
+        elif not isinstance(request, Apply | Restart):
+            assert_never(request)
         elif self._state.phase in ("starting", "draining"):
             busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
             inbox.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))

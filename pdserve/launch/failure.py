@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from pdserve.errors import ServeError, StartError
 from pdserve.launch.fleet import Trouble
@@ -71,7 +71,9 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
             evidence=evidence,
         )
-    return _died(kind, trouble, where, process.role, when, evidence)
+    if isinstance(trouble, Died):
+        return _died(kind, trouble, where, process.role, when, evidence)
+    assert_never(trouble)
 
 
 def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:

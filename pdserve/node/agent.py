@@ -27,7 +27,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from pdserve.errors import AgentProtocolError
 from pdserve.node.http_request import NodeHttp
@@ -190,6 +190,8 @@ class Agent:
                             self._processes[order.name].push(order.about, order.line)
                     case Shutdown():
                         break
+                    case _:
+                        assert_never(order)
         except AgentProtocolError as error:
             # Not obeying any further is the only safe answer: the launcher sees the pipe close.
             print(error.render(), file=sys.stderr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import ExitStack
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, TypeAdapter
 
@@ -129,6 +129,8 @@ class Probe:
                 return Listens(findings=listening.findings, taken=listening.taken)
             case Connect():
                 return Findings(findings=tuple(asyncio.run(connect(question.node, question.targets))))
+            case _:
+                assert_never(question)
 
     def close(self) -> None:
         """Listens no longer."""
