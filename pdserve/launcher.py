@@ -49,8 +49,8 @@ _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
 
 
-class StopRequested(Exception):  # noqa: N818  (not an error: somebody asked for it)
-    """Somebody asked the deployment to stop: a signal or `down`."""
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
 
 
 class Launcher:
@@ -328,11 +328,10 @@ class Launcher:
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
         """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
-        work = self._reply(name, self._restart(request.name) if isinstance(request, Restart) else self._apply(request))
         if isinstance(request, Apply):
-            await work
+            await self._reply(name, self._apply(request))
         else:
-            self._errand(work)
+            self._errand(self._reply(name, self._restart(request.name)))
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         errand = asyncio.create_task(work)

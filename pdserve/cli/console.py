@@ -144,7 +144,7 @@ _TEXTS: dict[str, Any] = {
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
-    "told_to_end": lambda e: f"the agent of {e['node']} was told to end ({e['signal']}) by whoever started it",
+    "told_to_end": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
     "untold": lambda e: e["said"],
     "said": lambda e: e["said"],
     "record_deleted": lambda e: e["said"],

@@ -25,7 +25,7 @@ def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
     raise StateError(
         f"{plan.name} is running on {place}, and this is {', '.join(nodes)}" + (f" (job {job})" if job else ""),
         where=str(run.path),
-        cause="deployments are told apart by their name, which the recipe gives",
+        cause="a deployment is identified by its name, which the recipe gives",
         todo=f"another name for this one: --set name={plan.name}-2; or pdserve down {plan.name} first",
     )
 

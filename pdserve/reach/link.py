@@ -132,11 +132,11 @@ class AgentLink:
     def _check_own(self, event: Event) -> None:
         """AgentProtocolError: it speaks of a node or a process that is not its own."""
         if isinstance(event, Gone):
-            whose = "the end of an agent, which only its link can tell"
+            whose = "the end of an agent, which only its link reports"
         elif isinstance(event, Hello | ToldToEnd):
             whose = "" if event.node == self.node else f"the node {event.node}"
         else:
-            whose = "" if event.name in self._ordered else f"{event.name}, which it was never told to start"
+            whose = "" if event.name in self._ordered else f"{event.name}, which it was never ordered to start"
         if whose:
             raise AgentProtocolError(
                 f"an agent reported {event.event} of {whose}",

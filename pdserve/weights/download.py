@@ -284,7 +284,7 @@ def _explained(endpoint: str, options: Options, error: Exception) -> Failed:
         )
     if isinstance(error, errors.HfHubHTTPError):
         return Failed(f"the hub does not give out {named}: {_reason(error)}", "try again; look at the hub's state")
-    return Failed(f"{named} could not be fetched: {_reason(error)}", "the lines above say more; start again")
+    return Failed(f"{named} could not be fetched: {_reason(error)}", "read the lines above; start again")
 
 
 def _unreachable() -> tuple[type[Exception], ...]:

@@ -231,7 +231,7 @@ def test_an_agent_that_was_killed_is_told_by_its_guard(tmp_path: Path, ssh: Path
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(hello.agent, signal.SIGKILL))
     assert (gone.because, gone.how) == ("killed", "it was killed by SIGKILL")
     error = error_of(gone, tmp_path, SOON)
-    assert "somebody there killed it" in (error.cause or "")
+    assert "it was killed there" in (error.cause or "")
     assert "the agent was killed by SIGKILL: its guard stops what it owned" in error.evidence
 
 
@@ -263,7 +263,7 @@ def test_an_agent_that_somebody_ends_says_so(
 ) -> None:
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(getattr(hello, victim), signum))
     assert (gone.because, gone.how) == ("signal", how)
-    assert "somebody there ended it" in (error_of(gone, tmp_path, SOON).cause or "")
+    assert "it was ended there" in (error_of(gone, tmp_path, SOON).cause or "")
 
 
 def test_without_a_lease_silence_is_no_reason(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _workers(answer: str | bytes) -> Iterator[tuple[str, str, int]]:
                         raise ValueError(f"{url!r} is no address")
                     yield f"dp {dp} tp {tp} pp {pp}", where.hostname, where.port
     except (AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"not what a bootstrap server says: {error!r}") from None
+        raise ValueError(f"not the answer of a bootstrap server: {error!r}") from None
 
 
 def _all(plan: Plan) -> Iterator[CrossNodePort]:
