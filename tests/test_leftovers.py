@@ -228,7 +228,7 @@ def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> N
     plan = plan.model_copy(update={"processes": (first, second, *rest)})
     run = RunDir.create(tmp_path, "fake", "run-1")
     deployment = state(GONE.pid, None)
-    fleet = Fleet(plan, run, deployment, secrets={}, tell=lambda _: None, end=lambda: None)
+    fleet = Fleet(plan, run, deployment, secrets={}, on_event=lambda _: None, end=lambda: None)
     before = time.time()
     deployment.processes[first.name].phase = "starting"
     fleet.receive(Ready(name=first.name, seconds=1.0))

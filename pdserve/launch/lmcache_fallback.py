@@ -1,4 +1,4 @@
-"""LMCache that runs without its kernels on ROCm: it says so in a warning and goes on, with KV that may be wrong.
+"""LMCache without its kernels on ROCm: it logs a warning and goes on, with KV that may be wrong.
 
 Its Python copies between host and device are not in the order of the device's stream there (lmcache#4870).
 """
@@ -22,8 +22,8 @@ _TOLD = re.compile(
 
 
 def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
-    """The error of the first LMCache server, or engine that uses one, whose log says that it has no kernels. On other
-    platforms the same words are harmless."""
+    """The error of the first LMCache server, or engine that uses one, whose log has the warning of missing kernels. On
+    other platforms the same words are harmless."""
     if plan.platform != "rocm":
         return None
     for process in _concerned(plan):
