@@ -38,7 +38,6 @@ Rules that hold everywhere:
 """
 
 
-
 def _policies() -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Whatever the union of the routing policies has."""
     union, _ = get_args(routing_settings.Policy)

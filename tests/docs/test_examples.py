@@ -12,8 +12,8 @@ from pdserve.cluster_file import load_cluster
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Versions
 from pdserve.recipe.loader import load_recipe
-from tests.docs.cli_reference import root
 from tests.docs import markdown
+from tests.docs.cli_reference import root
 from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
 
 COMMANDS = sorted({(page.name, words) for page in map(Page, PAGES) for words in page.commands("pdserve") if words})

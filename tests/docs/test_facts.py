@@ -18,7 +18,17 @@ from pdserve.recipe.model import Recipe
 from pdserve.rundir import RunDir
 from pdserve.state import Phase, ProcessPhase
 from pdserve.status_view import LOST
-from tests.docs.markdown import EXIT_CODES, PAGES, PROOFS, README, REPOSITORY, RUN_DIRECTORY, STATUS, TROUBLESHOOTING, Page
+from tests.docs.markdown import (
+    EXIT_CODES,
+    PAGES,
+    PROOFS,
+    README,
+    REPOSITORY,
+    RUN_DIRECTORY,
+    STATUS,
+    TROUBLESHOOTING,
+    Page,
+)
 
 ALL = [pytest.param(Page(path), id=str(path.relative_to(REPOSITORY))) for path in PAGES]
 FOLDERS = ("pdserve", "tests", "docs", "scripts", "recipes", "slurm", "schema", "requirements")
