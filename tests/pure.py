@@ -1,6 +1,7 @@
 """A pytest plugin, loaded by `scripts/test --quick`: what is not marked `process` starts no process.
 
 A test that does fails, and the failure names the marker: so the quick tests stay quick, and the marker stays true.
+Properties are tried on fewer examples.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+_EXAMPLES = 15
+"""Of each property that names no number itself. The ordinary run has hypothesis' own 100."""
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"})
 """Audit events of Python's own ways to start a process."""
 
@@ -23,9 +27,12 @@ def _watch(event: str, _: tuple[Any, ...]) -> None:
         pytest.fail(f"{_running} starts a process ({event}): mark it with pytest.mark.process")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure() -> None:
     """An audit hook cannot be removed: it lasts as long as this pytest."""
     sys.addaudithook(_watch)
+    settings.register_profile("quick", parent=settings(), max_examples=_EXAMPLES)
+    settings.load_profile("quick")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,6 +17,8 @@ from pdserve.rundir import RunDir, find
 from pdserve.state import DeploymentState, NodeState
 from tests.launch.deployment import REPOSITORY, recipe
 
+pytestmark = pytest.mark.process
+
 STRANGER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 

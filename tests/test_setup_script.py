@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "mkdir", "rm", "sed", "sha256sum", "touch")
 TORCH = next(

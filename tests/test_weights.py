@@ -16,6 +16,8 @@ from pdserve.log_progress import describe
 from pdserve.weight_files import CacheFolder
 from tests.fakes.hub import COMMIT, FILES, Hub
 
+pytestmark = pytest.mark.process
+
 MODEL = "org/model"
 
 

@@ -42,6 +42,7 @@ def test_a_usual_change_takes_at_most_four_files_or_says_how_many(change: str, t
 
 def test_every_marker_is_explained() -> None:
     named = [line.partition(":")[0] for line in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]]
+    assert len(set(named)) == len(named)
     assert sorted(row[0].strip("`") for row in CONTRIBUTING.table("marker")) == sorted([*named, "none"])
 
 

@@ -17,6 +17,8 @@ from pdserve.rundir import RunDir
 from pdserve.running import follow
 from pdserve.state import DeploymentState
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

@@ -15,6 +15,8 @@ from pdserve.lmcache_server import check_memory, registered_workers
 from pdserve.plan.model import LmcacheServer
 from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
 
+pytestmark = pytest.mark.process
+
 GIB = 1 << 30
 
 

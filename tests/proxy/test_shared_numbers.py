@@ -10,6 +10,8 @@ import pytest
 
 from pdserve.pd import shared_numbers
 
+pytestmark = pytest.mark.process
+
 COUNT = """
 import sys
 from pathlib import Path

@@ -18,6 +18,8 @@ from pdserve.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Star
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
 
+pytestmark = pytest.mark.process
+
 STUBBORN_CHILD = """
 import os, signal, sys, time
 if os.fork() == 0:

@@ -27,6 +27,8 @@ from pdserve.protocol import (
 )
 from pdserve.transport.link import AgentLink
 
+pytestmark = pytest.mark.process
+
 ID = ProcessId(pid=1, start_ticks=1)
 NEWS: list[Message] = [
     Started(name="decode-0", id=ID),

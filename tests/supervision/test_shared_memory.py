@@ -30,6 +30,8 @@ from pdserve.shm import ShmLedger, existing
 from pdserve.state import DeploymentState, NodeState
 from tests.supervision.agents import LIMIT, agent, planned
 
+pytestmark = pytest.mark.process
+
 MAKER = """
 import ctypes, os, sys
 libc, held = ctypes.CDLL(None), []

@@ -17,6 +17,8 @@ from pdserve.protocol import Died, Event, Late, Progress, Started
 from pdserve.shm import ShmLedger, existing
 from pdserve.supervised import Supervised
 
+pytestmark = pytest.mark.process
+
 EventT = TypeVar("EventT")
 ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"
 FATAL = "EngineCore failed to start."
