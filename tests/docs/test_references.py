@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pdserve.cli.main import app
 from pdserve.cluster_file import Cluster
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
@@ -35,6 +37,12 @@ def test_every_page_of_the_docs_is_in_their_index_and_the_index_in_the_readme() 
 
 def linked(page: Page) -> set[Path]:
     return {(page.path.parent / link.partition("#")[0]).resolve() for link in page.links() if "://" not in link}
+
+
+def test_a_shell_completes_the_verbs() -> None:
+    words = {"_PDSERVE_COMPLETE": "complete_bash", "COMP_WORDS": "pdserve va", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, prog_name="pdserve", env=words)
+    assert done.output.split() == ["validate"]
 
 
 def test_the_changelog_has_room_for_what_comes() -> None:
