@@ -29,6 +29,8 @@ from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 
+pytestmark = pytest.mark.process
+
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
 LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
 """A session whose leader has exited, and a member of it."""

@@ -63,6 +63,7 @@ def test_what_the_kernels_link_to_tells_the_runtime(installed: Any, files: dict[
     assert compiled_for() == expected
 
 
+@pytest.mark.process
 def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tmp_path: Path) -> None:
     installed(cuda_ops=HIP)
     done = subprocess.run(

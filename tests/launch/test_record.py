@@ -21,6 +21,8 @@ from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until
 from tests.plan import kit
 
+pytestmark = pytest.mark.process
+
 
 class Kept:
     """A launcher's record and what the launcher said."""

@@ -48,6 +48,7 @@ def run(site: Path, patches: str, *argv: str, record: str = "") -> subprocess.Co
     return subprocess.run([sys.executable, "-m", MAIN, *argv], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_it_becomes_the_servers_own_main_with_the_same_argv(lmcache: Path) -> None:
     done = run(lmcache, "", "--port", "5555", "--l1-size-gb", "1")
     program, argv, module = json.loads(done.stdout)
@@ -57,6 +58,7 @@ def test_it_becomes_the_servers_own_main_with_the_same_argv(lmcache: Path) -> No
     assert done.returncode == 0
 
 
+@pytest.mark.process
 def test_a_patch_that_cannot_be_applied_ends_it_with_the_reason_before_the_server_runs(lmcache: Path) -> None:
     done = run(lmcache, "lmcache-demand-pinned")
     assert done.returncode == 4
@@ -64,12 +66,14 @@ def test_a_patch_that_cannot_be_applied_ends_it_with_the_reason_before_the_serve
     assert done.stderr.strip().splitlines()[-1].startswith("StartError: patch lmcache-demand-pinned does not know")
 
 
+@pytest.mark.process
 def test_a_name_that_is_no_patch_ends_it(lmcache: Path) -> None:
     done = run(lmcache, "lmcache-demand-pined")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no patch named 'lmcache-demand-pined'" in done.stderr
 
 
+@pytest.mark.process
 def test_the_servers_own_errors_and_exit_code_are_its_own(lmcache: Path) -> None:
     (lmcache / "lmcache" / "v1" / "multiprocess" / "http_server.py").write_text("import sys\nsys.exit(3)\n")
     assert run(lmcache, "").returncode == 3

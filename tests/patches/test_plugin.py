@@ -12,6 +12,8 @@ import pytest
 
 from pdserve.patches.proof import read_records
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 STAND_IN = """
 import sys

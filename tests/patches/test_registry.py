@@ -134,6 +134,7 @@ def test_names_are_unique_and_every_patch_says_when_it_can_go() -> None:
         assert patch.remove_when
 
 
+@pytest.mark.process
 def test_reading_the_registry_imports_no_engine() -> None:
     code = (
         "import sys, pdserve.patches.registry, pdserve.patches.plugin;"

@@ -11,6 +11,8 @@ from pdserve.connectors.lmcache_bounds import CAP_KEY, CAP_SWITCH, LEAST_KEY, Bo
 from pdserve.connectors.lmcache_groups import check_prefixes_load
 from pdserve.errors import StartError
 
+pytestmark = pytest.mark.process
+
 CHUNK, BLOCK = 64, 16
 
 

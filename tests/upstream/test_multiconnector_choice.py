@@ -13,6 +13,8 @@ from pdserve.connectors.selection import Answer, Decision, decide, labels, load_
 from pdserve.connectors.selection_lookups import GIVE_UP_SECONDS, LookupKeeper, keep_lookups
 from pdserve.patches import effects
 
+pytestmark = pytest.mark.process
+
 PENDING = Answer(None, False)
 
 

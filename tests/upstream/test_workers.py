@@ -6,6 +6,8 @@ import pytest
 
 from tests.upstream.workers import group
 
+pytestmark = pytest.mark.process
+
 MODULE = "tests/upstream/test_some.py"
 
 
