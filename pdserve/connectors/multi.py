@@ -1,7 +1,7 @@
 """MultiConnector that weighs its children's hits, does not wait for one that is slow to answer, and counts.
 
 Same class name as upstream, which compares names (HMA, has_connector); vLLM loads it through kv_connector_module_path.
-Works on vllm 0.21 to 0.33. What upstream does beyond the choice (saving to every child, counting async saves, groups
+What upstream does beyond the choice (saving to every child, counting async saves, groups
 of hybrid models) is left to it.
 """
 
@@ -52,15 +52,6 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
                 self._keepers[index] = keeper
             elif hasattr(child, "scheduler_adapter"):
                 self._unreleasable.add(index)
-
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Upstream does not pass it on in 0.21, and a child's admission control needs it."""
-        if hasattr(super(), "bind_gpu_block_pool"):
-            super().bind_gpu_block_pool(gpu_block_pool)
-            return
-        for child in self._connectors:
-            if hasattr(child, "bind_gpu_block_pool"):
-                child.bind_gpu_block_pool(gpu_block_pool)
 
     # The choice.
 
@@ -143,7 +134,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         return super().build_connector_meta(scheduler_output)
 
     def has_pending_push_work(self) -> bool:
-        """Keeps the engine stepping while locks are to be given back (vllm 0.24 and later ask)."""
+        """Keeps the engine stepping while locks are to be given back."""
         return any(keeper.unsettled for keeper in self._keepers.values()) or super().has_pending_push_work()
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -185,10 +176,8 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
     # Statistics.
 
     def get_kv_connector_stats(self) -> Any:
-        """A worker's are never None: before vllm 0.24 the scheduler adds its own only to those of a worker."""
+        """Upstream's, and in the scheduler what has been counted since the last call."""
         stats = super().get_kv_connector_stats()
-        if self.role != KVConnectorRole.SCHEDULER:
-            return stats if stats is not None else upstream.MultiKVConnectorStats()
         counted = self._counts.take()
         if counted is not None:
             stats = stats if stats is not None else upstream.MultiKVConnectorStats()
@@ -236,7 +225,7 @@ def _start_anew_after_a_failed_load(child: Any, request: Any) -> None:
     tracker = getattr(child, "request_trackers", {}).get(request.request_id)
     if tracker is None or request.status == RequestStatus.PREEMPTED or tracker.state.name != "READY":
         return
-    if getattr(tracker, "num_lmcache_hit_tokens", 0) or getattr(tracker, "num_lmcache_hit_blocks", 0):
+    if tracker.num_lmcache_hit_tokens:
         return
     del child.request_trackers[request.request_id]
     if getattr(child, "lazy_offload", False):

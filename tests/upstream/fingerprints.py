@@ -17,7 +17,7 @@ from tests.upstream.run import ALL_VLLM_VERSIONS
 from tests.upstream.sources import source_tree
 
 TABLE = Path(__file__).parents[2] / "pdserve" / "patches" / "fingerprints.json"
-LMCACHE_VERSIONS = ("0.4.5", "0.4.6", "0.4.7", "0.5.4", "0.5.5", "0.5.6")
+LMCACHE_VERSIONS = ("0.5.6",)
 _RELEASES = {"vllm": ALL_VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
 
 Table = dict[str, list[dict[str, object]]]

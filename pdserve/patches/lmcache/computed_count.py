@@ -28,23 +28,21 @@ from pdserve.patches.wrap import wrap
 NAME = "lmcache-computed-count"
 _DOUBTED = "pdserve_doubted_counts"
 """Attribute of a connector: requests that vLLM may have set back since their last step."""
-_INSIDE_VLLM = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector"
-_LMCACHE = "lmcache.integration.vllm.lmcache_mp_connector"
+_CONNECTOR = "lmcache.integration.vllm.lmcache_mp_connector"
 _METADATA = "lmcache.integration.vllm.lmcache_mp_metadata"
-"""Where lmcache has the count; before 0.5.4 beside the connector."""
+"""The module of LMCache that has the count."""
 
 
 def apply() -> None:
     """Wraps two methods of LMCacheMPConnector as soon as vLLM has imported it; matters in EngineCore."""
-    once_loaded(NAME, _wrap_connectors)
+    once_loaded(NAME, _wrap_connector)
 
 
-def _wrap_connectors() -> None:
-    for module in (_LMCACHE, _INSIDE_VLLM):
-        connector = getattr(sys.modules.get(module), "LMCacheMPConnector", None)
-        if connector is not None:
-            wrap(connector, "build_connector_meta", patch=NAME, around=_with_true_counts)
-            wrap(connector, "update_connector_output", patch=NAME, around=_doubting)
+def _wrap_connector() -> None:
+    connector = getattr(sys.modules.get(_CONNECTOR), "LMCacheMPConnector", None)
+    if connector is not None:
+        wrap(connector, "build_connector_meta", patch=NAME, around=_with_true_counts)
+        wrap(connector, "update_connector_output", patch=NAME, around=_doubting)
 
 
 def _with_true_counts(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,19 +76,13 @@ def _lower(connector: Any, request_id: str, computed: int) -> None:
     tracker = connector.request_trackers.get(request_id)
     if tracker is None:
         return
-    excess = tracker.num_scheduled_tokens + _hit(connector, tracker) - computed
+    # Upstream's count begins with the longer of the two hits.
+    hit = max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
+    excess = tracker.num_scheduled_tokens + hit - computed
     if excess > 0:
         # The hits stay as they are: they are told to clients, and say where storing goes on.
         tracker.num_scheduled_tokens -= excess
         effects.count(NAME, "counts-lowered")
-
-
-def _hit(connector: Any, tracker: Any) -> int:
-    """The tokens with which upstream's count begins. lmcache < 0.4.7 and vLLM 0.21's own class count in blocks."""
-    if hasattr(tracker, "num_lmcache_hit_tokens"):
-        return int(max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens))
-    blocks = max(tracker.num_vllm_hit_blocks, tracker.num_lmcache_hit_blocks)
-    return int(blocks * connector._vllm_config.cache_config.block_size)
 
 
 PATCH = Patch(
@@ -106,13 +98,11 @@ PATCH = Patch(
     targets=(
         HOOK,
         *(
-            Target(f"{module}.LMCacheMPConnector.{name}", only=only)
-            for module, only in ((_LMCACHE, ">=0.4.7"), (_INSIDE_VLLM, "<0.22"))
+            Target(f"{_CONNECTOR}.LMCacheMPConnector.{name}")
             for name in ("build_connector_meta", "update_connector_output")
         ),
         *(
-            Target(f"{module}.{name}", body=True, only=only)
-            for module, only in ((_METADATA, ">=0.5"), (_LMCACHE, ">=0.4.7,<0.5.4"), (_INSIDE_VLLM, "<0.22"))
+            Target(f"{_METADATA}.{name}", body=True)
             for name in (
                 "LMCacheMPRequestTracker.increase_num_scheduled_tokens",
                 "LMCacheMPRequestMetadata.GetStoreMetadata",

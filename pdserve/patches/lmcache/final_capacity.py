@@ -36,13 +36,8 @@ PATCH = Patch(
         "it grows that is less than L1, so KV is evicted although there is room; if it grows on demand, it never "
         "grows. With it the share is of the final size."
     ),
-    issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.4.1 to 0.5.6",
-    targets=(
-        Target("lmcache.v1.distributed.memory_manager.L1MemoryManager.get_memory_usage", only="<0.4.7"),
-        Target(
-            "lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage", only=">=0.4.7"
-        ),
-    ),
+    issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.5.6",
+    targets=(Target("lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage"),),
     runs_in=("lmcache-server",),
     platforms=("rocm",),
     settings=frozenset({SWITCH}),

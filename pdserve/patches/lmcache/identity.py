@@ -44,8 +44,7 @@ PATCH = Patch(
         "lmcache-registration reads it."
     ),
     issue="not reported yet: docs/upstream-issues.md, the last one",
-    lmcache=">=0.5.6",
-    targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True, only=">=0.5.6"),),
+    targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True),),
     runs_in=("lmcache-server",),
     required=False,
     remove_when="a ping of a worker that is not registered says so",

@@ -198,13 +198,12 @@ PATCH = Patch(
         "answer ends."
     ),
     issue="not reported yet: docs/upstream-issues.md, the last one",
-    lmcache=">=0.5.6",
     targets=(
         HOOK,
-        Target(f"{_QUEUE}.cancel_streams", body=True, only=">=0.5.6"),
-        Target(f"{_QUEUE}.process_inbound", body=True, only=">=0.5.6"),
+        Target(f"{_QUEUE}.cancel_streams", body=True),
+        Target(f"{_QUEUE}.process_inbound", body=True),
         *(
-            Target(f"{ADAPTERS}.{name}", body=True, only=">=0.5.6")
+            Target(f"{ADAPTERS}.{name}", body=True)
             for name in (
                 "HeartbeatThread._execute",
                 "LMCacheMPWorkerAdapter._send_register_kv_caches_request",
@@ -213,9 +212,7 @@ PATCH = Patch(
                 "LMCacheMPWorkerAdapter.get_finished",
             )
         ),
-        Target(
-            "lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True, only=">=0.5.6"
-        ),
+        Target("lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True),
         Target(f"{_CONNECTOR}.get_handshake_metadata"),
     ),
     runs_in=("worker", "engine-core"),

@@ -78,7 +78,7 @@ PATCH = Patch(
         "A bootstrap server that outlives its prefill refuses the next one (400, Engine ID mismatch), whose start then "
         "fails. Entries whose addresses refuse connections are dead and give way; living ones are kept."
     ),
-    issue="not reported upstream; MooncakeBootstrapServer.register_worker of vllm 0.21 to 0.33",
+    issue="not reported upstream; MooncakeBootstrapServer.register_worker of vllm 0.26 to 0.33",
     targets=(Target(f"{_SERVER}.register_worker", body=True),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),

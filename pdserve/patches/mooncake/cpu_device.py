@@ -37,7 +37,7 @@ PATCH = Patch(
         "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "
         "the index is 0; with one nothing changes."
     ),
-    issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.21 to 0.33",
+    issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.26 to 0.33",
     targets=(Target("torch.accelerator.current_device_index"),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),

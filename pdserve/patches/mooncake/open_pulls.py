@@ -190,8 +190,7 @@ class OpenPulls:
 
         Before 0.30 it takes ids of blocks, and only for models with one group of KV layers.
         """
-        config = self._worker.kv_cache_config  # 0.21 allows for none
-        return hasattr(self._worker, "_handle_failed_recv") or config is None or len(config.kv_cache_groups) == 1
+        return hasattr(self._worker, "_handle_failed_recv") or len(self._worker.kv_cache_config.kv_cache_groups) == 1
 
     def report(self, request: str) -> None:
         """Its blocks as failed, once, where upstream does not (before 0.30); must come before `fail`."""

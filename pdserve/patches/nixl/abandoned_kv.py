@@ -4,7 +4,7 @@ EngineCore has finished the request and told of it, but the API server has not l
 leaves: it forgets the request, drops the answer with the transfer parameters in it and sends an abort, which the
 scheduler ignores because the request is finished (vllm#25067, for fear that a decode uses the KV). No decode can:
 `OutputProcessor.abort_requests` names only requests of which it has not processed the last output, by EngineCore's own
-ids, children of parallel sampling one by one; so in vllm 0.21 to 0.33, and so does the Rust front end. Answers that are
+ids, children of parallel sampling one by one; so in vllm 0.26 to 0.33, and so does the Rust front end. Answers that are
 lost after that are the business of nixl_lost_answers.py, which sends an abort for them.
 
 The lease is ended the way it ends by itself: the connector's metadata carries the request once more, with a time that
@@ -114,12 +114,9 @@ PATCH = Patch(
         Target(f"{_ENGINE}output_processor.OutputProcessor.abort_requests", body=True),
         Target(f"{_ENGINE}async_llm.AsyncLLM.abort", body=True),
         # body: what is kept, and that _reqs_need_send goes to the workers as it is.
-        Target(f"{_NIXL}scheduler.NixlConnectorScheduler.request_finished", body=True, only="<0.24"),
-        Target(f"{_NIXL}scheduler.NixlConnectorScheduler.build_connector_meta", body=True, only="<0.24"),
-        Target(f"{_NIXL}worker.NixlConnectorWorker.start_load_kv", body=True, only="<0.24"),
-        Target(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True, only=">=0.24"),
-        Target(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True, only=">=0.24"),
-        Target(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True, only=">=0.24"),
+        Target(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True),
+        Target(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True),
+        Target(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True),
         Target("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send"),
     ),
     runs_in=("api-server", "engine-core", "worker"),

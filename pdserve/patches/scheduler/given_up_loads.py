@@ -124,8 +124,7 @@ class LoadTimeout:
         request.num_computed_tokens = 0
         request.status = _status(request, "PREEMPTED" if request.num_preemptions else "WAITING")
         scheduler.failed_recving_kv_req_ids.discard(name)
-        if hasattr(scheduler, "_inflight_prefills"):  # vllm >= 0.24
-            scheduler._inflight_prefills.discard(request)
+        scheduler._inflight_prefills.discard(request)
         if hasattr(scheduler, "_set_kv_fetch_stage"):  # vllm >= 0.31
             scheduler._set_kv_fetch_stage(request, None)
         # It holds nothing now, so it must not stand before those whose KV has arrived: if it does not fit, it would
@@ -186,8 +185,7 @@ def _forget(connector: Any, request: Any) -> None:
     """LMCache's trackers of the request start anew, else they would store the fresh KV from the old blocks.
 
     They do so themselves when they are asked for a request that was preempted, and only then
-    (LMCacheMPConnector._get_or_create_request_tracker, vllm 0.21 and every lmcache since 0.4.5). A tracker that is
-    new already is left as it is.
+    (LMCacheMPConnector._get_or_create_request_tracker). A tracker that is new already is left as it is.
     """
     for child in _leaves(connector):
         if request.request_id in getattr(child, "request_trackers", ()):
