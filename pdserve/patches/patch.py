@@ -13,7 +13,18 @@ from pdserve.installed.versions import Versions
 
 Platform = Literal["cpu", "cuda", "rocm"]
 ProcessKind = Literal["api-server", "engine-core", "worker", "lmcache-server"]
-Behaviour = Literal["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"]
+Behaviour = Literal[
+    "metrics crash",
+    "stale completions",
+    "KV memory deadlock",
+    "choice of connector",
+    "failed and late loads",
+    "reloads from LMCache",
+    "hybrid models",
+    "abandoned transfers",
+    "LMCache server",
+    "CPU without accelerator",
+]
 Vehicle = Literal["wrap", "subclass"]
 
 
@@ -52,6 +63,7 @@ class Patch:
 
     name: str
     behaviour: Behaviour
+    """What it is about, in the words of docs/patches.md."""
     summary: str
     """What goes wrong without it and what it does, in at most three lines."""
     issue: str

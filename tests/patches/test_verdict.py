@@ -28,7 +28,7 @@ TABLE = {
 def patch(*targets: Target, vllm: str = "<0.33") -> Patch:
     return Patch(
         name="example",
-        behaviour="A",
+        behaviour="metrics crash",
         summary="s",
         issue="i",
         vllm=vllm,

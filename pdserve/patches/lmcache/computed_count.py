@@ -87,7 +87,7 @@ def _lower(connector: Any, request_id: str, computed: int) -> None:
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "LMCache's connector counts what its lookup has found as computed, although the load failed behind a local "
         "prefix, or vLLM did not use it. The count runs ahead, and a chunk is stored whose last block is computed in "

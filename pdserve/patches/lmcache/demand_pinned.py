@@ -94,7 +94,7 @@ def _grow(allocator: Any, seen: int, step: int) -> bool:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "LMCache's allocator pins all of L1 in a background thread from its first second. On ROCm pinning terabytes "
         "stalls the opening of the engines' IPC handles, so their registration times out. With it L1 grows when an "

@@ -30,7 +30,7 @@ def _of_final_capacity(original: Callable[[Any], tuple[int, int]]) -> Callable[[
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "The eviction watermark is a share of the memory that LMCache's growing allocator has committed so far. While "
         "it grows that is less than L1, so KV is evicted although there is room; if it grows on demand, it never "

@@ -37,7 +37,7 @@ def identity_in(capabilities: Iterable[str]) -> str | None:
 
 PATCH = Patch(
     name=NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "A new LMCache server answers the pings of its predecessor's clients as if nothing had happened, and drops "
         "all that they store. It says who it is: a name that is new in each of its lives, among its capabilities. "

@@ -25,7 +25,7 @@ def apply() -> None:
 
 PATCH = Patch(
     name="lmcache-load-cap",
-    behaviour="C",
+    behaviour="reloads from LMCache",
     summary=(
         "LMCache reloads as much of a prompt as it has, in one go. With max_tokens_per_load a request takes that many "
         "tokens at most, in whole chunks, and computes the rest: vLLM does not ask again after a load. The read locks "

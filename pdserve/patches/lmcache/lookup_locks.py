@@ -12,7 +12,7 @@ def apply() -> None:
 
 PATCH = Patch(
     name="lmcache-lookup-locks",
-    behaviour="F",
+    behaviour="reloads from LMCache",
     summary=(
         "A lookup locks all that it finds in LMCache. Of a request that ends before it has blocks (a client that "
         "leaves a queue) upstream ends the session alone, and every chunk of the hit stays locked, and cannot be "

@@ -8,7 +8,7 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
 from pdserve.patches.patch import Patch, Target
-from pdserve.patches.scheduler.load_timeout import SETTING
+from pdserve.patches.scheduler.given_up_loads import SETTING
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-lost-send"
@@ -55,7 +55,7 @@ _ADAPTER = f"{ADAPTERS}.LMCacheMPWorkerAdapter"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "When its server is lost, LMCache's worker drops all transfers; of a request with a load and a save among them "
         "it reports the load alone, because that would free the request. One that has given up its load (load-timeout) "

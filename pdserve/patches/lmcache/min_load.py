@@ -12,7 +12,7 @@ def apply() -> None:
 
 PATCH = Patch(
     name="lmcache-min-load",
-    behaviour="F",
+    behaviour="reloads from LMCache",
     summary=(
         "LMCacheMPConnector reloads a single chunk as readily as a whole prompt, and the request leaves the batch for "
         "it. With min_load_tokens a smaller reload is not done: its tokens are computed, and every read lock of its "

@@ -190,7 +190,7 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_
 
 PATCH = Patch(
     name=NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "LMCache's workers register again only after an unhealthy heartbeat, which begins with their first store. A "
         "server that is back before is never told of them and drops what they store, in silence. They register again "

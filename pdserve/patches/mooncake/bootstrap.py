@@ -73,7 +73,7 @@ def _remove(workers: dict[int, Any], payload: Any) -> None:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A bootstrap server that outlives its prefill refuses the next one (400, Engine ID mismatch), whose start then "
         "fails. Entries whose addresses refuse connections are dead and give way; living ones are kept."

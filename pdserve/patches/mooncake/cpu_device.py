@@ -31,7 +31,7 @@ def _index_or_zero(original: Callable[[], int]) -> Callable[[], int]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="K",
+    behaviour="CPU without accelerator",
     summary=(
         "MooncakeConnector's worker asks torch for the index of the current accelerator when it is built, and torch "
         "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "

@@ -43,7 +43,7 @@ class Peer:
 
     def __init__(self, address: str, batch: dict[str, Any]) -> None:
         self.address = address
-        self.batch = Batch(batch, self)
+        self.batch = PeerPulls(batch, self)
         self.unsettled = set(batch)
         self.asked = False
         """Before, it cannot write."""
@@ -58,7 +58,9 @@ class Peer:
 
     def ask(self) -> bool:
         """Its turn has come; for what is left of the batch. False: nothing is."""
-        self.batch = Batch({request: self.batch[request] for request in self.batch if request in self.unsettled}, self)
+        self.batch = PeerPulls(
+            {request: self.batch[request] for request in self.batch if request in self.unsettled}, self
+        )
         self.asked = bool(self.batch)
         return self.asked
 
@@ -67,15 +69,15 @@ class Peer:
             task.cancel()
 
 
-class Batch(dict[str, Any]):
+class PeerPulls(dict[str, Any]):
     """The pulls of one peer, by request: what upstream's coroutine passes on tells whose answer it is."""
 
     def __init__(self, pulls: dict[str, Any], peer: Peer) -> None:
         super().__init__(pulls)
         self.peer = peer
 
-    def copy(self) -> Batch:
-        return Batch(self, self.peer)
+    def copy(self) -> PeerPulls:
+        return PeerPulls(self, self.peer)
 
 
 class OpenPulls:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
-from pdserve.patches.mooncake.lines import Answer
+from pdserve.patches.mooncake.lines import WithdrawalResult
 from pdserve.patches.mooncake.open_pulls import NAME, OpenPulls, Peer
 from pdserve.patches.mooncake.peer import refuses, watch
 
@@ -112,11 +112,11 @@ async def _release(worker: Any, address: str, metas: dict[str, Any], original: _
     pulls = OpenPulls.of(worker)
     peer = pulls.open_peer(address, metas)
     answer = await pulls.lines.withdraw(address, {request: meta.transfer_id for request, meta in metas.items()})
-    if answer is Answer.REFUSED:
+    if answer is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")
         await _pull_in_turn(worker, peer, original)
         return
-    if answer is Answer.GONE:
+    if answer is WithdrawalResult.GONE:
         _forget_address(worker, address)
     else:
         effects.count(NAME, "transfers-released", len(metas))
@@ -223,12 +223,14 @@ def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[No
     return task
 
 
-async def _answered(worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[Answer]) -> None:
+async def _answered(
+    worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[WithdrawalResult]
+) -> None:
     """A prefill without the patch refuses, and its pull ends as upstream ends it."""
     found = await answer
-    if found is Answer.REFUSED:
+    if found is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")
-    elif found is Answer.GONE:
+    elif found is WithdrawalResult.GONE:
         peer.lost = True
         peer.over.set()
     else:

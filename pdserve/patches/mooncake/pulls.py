@@ -86,7 +86,7 @@ def _scheduled(scheduler: Any) -> tuple[set[str], set[str]]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A decode request whose KV cannot come (client gone, prefill dead or without an answer) holds its blocks for "
         "the abort timeout and 60 s, before vllm 0.30 for ever. Its pull is withdrawn or failed at once; its blocks "

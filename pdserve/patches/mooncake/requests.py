@@ -131,7 +131,7 @@ def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "Incomplete or misdirected kv_transfer_params end EngineCore or park a request for ever: such a request is "
         "served without a transfer. A prefill whose token is a stop token dropped its KV and decode waited in vain: "

@@ -284,7 +284,7 @@ def _recorded(original: Callable[..., Awaitable[None]]) -> Callable[..., Corouti
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A pull for a prefill that was aborted is never answered and occupies one of prefill's 20 sender tasks for the "
         "abort timeout (480 s): about 20 departed clients stall a prefill. Waiting occupies nothing any more, such "

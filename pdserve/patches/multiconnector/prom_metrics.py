@@ -35,7 +35,7 @@ def _only_registered(original: Callable[..., None]) -> Callable[..., None]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="A",
+    behaviour="metrics crash",
     summary=(
         "MooncakeConnector reports transfer statistics but registers no Prometheus metrics, and MultiConnector asserts "
         "that it did: the API server dies seconds after its first transfer. Statistics of children without metrics are "

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-
 from pdserve.patches.patch import Patch, Target
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
 
 
 def apply() -> None:
-    """Only proves that the subclass can be imported; vLLM loads it by name where the plan says so."""
-    importlib.import_module("pdserve.connectors.multi")
+    """Nothing: vLLM loads the subclass by name where the plan says so."""
 
 
 PATCH = Patch(
     name="multiconnector-selection",
-    behaviour="D",
+    behaviour="choice of connector",
     summary=(
         "MultiConnector loads from the first child with tokens, however few, and waits as long as any child has no "
         "answer yet. Here tokens x load_weight decide, a pending child holds nobody up (its lookup locks are given "

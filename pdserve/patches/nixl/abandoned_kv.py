@@ -99,7 +99,7 @@ _ENGINE = "vllm.v1.engine."
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A client that leaves while prefill's answer is on its way through vLLM leaves KV that nobody can fetch: the "
         "scheduler ignores an abort of a finished request, and NIXL keeps the blocks for its lease (30 s). Such an "

@@ -59,7 +59,7 @@ def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "A connector reports blocks that failed to load; with several KV groups (hybrid models) the scheduler unpacks "
         "the groups of a request as if there were one, and EngineCore dies of a ValueError. The request is computed "

@@ -57,7 +57,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="C",
+    behaviour="KV memory deadlock",
     summary=(
         "A request whose load has failed as a whole gives its blocks back, but keeps its place among those that hold "
         "some (vllm 0.31 on) and its reservation. If it finds no room, loads that arrived behind it are never "

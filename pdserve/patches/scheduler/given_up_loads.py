@@ -10,10 +10,13 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.patches import effects
-from pdserve.patches.scheduler.load_timeout import NAME, SETTING
 from pdserve.patches.scheduler.quarantine import Quarantine
 from pdserve.patches.scheduler.stale_completions import only_sends
 
+NAME = "load-timeout"
+"""The patch that all of this belongs to."""
+SETTING = "load_timeout_seconds"
+"""Seconds, in the top-level kv_connector_extra_config."""
 _SINCE = "pdserve_loading_since"
 """Attribute of a request: when its latest load was seen for the first time, in seconds of the LoadTimeout's clock."""
 

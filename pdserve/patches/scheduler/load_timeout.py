@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches.patch import Patch, Target
+from pdserve.patches.scheduler.given_up_loads import NAME, SETTING, LoadTimeout
 from pdserve.patches.wrap import wrap
 
-NAME = "load-timeout"
-SETTING = "load_timeout_seconds"
-"""Seconds, in the top-level kv_connector_extra_config."""
 ATTRIBUTE = "pdserve_load_timeout"
 """Where a Scheduler has its LoadTimeout; absent when the setting is."""
 
@@ -27,8 +25,6 @@ def apply() -> None:
 
 def _installing(original: Callable[..., None]) -> Callable[..., None]:
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        from pdserve.patches.scheduler.given_up_loads import LoadTimeout
-
         original(self, *args, **kwargs)
         config = self.vllm_config.kv_transfer_config
         seconds = None if config is None else config.kv_connector_extra_config.get(SETTING)
@@ -73,7 +69,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "A request whose external KV does not come waits as long as its connector does: 480 s with Mooncake, for ever "
         "with LMCache. A load older than load_timeout_seconds is given up: the request computes in fresh blocks, and "

@@ -75,7 +75,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="F",
+    behaviour="KV memory deadlock",
     summary=(
         "A queue head that finds no room ends the step. If those behind it hold the blocks, with their KV loaded, "
         "nothing ever runs again: a deadlock under KV pressure. Those whose KV has arrived are scheduled before fresh "

@@ -119,7 +119,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler."
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="B",
+    behaviour="stale completions",
     summary=(
         "The scheduler asserts that a finished KV transfer belongs to a request that waits for it; a late or doubled "
         "notification kills EngineCore, and one about a request that has ended frees blocks that a load still writes "

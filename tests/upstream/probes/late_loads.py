@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME
+from pdserve.patches.scheduler.given_up_loads import NAME
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE
 from tests.upstream.probes.lmcache_engine import Engine, upstream_module
 from tests.upstream.probes.lmcache_ledger import LedgerAdapter
 
