@@ -92,15 +92,14 @@ def up(
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
         return
     from pdserve.cli.up import run
+    from pdserve.operations.up import Options
 
     run(
         recipe,
         set_ or [],
         unset or [],
-        detach=detach,
-        keep=keep_on_failure,
-        dry_run=dry_run,
-        replace=replace,
+        Options(detach=detach, keep=keep_on_failure, replace=replace),
+        dry=dry_run,
         cluster=cluster,
         this_machine=this_machine,
     )

@@ -21,8 +21,9 @@ from pdserve.launch.failure import serve_error
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.reach import Ssh
 from pdserve.reach.agent_start import open_agent
+from pdserve.reach.channel import line_of
 from pdserve.reach.link import AgentLink
-from pdserve.reach.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped, encode
+from pdserve.reach.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped
 from pdserve.recipe.model import Timeouts
 from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end, send
@@ -172,7 +173,7 @@ def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
 def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
     assert popen.stdin is not None
     process = planned("engine", code).model_copy(update={"probe": None, **planning})
-    popen.stdin.write(encode(Start(process=process)))
+    popen.stdin.write(line_of(Start(process=process)))
     popen.stdin.flush()
     return ProcessId.model_validate(events(popen, "started")["id"])
 
