@@ -29,7 +29,7 @@ Vehicle = Literal["wrap", "subclass"]
 
 
 @dataclass(frozen=True)
-class Target:
+class PatchTarget:
     """Upstream code that a patch takes hold of or relies on."""
 
     name: str
@@ -72,7 +72,7 @@ class Patch:
     """Versions of vllm that need it (PEP 440); empty: all that are known."""
     lmcache: str = ""
     """Versions of lmcache that need it; empty: any, or none at all."""
-    targets: tuple[Target, ...]
+    targets: tuple[PatchTarget, ...]
     runs_in: tuple[ProcessKind, ...]
     """Where it has an effect. It is applied in every process of the engine all the same."""
     vehicle: Vehicle = "wrap"

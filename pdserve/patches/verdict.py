@@ -9,17 +9,17 @@ from typing import Literal
 
 from pdserve.installed.versions import TESTED
 from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints, of_loaded
-from pdserve.patches.patch import Patch, Target, in_range, may_be
+from pdserve.patches.patch import Patch, PatchTarget, in_range, may_be
 
-Outcome = Literal["apply", "not-needed", "unknown"]
-Decision = Literal["apply", "not-needed", "left-out", "refused"]
+Applicability = Literal["apply", "not-needed", "unknown"]
+Treatment = Literal["apply", "not-needed", "left-out", "refused"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What is to be done with a patch here, and why, in one line."""
 
-    outcome: Outcome
+    outcome: Applicability
     why: str
 
 
@@ -56,7 +56,7 @@ def judge(
     return Verdict("apply", "known code")
 
 
-def decide(patch: Patch, verdict: Verdict, allowed: Collection[str]) -> Decision:
+def decide(patch: Patch, verdict: Verdict, allowed: Collection[str]) -> Treatment:
     """What becomes of a patch with that verdict. `allowed`: names of `allow_unknown_upstream`."""
     if verdict.outcome != "unknown":
         return verdict.outcome
@@ -76,15 +76,15 @@ def way_out(patch: Patch) -> str:
     )
 
 
-def _same(one: Known, found: Fingerprint, target: Target) -> bool:
+def _same(one: Known, found: Fingerprint, target: PatchTarget) -> bool:
     return one.signature == found.signature and (not target.body or one.code == found.code)
 
 
-def _range(patch: Patch, target: Target) -> str:
+def _range(patch: Patch, target: PatchTarget) -> str:
     return {"vllm": patch.vllm, "lmcache": patch.lmcache}.get(target.distribution, "")
 
 
-def _affected(patch: Patch, target: Target, matches: list[Known], version: str | None) -> bool:
+def _affected(patch: Patch, target: PatchTarget, matches: list[Known], version: str | None) -> bool:
     specifier = _range(patch, target)
     if not specifier:
         return True
@@ -94,7 +94,7 @@ def _affected(patch: Patch, target: Target, matches: list[Known], version: str |
     return any(in_range(one, specifier) for one in released)
 
 
-def _unlike(target: Target, found: Fingerprint, version: str | None) -> str:
+def _unlike(target: PatchTarget, found: Fingerprint, version: str | None) -> str:
     what = f"{target.name}{found.signature}"
     if target.body:
         what += f" [{found.code}]"

@@ -22,7 +22,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import HOOK, once_loaded
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-computed-count"
@@ -98,11 +98,11 @@ PATCH = Patch(
     targets=(
         HOOK,
         *(
-            Target(f"{_CONNECTOR}.LMCacheMPConnector.{name}")
+            PatchTarget(f"{_CONNECTOR}.LMCacheMPConnector.{name}")
             for name in ("build_connector_meta", "update_connector_output")
         ),
         *(
-            Target(f"{_METADATA}.{name}", body=True)
+            PatchTarget(f"{_METADATA}.{name}", body=True)
             for name in (
                 "LMCacheMPRequestTracker.increase_num_scheduled_tokens",
                 "LMCacheMPRequestMetadata.GetStoreMetadata",

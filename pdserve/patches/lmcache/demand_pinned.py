@@ -9,7 +9,7 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 SWITCH = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
@@ -102,7 +102,7 @@ PATCH = Patch(
     ),
     issue="not reported upstream; LazyMemoryAllocator._expand_worker of lmcache 0.5.6",
     targets=tuple(
-        Target(f"{_CLASS}.{method}", body=body)
+        PatchTarget(f"{_CLASS}.{method}", body=body)
         for method, body in (
             ("_expand_worker", True),
             ("_pin_memory_chunk", False),

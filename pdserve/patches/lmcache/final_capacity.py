@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches.lmcache.demand_pinned import SWITCH
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "lmcache-final-capacity"
@@ -37,7 +37,7 @@ PATCH = Patch(
         "grows. With it the share is of the final size."
     ),
     issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.5.6",
-    targets=(Target("lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage"),),
+    targets=(PatchTarget("lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage"),),
     runs_in=("lmcache-server",),
     platforms=("rocm",),
     settings=frozenset({SWITCH}),

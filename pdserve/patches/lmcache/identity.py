@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-identity"
@@ -44,7 +44,7 @@ PATCH = Patch(
         "lmcache-registration reads it."
     ),
     issue="not reported yet: docs/upstream-issues.md, the last one",
-    targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True),),
+    targets=(PatchTarget(f"{_MODULE}.ManagementModule.get_experimental", body=True),),
     runs_in=("lmcache-server",),
     required=False,
     remove_when="a ping of a worker that is not registered says so",

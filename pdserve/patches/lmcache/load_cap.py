@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 
 _CONNECTOR = "lmcache.integration.vllm.lmcache_mp_connector.LMCacheMPConnector"
 
 TARGETS = tuple(
-    Target(f"{_CONNECTOR}.{method}", body=body)
+    PatchTarget(f"{_CONNECTOR}.{method}", body=body)
     for method, body in (
         ("__init__", False),
         ("get_num_new_matched_tokens", True),

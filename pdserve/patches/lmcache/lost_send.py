@@ -7,7 +7,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.scheduler.given_up_loads import SETTING
 from pdserve.patches.wrap import wrap
 
@@ -64,8 +64,8 @@ PATCH = Patch(
     issue="https://github.com/LMCache/LMCache/issues/5047",
     targets=(
         HOOK,
-        Target(f"{_ADAPTER}._process_finished_stores"),
-        Target(f"{_ADAPTER}.get_finished"),
+        PatchTarget(f"{_ADAPTER}._process_finished_stores"),
+        PatchTarget(f"{_ADAPTER}.get_finished"),
     ),
     runs_in=("worker",),
     connectors=frozenset({"LMCacheMPConnector"}),

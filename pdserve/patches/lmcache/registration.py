@@ -16,7 +16,7 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
 from pdserve.patches.lmcache.identity import identity_in
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-registration"
@@ -200,10 +200,10 @@ PATCH = Patch(
     issue="not reported yet: docs/upstream-issues.md, the last one",
     targets=(
         HOOK,
-        Target(f"{_QUEUE}.cancel_streams", body=True),
-        Target(f"{_QUEUE}.process_inbound", body=True),
+        PatchTarget(f"{_QUEUE}.cancel_streams", body=True),
+        PatchTarget(f"{_QUEUE}.process_inbound", body=True),
         *(
-            Target(f"{ADAPTERS}.{name}", body=True)
+            PatchTarget(f"{ADAPTERS}.{name}", body=True)
             for name in (
                 "HeartbeatThread._execute",
                 "LMCacheMPWorkerAdapter._send_register_kv_caches_request",
@@ -212,8 +212,8 @@ PATCH = Patch(
                 "LMCacheMPWorkerAdapter.get_finished",
             )
         ),
-        Target("lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True),
-        Target(f"{_CONNECTOR}.get_handshake_metadata"),
+        PatchTarget("lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True),
+        PatchTarget(f"{_CONNECTOR}.get_handshake_metadata"),
     ),
     runs_in=("worker", "engine-core"),
     connectors=frozenset({"LMCacheMPConnector"}),

@@ -15,7 +15,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake.peer import refuses
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-bootstrap"
@@ -79,7 +79,7 @@ PATCH = Patch(
         "fails. Entries whose addresses refuse connections are dead and give way; living ones are kept."
     ),
     issue="not reported upstream; MooncakeBootstrapServer.register_worker of vllm 0.26 to 0.33",
-    targets=(Target(f"{_SERVER}.register_worker", body=True),),
+    targets=(PatchTarget(f"{_SERVER}.register_worker", body=True),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     required=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-cpu-device"
@@ -38,7 +38,7 @@ PATCH = Patch(
         "the index is 0; with one nothing changes."
     ),
     issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.26 to 0.33",
-    targets=(Target("torch.accelerator.current_device_index"),),
+    targets=(PatchTarget("torch.accelerator.current_device_index"),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     platforms=("cpu",),

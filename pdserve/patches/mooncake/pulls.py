@@ -13,7 +13,7 @@ from typing import Any
 from pdserve.patches.mooncake import pull_watch as watch
 from pdserve.patches.mooncake import sockets
 from pdserve.patches.mooncake.open_pulls import NAME as _NAME
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
@@ -95,20 +95,20 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/35943",
     targets=(
-        Target(f"{_SCHEDULER}.build_connector_meta", body=True),
-        Target(f"{_SCHEDULER}.request_finished", body=True),
-        Target(f"{_WORKER}.start_load_kv", body=True),
-        Target(f"{_WORKER}._start_load_kv", body=True),
-        Target(f"{_WORKER}.handle_new_engine_id", body=True),
-        Target(f"{_WORKER}.receive_kv", body=True),
-        Target(f"{_WORKER}.receive_kv_from_single_worker", body=True),
-        Target(f"{_WORKER}.process_pulling_result", body=True),
-        Target(f"{_WORKER}._handle_failed_recv", body=True, only=">=0.30"),
-        Target(
+        PatchTarget(f"{_SCHEDULER}.build_connector_meta", body=True),
+        PatchTarget(f"{_SCHEDULER}.request_finished", body=True),
+        PatchTarget(f"{_WORKER}.start_load_kv", body=True),
+        PatchTarget(f"{_WORKER}._start_load_kv", body=True),
+        PatchTarget(f"{_WORKER}.handle_new_engine_id", body=True),
+        PatchTarget(f"{_WORKER}.receive_kv", body=True),
+        PatchTarget(f"{_WORKER}.receive_kv_from_single_worker", body=True),
+        PatchTarget(f"{_WORKER}.process_pulling_result", body=True),
+        PatchTarget(f"{_WORKER}._handle_failed_recv", body=True, only=">=0.30"),
+        PatchTarget(
             "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.get_block_ids_with_load_errors",
             only="<0.30",
         ),
-        Target("vllm.utils.network_utils.make_zmq_socket"),
+        PatchTarget("vllm.utils.network_utils.make_zmq_socket"),
     ),
     runs_in=("engine-core", "worker"),
     connectors=frozenset({"MooncakeConnector"}),

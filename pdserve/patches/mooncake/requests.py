@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-requests"
@@ -139,10 +139,10 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/46008 (stop); parameters: not reported upstream",
     targets=(
-        Target(f"{_SCHEDULER}.get_num_new_matched_tokens"),
-        Target(f"{_SCHEDULER}.update_state_after_alloc"),
-        Target(f"{_SCHEDULER}.on_new_request", only=">=0.30"),
-        Target(f"{_SCHEDULER}.request_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}.get_num_new_matched_tokens"),
+        PatchTarget(f"{_SCHEDULER}.update_state_after_alloc"),
+        PatchTarget(f"{_SCHEDULER}.on_new_request", only=">=0.30"),
+        PatchTarget(f"{_SCHEDULER}.request_finished", body=True),
     ),
     runs_in=("engine-core",),
     connectors=frozenset({"MooncakeConnector"}),

@@ -17,7 +17,7 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
 from pdserve.patches.mooncake.withdrawal import SideChannelDecoder, Withdrawal
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-sends"
@@ -292,11 +292,11 @@ PATCH = Patch(
     ),
     issue="not reported upstream; the sibling defect on decode's side is vllm#35943",
     targets=(
-        Target(f"{_WORKER}._mooncake_sender_listener", body=True),
-        Target(f"{_WORKER}._sender_worker", body=True),
-        Target(f"{_WORKER}.send_kv_to_decode", body=True),
-        Target(f"{_WORKER}.record_send_reqs", body=True),
-        Target(f"{_WORKER}.fetch_finished_sending_reqs", body=True),
+        PatchTarget(f"{_WORKER}._mooncake_sender_listener", body=True),
+        PatchTarget(f"{_WORKER}._sender_worker", body=True),
+        PatchTarget(f"{_WORKER}.send_kv_to_decode", body=True),
+        PatchTarget(f"{_WORKER}.record_send_reqs", body=True),
+        PatchTarget(f"{_WORKER}.fetch_finished_sending_reqs", body=True),
     ),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "multiconnector-prom-metrics"
@@ -44,7 +44,7 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/43828",
     vllm="<0.33",
     targets=(
-        Target(
+        PatchTarget(
             "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector.MultiKVConnectorPromMetrics.observe",
             body=True,
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
 
@@ -21,14 +21,14 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/pull/38261",
     targets=(
-        Target(f"{_MODULE}.MultiConnector.__init__"),
-        Target(f"{_MODULE}.MultiConnector.get_num_new_matched_tokens", body=True),
-        Target(f"{_MODULE}.MultiConnector.update_state_after_alloc", body=True),
-        Target(f"{_MODULE}.MultiConnector._aggregate_request_finished", body=True),
-        Target(f"{_MODULE}.MultiConnector.get_kv_connector_stats", body=True),
-        Target(f"{_MODULE}.MultiConnector.build_kv_connector_stats", body=True),
-        Target(f"{_MODULE}.MultiConnector.build_prom_metrics", body=True),
-        Target(f"{_MODULE}.MultiKVConnectorPromMetrics.observe"),
+        PatchTarget(f"{_MODULE}.MultiConnector.__init__"),
+        PatchTarget(f"{_MODULE}.MultiConnector.get_num_new_matched_tokens", body=True),
+        PatchTarget(f"{_MODULE}.MultiConnector.update_state_after_alloc", body=True),
+        PatchTarget(f"{_MODULE}.MultiConnector._aggregate_request_finished", body=True),
+        PatchTarget(f"{_MODULE}.MultiConnector.get_kv_connector_stats", body=True),
+        PatchTarget(f"{_MODULE}.MultiConnector.build_kv_connector_stats", body=True),
+        PatchTarget(f"{_MODULE}.MultiConnector.build_prom_metrics", body=True),
+        PatchTarget(f"{_MODULE}.MultiKVConnectorPromMetrics.observe"),
     ),
     runs_in=("api-server", "engine-core", "worker"),
     vehicle="subclass",

@@ -20,7 +20,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.nixl import lost_answers
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "nixl-abandoned-kv"
@@ -108,16 +108,16 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/pull/29906",
     targets=(
         # body: it leaves finished requests alone.
-        Target("vllm.v1.core.sched.scheduler.Scheduler.finish_requests", body=True),
-        Target(f"{_ENGINE}output_processor.OutputProcessor._finish_request"),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler.finish_requests", body=True),
+        PatchTarget(f"{_ENGINE}output_processor.OutputProcessor._finish_request"),
         # body: an abort is sent for those requests only whose end was not processed.
-        Target(f"{_ENGINE}output_processor.OutputProcessor.abort_requests", body=True),
-        Target(f"{_ENGINE}async_llm.AsyncLLM.abort", body=True),
+        PatchTarget(f"{_ENGINE}output_processor.OutputProcessor.abort_requests", body=True),
+        PatchTarget(f"{_ENGINE}async_llm.AsyncLLM.abort", body=True),
         # body: what is kept, and that _reqs_need_send goes to the workers as it is.
-        Target(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True),
-        Target(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True),
-        Target(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True),
-        Target("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send"),
+        PatchTarget(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True),
+        PatchTarget(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True),
+        PatchTarget(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True),
+        PatchTarget("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send"),
     ),
     runs_in=("api-server", "engine-core", "worker"),
     connectors=frozenset({"NixlConnector"}),

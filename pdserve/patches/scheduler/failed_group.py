@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "failed-group"
@@ -68,8 +68,8 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/45474",
     vllm=_RANGE,
     targets=(
-        Target("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
-        Target("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
     ),
     runs_in=("engine-core",),
     connectors=frozenset({"LMCacheMPConnector"}),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "failed-loads-stand-back"
@@ -65,9 +65,9 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/pull/57841",
     targets=(
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
-        Target(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_OWN_QUEUE),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
+        PatchTarget(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_OWN_QUEUE),
     ),
     runs_in=("engine-core",),
     required=False,

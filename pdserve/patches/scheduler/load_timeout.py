@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.scheduler.given_up_loads import NAME, SETTING, LoadTimeout
 from pdserve.patches.wrap import wrap
 
@@ -77,17 +77,17 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/49545",
     targets=(
-        Target(f"{_SCHEDULER}.__init__"),
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}.update_from_output"),
-        Target(f"{_SCHEDULER}.has_finished_requests"),
+        PatchTarget(f"{_SCHEDULER}.__init__"),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}.update_from_output"),
+        PatchTarget(f"{_SCHEDULER}.has_finished_requests"),
         # Not wrapped, but what a load that waits looks like is known from their bodies.
-        Target(f"{_SCHEDULER}._update_from_kv_xfer_finished", body=True),
-        Target(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
-        Target("vllm.v1.core.kv_cache_manager.KVCacheManager.get_blocks"),
-        Target("vllm.v1.core.kv_cache_manager.KVCacheManager.free"),
-        Target("vllm.v1.core.block_pool.BlockPool.touch", body=True),
-        Target("vllm.v1.core.block_pool.BlockPool.free_blocks", body=True),
+        PatchTarget(f"{_SCHEDULER}._update_from_kv_xfer_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
+        PatchTarget("vllm.v1.core.kv_cache_manager.KVCacheManager.get_blocks"),
+        PatchTarget("vllm.v1.core.kv_cache_manager.KVCacheManager.free"),
+        PatchTarget("vllm.v1.core.block_pool.BlockPool.touch", body=True),
+        PatchTarget("vllm.v1.core.block_pool.BlockPool.free_blocks", body=True),
     ),
     runs_in=("engine-core",),
     settings=frozenset({SETTING}),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "ready-waiters-first"
@@ -84,10 +84,10 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/pull/57841",
     vllm=_RANGE,
     targets=(
-        Target(f"{_SCHEDULER}.__init__"),
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", body=True, only=_RANGE),
-        Target(f"{_SCHEDULER}._try_promote_blocked_waiting_request", body=True, only=_RANGE),
+        PatchTarget(f"{_SCHEDULER}.__init__"),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", body=True, only=_RANGE),
+        PatchTarget(f"{_SCHEDULER}._try_promote_blocked_waiting_request", body=True, only=_RANGE),
     ),
     runs_in=("engine-core",),
     required=True,

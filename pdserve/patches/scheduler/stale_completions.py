@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "stale-completions"
@@ -128,9 +128,9 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/46240",
     targets=(
         # body: update_connector_output comes before the loops, loads before sends.
-        Target(f"{_SCHEDULER}_update_from_kv_xfer_finished", body=True),
-        Target(f"{_SCHEDULER}_free_request"),
-        Target("vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.update_connector_output"),
+        PatchTarget(f"{_SCHEDULER}_update_from_kv_xfer_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}_free_request"),
+        PatchTarget("vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.update_connector_output"),
     ),
     runs_in=("engine-core",),
     required=True,
