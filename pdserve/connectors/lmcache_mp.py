@@ -1,10 +1,12 @@
-"""LMCacheMPConnector that loses no read locks, with bounds on a reload: vLLM loads it by kv_connector_module_path.
+"""LMCacheMPConnector that gives back its read locks and bounds its reloads: patches lmcache-lookup-locks (vllm#44100),
+lmcache-load-cap (lmcache#3382) and lmcache-min-load, which have when each can go.
 
-The class keeps upstream's name, by which vLLM finds its statistics and MultiConnector its children.
+vLLM loads the class through kv_connector_module_path. It keeps upstream's name, by which vLLM looks up its statistics
+and MultiConnector its children.
 
 Read locks of a request that ends before it has blocks are given back (lmcache-lookup-locks), with bounds or without.
 
-A bounded reload takes a prefix of what the lookup found. The lookup has put a read lock on every chunk that it found,
+A bounded reload takes a prefix of the lookup's hit. The lookup has put a read lock on every chunk of it,
 and LMCache releases locks only for what is retrieved or handed back; they are anonymous counters, so each must be
 released once. vLLM asks in every step while it lacks blocks, and allocates once: so asking only lowers the request's
 tracker, and the locks beyond it go back when blocks are allocated, or when the request ends before that.
@@ -74,12 +76,10 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         tracker = self.request_trackers.get(request.request_id)
         if tracker is None or not awaits_admission(tracker):
             return offered, load_async
-        found = tracker.num_lmcache_hit_tokens
-        taken = self._bounds.take(
-            computed=num_computed_tokens, found=found, offered=offered, chunk=self._tokens_per_chunk
-        )
+        hit = tracker.num_lmcache_hit_tokens
+        taken = self._bounds.take(computed=num_computed_tokens, hit=hit, offered=offered, chunk=self._tokens_per_chunk)
         lower(tracker, taken.end)
-        remember(tracker, Cut(found, skipped=taken.tokens == 0, left=offered - taken.tokens))
+        remember(tracker, Cut(hit, skipped=taken.tokens == 0, left=offered - taken.tokens))
         return taken.tokens, load_async and taken.tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -94,12 +94,12 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
 
     def _release_beyond(self, request_id: str, tracker: Any, loaded: int) -> None:
         cut, end = last_cut(tracker), tracker.num_lmcache_hit_tokens
-        if cut is None or cut.found <= end:
+        if cut is None or cut.hit <= end:
             return
         self.scheduler_adapter.free_lookup_locks(
             token_ids=tracker.get_token_ids(),
             start=end,
-            end=cut.found,
+            end=cut.hit,
             request_id=request_id,
             cache_salt=tracker.cache_salt,
             request_configs=tracker.request_configs,

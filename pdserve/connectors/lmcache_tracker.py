@@ -10,7 +10,7 @@ _CUT = "pdserve_cut"
 class Cut(NamedTuple):
     """What was done about a request's hit the last time that vLLM asked."""
 
-    found: int
+    hit: int
     """Where the hit ends, and with it the read locks of its lookup."""
     skipped: bool
     left: int

@@ -33,10 +33,10 @@ def main() -> int:
     """Entry."""
     what, *names = sys.argv[1:]
     if what == "verdicts":
-        found = VERDICTS.dump_python(dict(verdicts(names)))
+        answer = VERDICTS.dump_python(dict(verdicts(names)))
     else:
-        found = dict(same_code(installed(), of_installed))
-    json.dump(found, sys.stdout)
+        answer = dict(same_code(installed(), of_installed))
+    json.dump(answer, sys.stdout)
     return 0
 
 

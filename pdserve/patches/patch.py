@@ -97,7 +97,7 @@ class Patch:
     apply: Callable[[], None]
 
     def needed(self, deployment: Deployment) -> bool:
-        """Whether a deployment needs it. A version that cannot be told counts as one that does.
+        """Whether a deployment needs it. An unknown version counts as one that does.
 
         All patches are about moving KV: an engine without a connector needs none.
         """

@@ -1,7 +1,7 @@
-"""LMCache must not store tokens that the request has not computed.
+"""Patch lmcache-computed-count: LMCache stores no tokens that the request has not computed.
 
-LMCache's connector counts for itself how many tokens of a request are computed: what its lookup has found, or vLLM's
-own prefix, and what each step schedules. vLLM decides otherwise in four cases, and does not say so:
+LMCache's connector counts by itself how many tokens of a request are computed: the hit of its lookup, or vLLM's own
+prefix, and what each step schedules. vLLM decides otherwise in four cases, and does not notify its connector:
 
 - the load failed, and vLLM goes on behind the part that is good (a local prefix): the hit counts as computed;
 - vLLM does not use the hit (`skip_reading_prefix_cache`, another child of MultiConnector loads less): likewise;
@@ -10,7 +10,7 @@ own prefix, and what each step schedules. vLLM decides otherwise in four cases, 
 - vLLM computes the end of a hit again (a full hit, replays of sliding windows): likewise.
 
 The count is then too high, and once the blocks of a chunk are allocated the chunk is stored, its last block in part
-computed. Here the count is brought down to what the scheduler's output says: in the step in which a request is
+computed. Here the count is lowered to that of the scheduler's output: in the step in which a request is
 admitted, and, of those that were running when blocks were reported as invalid, in their next one. It is never raised.
 """
 
@@ -80,7 +80,7 @@ def _lower(connector: Any, request_id: str, computed: int) -> None:
     hit = max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
     excess = tracker.num_scheduled_tokens + hit - computed
     if excess > 0:
-        # The hits stay as they are: they are told to clients, and say where storing goes on.
+        # The hits stay as they are: clients see them, and storing goes on behind them.
         tracker.num_scheduled_tokens -= excess
         effects.count(NAME, "counts-lowered")
 
@@ -89,7 +89,7 @@ PATCH = Patch(
     name=NAME,
     behaviour="failed and late loads",
     summary=(
-        "LMCache's connector counts what its lookup has found as computed, although the load failed behind a local "
+        "LMCache's connector counts the hit of its lookup as computed, although the load failed behind a local "
         "prefix, or vLLM did not use it. The count runs ahead, and a chunk is stored whose last block is computed in "
         "part: wrong KV, which later requests load. The count is lowered to vLLM's own when a request is admitted, and "
         "after invalid blocks."

@@ -1,4 +1,4 @@
-"""LMCache's server must not pin all of a large L1 while engines register with it."""
+"""Patch lmcache-demand-pinned: LMCache's server pins L1 as it is used, not all of it while engines register."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _growing(original: Callable[..., Any], step: int) -> Callable[..., Any]:
 
 
 def _grow(allocator: Any, seen: int, step: int) -> bool:
-    """Pins and commits `step` more, unless somebody has done so since the size was `seen`. False: nothing more to
+    """Pins and commits `step` more, unless another thread has done so since the size was `seen`. False: nothing more to
     have (the allocator is being closed)."""
     with _growth:
         if allocator._curr_size > seen:
@@ -116,7 +116,7 @@ PATCH = Patch(
     platforms=("rocm",),
     settings=frozenset({SWITCH}),
     required=False,
-    effects={"expansions": "times that L1 was grown because an allocation found no room"},
+    effects={"expansions": "times that L1 was grown because an allocation did not fit"},
     gauges={"pinned_bytes": "bytes of L1 that are pinned"},
     remove_when="LMCache pins L1 as it is used, instead of all of it from the start",
     apply=apply,

@@ -1,4 +1,4 @@
-"""Eviction must begin at a share of the L1 that was asked for, not of what is pinned so far."""
+"""Patch lmcache-final-capacity: eviction begins at a share of the configured L1, not of what is pinned so far."""
 
 from __future__ import annotations
 

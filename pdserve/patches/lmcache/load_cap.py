@@ -1,4 +1,4 @@
-"""One request must not take more from LMCache at once than the recipe allows."""
+"""Patch lmcache-load-cap: a request takes no more from LMCache at once than the recipe allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = tuple(
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by name where the plan says so."""
+    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(

@@ -1,4 +1,4 @@
-"""The read locks of a lookup go back when its request ends before it has blocks."""
+"""Patch lmcache-lookup-locks: a request that ends before it has blocks gives its read locks back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pdserve.patches.patch import Patch
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by name where the plan says so."""
+    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(

@@ -1,4 +1,4 @@
-"""The end of a save must be reported also when a load of the same request is dropped with it."""
+"""Patch lmcache-lost-send: the end of a save is reported also when a load of its request is dropped with it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ PATCH = Patch(
     behaviour="failed and late loads",
     summary=(
         "When its server is lost, LMCache's worker drops all transfers; of a request with a load and a save among them "
-        "it reports the load alone, because that would free the request. One that has given up its load (load-timeout) "
-        "is not freed by it and would keep its blocks for ever."
+        "it reports the load alone, because that frees the request. A request that has given up its load "
+        "(load-timeout) is not freed by it and would keep its blocks for ever."
     ),
     issue="https://github.com/LMCache/LMCache/issues/5047",
     targets=(

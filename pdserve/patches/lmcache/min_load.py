@@ -1,4 +1,4 @@
-"""A reload that is not worth its round trip is computed instead."""
+"""Patch lmcache-min-load: a reload that is not worth its round trip is computed instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pdserve.patches.patch import Patch
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by name where the plan says so."""
+    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(

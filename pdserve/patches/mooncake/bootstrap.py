@@ -1,4 +1,4 @@
-"""MooncakeConnector's bootstrap server must accept a prefill that was started again beside it.
+"""Patch mooncake-bootstrap: Mooncake's bootstrap server accepts a prefill that was started again beside it.
 
 The server outlives its workers when it is an external one (`bootstrap_server_address`) or when one data-parallel rank
 is started again. It then has entries of workers that are dead, and refuses their successors with status 400, which
@@ -45,7 +45,9 @@ def _after_the_dead(original: Callable[..., Awaitable[Any]]) -> Callable[..., Co
             elif _in_the_way(self.workers, payload) == in_the_way:  # another worker may have done it meanwhile
                 _remove(self.workers, payload)
                 effects.count(_NAME, "registrations-replaced", len(in_the_way))
-                log.warning("%s of dp rank %s no longer listen; replaced", in_the_way, payload.dp_rank)
+                log.warning(
+                    "%s of dp rank %s no longer listen: another worker replaces them", in_the_way, payload.dp_rank
+                )
         return await original(self, payload)
 
     return register_worker

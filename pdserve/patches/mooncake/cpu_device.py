@@ -1,4 +1,4 @@
-"""MooncakeConnector must start where there is no accelerator."""
+"""Patch mooncake-cpu-device: MooncakeConnector starts where there is no accelerator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATCH = Patch(
     summary=(
         "MooncakeConnector's worker asks torch for the index of the current accelerator when it is built, and torch "
         "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "
-        "the index is 0; with one nothing changes."
+        "the index is 0; with an accelerator nothing changes."
     ),
     issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.26 to 0.33",
     targets=(PatchTarget("torch.accelerator.current_device_index"),),

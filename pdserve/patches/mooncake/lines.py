@@ -1,4 +1,4 @@
-"""The connections over which a decode worker withdraws transfers: one a prefill worker, however many transfers.
+"""The connections over which a decode worker withdraws transfers: one to each prefill worker.
 
 What waits goes out in one message. A connection that broke is made anew and what was not answered on it is sent again:
 to withdraw twice is the same as once. It is closed when nothing was withdrawn for a while. All in the receiver loop.
@@ -33,11 +33,11 @@ class WithdrawalResult(Enum):
 
     RELEASED = "prefill does not write these and keeps no KV for them"
     REFUSED = "prefill does not take withdrawals"
-    GONE = "nobody listens there any more"
+    GONE = "no process listens there any more"
 
 
 class Lines:
-    """Of one decode worker."""
+    """All withdrawals of one decode worker. Owns a task for each prefill worker that has something to do."""
 
     def __init__(self, worker: Any, patch: str) -> None:
         """`patch`: under whose name a lack of sockets is counted."""
@@ -46,7 +46,7 @@ class Lines:
         self._lines: dict[str, _Line] = {}
 
     def withdraw(self, address: str, transfers: Mapping[str, str]) -> asyncio.Future[WithdrawalResult]:
-        """From the prefill worker at that address, request -> transfer id. It is sent whether somebody waits or not."""
+        """From the prefill worker at that address, request -> transfer id. Sent whether the caller waits or not."""
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self._worker, address, self._patch, self._ended)
@@ -57,14 +57,14 @@ class Lines:
 
 
 class _Line:
-    """To one prefill worker, until it has nothing to do."""
+    """The connection to one prefill worker, until it has nothing to do."""
 
     def __init__(self, worker: Any, address: str, patch: str, ended: Callable[[str], None]) -> None:
         self._worker, self._address, self._patch, self._ended = worker, address, patch, ended
         self._unsent: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
         self._asking: dict[str, list[_Asked]] = {}
-        """By request: who waits for its answer."""
+        """By request: the calls that wait for its answer."""
         self._wake = asyncio.Event()
         # A context of its own: the sockets of a pull's context are monitored for that pull.
         self._task = asyncio.get_running_loop().create_task(self._serve(), context=contextvars.Context())

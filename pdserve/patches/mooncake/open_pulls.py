@@ -27,14 +27,14 @@ class OpenPull:
     meta: Any
     """Upstream's PullReqMeta."""
     peers_left: int | None = None
-    """None: nobody was asked yet."""
+    """None: no prefill worker was asked yet."""
     withdrawn: bool = False
     """Its request has ended: only its blocks are waited for."""
     failed: bool = False
 
     @property
     def has_blocks(self) -> bool:
-        """Without, it only tells prefill to free its own; no request waits for it."""
+        """Without blocks it only makes prefill free its own; no request waits for it."""
         return any(self.meta.local_block_ids)
 
 
@@ -51,7 +51,7 @@ class Peer:
         """There was no socket to ask it with."""
         self.lost = False
         self.answered = False
-        """It has said its last word; what that leaves out is not written."""
+        """Its last answer has come; what that leaves out is not written."""
         self.over = asyncio.Event()
         """Lost, or all is settled: no answer is of interest any more."""
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -70,7 +70,7 @@ class Peer:
 
 
 class PeerPulls(dict[str, Any]):
-    """The pulls of one peer, by request: what upstream's coroutine passes on tells whose answer it is."""
+    """The pulls of one peer, by request: upstream's coroutine passes it on, so that an answer has its peer."""
 
     def __init__(self, pulls: dict[str, Any], peer: Peer) -> None:
         super().__init__(pulls)
@@ -81,7 +81,7 @@ class PeerPulls(dict[str, Any]):
 
 
 class OpenPulls:
-    """Of one decode worker."""
+    """All open pulls of one decode worker."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -115,7 +115,7 @@ class OpenPulls:
         return [request for request, pull in found.items() if pull is not None and pull.peers_left is None]
 
     def is_wanted(self, request: str) -> bool:
-        """Whether somebody waits for its KV; else prefill only has to be told to free its own."""
+        """Whether a request waits for its KV; else prefill only has to free its own."""
         pull = self._pulls.get(request)
         return pull is not None and pull.has_blocks and not pull.withdrawn
 
@@ -143,7 +143,7 @@ class OpenPulls:
         return pull is None or pull.withdrawn
 
     def withdraw(self, requests: Iterable[str]) -> Iterator[tuple[Peer, dict[str, str]]]:
-        """Marks pulls whose requests have ended; the peers to be told, with request -> transfer id."""
+        """Marks pulls whose requests have ended; the peers to notify, with request -> transfer id."""
         told: dict[Peer, dict[str, str]] = {}
         for request in requests:
             pull = self._pulls.get(request)
@@ -177,7 +177,7 @@ class OpenPulls:
             self._settled(request, pull)
 
     def fail(self, peer: Peer | None, request: str) -> None:
-        """Its KV will not come from this peer; None: nobody could be asked."""
+        """Its KV will not come from this peer; None: no peer could be asked."""
         if peer is not None:
             self.settle(peer, request, failed=True)
             return

@@ -102,7 +102,7 @@ async def _pull_in_turn(worker: Any, peer: Peer, original: _Async) -> None:
 
 
 async def _release(worker: Any, address: str, metas: dict[str, Any], original: _Async) -> None:
-    """Has prefill free what nobody pulls: requests that were rejected, have ended, or have all of their KV here.
+    """Makes prefill free what no decode pulls: requests that were rejected, have ended, or have all of their KV here.
 
     Upstream pulls no blocks, which waits at prefill until that has the KV: for ever, if it has rejected the request
     too. A prefill without the patch is asked like this all the same.
@@ -144,7 +144,7 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
         reason = "prefill did not answer in time"
         await _withdrawn_or_gone(worker, peer)
     if peer.lost:
-        reason = f"nobody listens at {peer.address} any more"
+        reason = f"no process listens at {peer.address} any more"
         effects.count(NAME, "peers-lost")
         _forget_address(worker, peer.address)
         await asyncio.sleep(SETTLE_SECONDS)
@@ -280,7 +280,7 @@ def with_failed_blocks(original: Callable[..., set[int]]) -> Callable[..., set[i
 
 def _not_asked(worker: Any, engine: str, metas: dict[str, Any], error: BaseException | None) -> None:
     if error is not None:
-        # What its bootstrap server said of it cannot be used: ask again the next time.
+        # The bootstrap server's answer about it cannot be used: ask again the next time.
         worker._remote_agents.pop(engine, None)
     requests = OpenPulls.of(worker).unasked(metas)
     _fail_at(worker, None, metas, requests, f"prefill engine {engine} cannot be asked ({error!r})")
@@ -291,7 +291,7 @@ def _fail(worker: Any, peer: Peer, requests: Collection[str], reason: str) -> No
 
 
 def _fail_at(worker: Any, peer: Peer | None, metas: dict[str, Any], requests: list[str], reason: str) -> None:
-    """Each is told to the scheduler unless it was withdrawn: upstream's way from 0.30, before that it has none."""
+    """Reports each to the scheduler unless it was withdrawn: upstream does so from vllm 0.30 on."""
     if not requests:
         return
     if hasattr(worker, "_handle_failed_recv"):

@@ -1,4 +1,4 @@
-"""MooncakeConnector's decode side must not wait for KV that cannot come, nor release blocks that may be written.
+"""Patch mooncake-pulls: decode does not wait for KV that cannot come, nor release blocks that may be written.
 
 Three ends of a pull that upstream does not see: its request is aborted, its prefill dies, or prefill's answer leaves
 it out. The scheduler's half is here: it names the requests whose pulls are to be withdrawn. The worker's is in
@@ -118,11 +118,11 @@ PATCH = Patch(
         "on vllm before 0.30 for ever"
     ),
     effects={
-        "pulls-withdrawn": "pulls of ended requests that prefill was told not to serve",
+        "pulls-withdrawn": "pulls of ended requests that were withdrawn from prefill",
         "withdrawals-refused": "withdrawals that a prefill without the patch did not understand",
-        "pulls-failed": "pulls whose request was told that its KV will not come",
+        "pulls-failed": "pulls that failed, so that their requests stopped waiting",
         "peers-lost": "times that a prefill worker was gone while it was pulled from",
-        "transfers-released": "transfers that nobody pulls and that prefill was told to free",
+        "transfers-released": "transfers without a pull that prefill was made to free",
         sockets.OUT_OF_SOCKETS: sockets.HELP,
     },
     remove_when="upstream withdraws the pulls of aborted requests and notices that a prefill is gone",

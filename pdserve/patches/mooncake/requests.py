@@ -1,7 +1,7 @@
-"""MooncakeConnector's scheduler side must survive whatever kv_transfer_params say, and keep KV of a prefill that stops.
+"""Patch mooncake-requests: any kv_transfer_params are survived, and a prefill that stops early delivers its KV.
 
 kv_transfer_params come from a client, or from a router that has lost half of them. Upstream asserts on them in
-schedule(), which ends EngineCore, or parks the request for KV that nobody was asked for.
+schedule(), which ends EngineCore, or parks the request for KV that was never asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SCHEDULER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_con
 _FOR_DECODE = ("transfer_id", "remote_engine_id", "remote_bootstrap_addr")
 _FLAGS = ("do_remote_prefill", "do_remote_decode")
 _SOUND = "pdserve_sound_params"
-"""Attribute of a request: the kv_transfer_params in which no defect was found. Upstream only ever takes
+"""Attribute of a request: the kv_transfer_params that were checked and have no defect. Upstream only ever takes
 do_remote_prefill back in them."""
 
 log = logging.getLogger("pdserve.patches")
@@ -117,7 +117,7 @@ def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[
         if status not in whole or not params or not params.get("do_remote_decode"):
             return original(self, request, block_ids)
         # The KV of the prompt is as complete as after FINISHED_LENGTH_CAPPED, the only status that upstream sends
-        # (vllm#46008). Nobody else sees the other status: the scheduler has one thread.
+        # (vllm#46008). No other code sees the changed status: the scheduler has one thread.
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         try:
             kept = original(self, request, block_ids)

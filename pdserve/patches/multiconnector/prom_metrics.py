@@ -1,4 +1,4 @@
-"""MultiConnector must survive the metrics of a child that registered none."""
+"""Patch multiconnector-prom-metrics: MultiConnector survives the metrics of a child that registered none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failed load of a hybrid model's KV must cost a recomputation, not the engine."""
+"""Patch failed-group: a failed load of a hybrid model's KV costs a recomputation, not the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected
     ) -> Affected:
         if len(self.kv_cache_config.kv_cache_groups) == 1:
             return original(self, requests, invalid_block_ids, num_scheduled_tokens, evict_blocks)
-        # One block stands for all positions without KV, in every request: it is nobody's failure.
+        # One block stands for all positions without KV, in every request: it is no request's failure.
         invalid = set(invalid_block_ids) - {self.kv_cache_manager.block_pool.null_block.block_id}
         affected: Affected = (set(), 0, set())
         for request in requests:

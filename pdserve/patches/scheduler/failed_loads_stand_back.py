@@ -1,4 +1,4 @@
-"""A request whose load has failed must not stop those whose load has arrived, nor itself."""
+"""Patch failed-loads-stand-back: a request whose load has failed stops no load that has arrived, nor its own next."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class LoadTimeout:
     A request that has given up a load asks its connector no more: it computes to its end.
 
     Connectors and their workers know transfers by request id alone. A second load of an id while the first is under
-    way could not be told from it, and LMCache's worker would lose the first.
+    way could not be distinguished from it, and LMCache's worker would lose the first.
     """
 
     def __init__(self, scheduler: Any, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class LoadTimeout:
         """Takes out of a KVConnectorOutput what is about loads that were given up, before the Scheduler sees it."""
         received = set(output.finished_recving or ())
         if len(self.quarantine):
-            # Their failure is no news: nobody waits for them, and no live request has these blocks for its own.
+            # Their failure changes nothing: no request waits for them, and no live request has these blocks.
             output.invalid_block_ids = set(output.invalid_block_ids) - self.quarantine.block_ids
             if getattr(output, "failed_recving", None):  # vllm >= 0.30
                 output.failed_recving = {name for name in output.failed_recving if name not in self.quarantine}
@@ -161,7 +161,7 @@ class LoadTimeout:
         connector.get_num_new_matched_tokens = get_num_new_matched_tokens
 
     def _hear_of_loads(self) -> None:
-        """The scheduler tells its connector of every load that it starts, and whom it has told it lets wait."""
+        """The scheduler notifies its connector of every load that it starts, and then lets the request wait."""
         connector = self._scheduler.connector
         tell = connector.update_state_after_alloc
 

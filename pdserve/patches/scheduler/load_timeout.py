@@ -1,4 +1,4 @@
-"""A load of external KV that hangs must not keep its request waiting for ever."""
+"""Patch load-timeout: a load of external KV that hangs does not keep its request waiting for ever."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PATCH = Patch(
     summary=(
         "A request whose external KV does not come waits as long as its connector does: 480 s with Mooncake, for ever "
         "with LMCache. A load older than load_timeout_seconds is given up: the request computes in fresh blocks, and "
-        "the old blocks are kept from everybody until the connector reports the end of the transfer, never by time."
+        "the old blocks stay unused until the connector reports the end of the transfer, never by time."
     ),
     issue="https://github.com/vllm-project/vllm/issues/49545",
     targets=(

@@ -1,4 +1,4 @@
-"""A request whose KV has arrived must not wait behind one that has none and finds no room."""
+"""Patch ready-waiters-first: a request whose KV has arrived does not wait behind a request without KV or room."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A notification about a KV transfer that came too late, or twice, must not kill the engine or free blocks in use.
+"""Patch stale-completions: a late or doubled notification of a KV transfer ends no engine and frees no block in use.
 
 Where the guard stands: behind `connector.update_connector_output`, before the scheduler's own loops. So the connector
 hears every report of its workers, and what it adds itself (MoRIIO does, from 0.27 on) is looked at too. Another wrapper
 around `_update_from_kv_xfer_finished` sees the raw sets, whichever of the two was applied first.
 
-What it cannot tell, because a notification carries nothing but an id: a late one of an earlier load from that of the
-load that the same request waits for now. Whoever lets a request load twice has to settle that before the scheduler
+What it cannot distinguish, because a notification carries an id alone: a late one of an earlier load from that of the
+load that the same request waits for now. Code that lets a request load twice has to settle that before the scheduler
 sees it. A request that is finished and never loaded is freed by a load's report as upstream does it: with LMCache,
 whose server is gone, that report comes instead of the one about the store (lmcache 0.5.6, `get_finished`). LMCache
 reports each load once, so that one about a request whose loads have all been reported is no such report.
