@@ -7,7 +7,7 @@ API server for the DP rank that they came from.
 
 from __future__ import annotations
 
-import collections
+from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class SelectionCounts:
 
     def __init__(self, children: Sequence[str]) -> None:
         self._children = children
-        self._counts: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in _COUNTERS}
+        self._counts: dict[str, Counts[str]] = {name: Counts() for name in _COUNTERS}
         self._loading: dict[str, int] = {}
         self._reported: dict[str, int] = dict.fromkeys(children, 0)
 
@@ -78,8 +78,8 @@ class SelectionCounts:
         """What has changed since the last call."""
         data = {name: {child: n for child, n in counts.items() if n} for name, counts in self._counts.items()}
         data = {name: values for name, values in data.items() if values}
-        self._counts = {name: collections.Counter() for name in _COUNTERS}
-        loading = collections.Counter(self._loading.values())
+        self._counts = {name: Counts() for name in _COUNTERS}
+        loading = Counts(self._loading.values())
         now = {child: loading[index] for index, child in enumerate(self._children)}
         if now != self._reported:
             data[_PENDING] = self._reported = now

@@ -71,7 +71,7 @@ BEHAVIOURS: tuple[Outcome, ...] = (
         f"{_UPSTREAM}failed_loads_stand_back.py",
     ),
     Outcome(
-        "KV memory deadlock",
+        "reloads from LMCache",
         "cap of a load",
         "ours",
         "lmcache-load-cap, setting max_tokens_per_load",
@@ -192,7 +192,7 @@ BEHAVIOURS: tuple[Outcome, ...] = (
         "recipes with hybrid models on pairs that corrupt or disable it",
         "ours",
         "refused before the start",
-        f"{_UPSTREAM}hybrid_versions.py",
+        "tests/plan/test_hybrid.py",
     ),
     Outcome(
         "hybrid models",

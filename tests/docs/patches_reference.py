@@ -28,7 +28,7 @@ this environment and what is active where.
 - **Judged before anything starts.** `pdserve preflight`, and `up` before its first process, let the engines' own
   interpreter judge the patches on every node, in the recipe's container if there is one, by the function that the
   engines decide with when they start: what would be applied, left out or refused, why, and what to do.
-- **Proof of life.** The API server, EngineCore and every worker say which patches are active, in their log and in a
+- **Proof of life.** The API server, EngineCore and every worker report their active patches, in their log and in a
   record that `up` reads: an engine in which one process lacks a required patch does not start. What the patches do is
   counted, shown by `pdserve status`, and on the engine's `/metrics` as `pdserve_patch_effects_total{patch,effect}` and
   `pdserve_patch_state{patch,effect}` (with several API servers in front of one engine only in `status`).
@@ -43,11 +43,11 @@ What was wrong in the pull requests that these patches grew from, and how each c
 _VERSIONS = """\
 ## Supported versions
 
-Patches are for vllm `{vllm}` and lmcache `{lmcache}`: what the shipped recipes require, what `pdserve[cuda]` installs,
-and what the patches are tested on. A patch that only older releases need is deleted. Older images and wheels are in
-use (published runs had vLLM 0.21 to 0.24 and LMCache 0.5.1 to 0.5.3), but `requires` refuses them, and what is wrong in
-them is in `pdserve/plan/versions.py`. Without `requires` their code is unknown to most patches, with the consequences
-above.
+Patches are for vllm `{vllm}` and lmcache `{lmcache}`: what the shipped recipes require, what
+`pdserve[cuda]` installs, and what the patches are tested on. A patch that only older releases need is deleted. Older
+images and wheels are in use (published runs had vLLM 0.21 to 0.24 and LMCache 0.5.1 to 0.5.3), but `requires` refuses
+them; their known defects are in `pdserve/plan/versions.py`. A recipe without `requires` gets a warning, and patches
+meet unknown code there, with the consequences above.
 
 The names of deleted patches stay valid in recipes and in the plans of running deployments. They do nothing.
 """
@@ -116,7 +116,7 @@ def _patch(patch: Patch) -> Iterator[str]:
 
 def _behaviours() -> Iterator[str]:
     yield "## What became of every behaviour\n"
-    yield "Each line names the test that shows the defect where there is one, and its absence.\n"
+    yield "Each line names the test that shows the defect, and its absence with the patch or in newer code.\n"
     yield "| behaviour | verdict | where | test |\n|---|---|---|---|"
     order = get_args(Behaviour)
     for outcome in sorted(BEHAVIOURS, key=lambda each: order.index(each.behaviour)):

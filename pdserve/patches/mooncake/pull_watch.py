@@ -45,7 +45,7 @@ def with_withdrawals(original: Callable[..., None]) -> Callable[..., None]:
 async def _withdraw(worker: Any, requests: Collection[str]) -> None:
     for peer, transfers in OpenPulls.of(worker).withdraw(requests):
         effects.count(NAME, "pulls-withdrawn", len(transfers))
-        _tell(worker, peer, transfers)
+        _start_withdrawal(worker, peer, transfers)
 
 
 def registered(original: _Async) -> _Async:
@@ -153,10 +153,10 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
 
 async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
     """Returns when the peer has let go of what it was asked for, refuses connections, or does not take withdrawals."""
-    telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
-    while not telling.done():
-        await asyncio.wait({telling}, timeout=_LOOK_SECONDS)
-        if not telling.done() and await refuses(peer.address):
+    withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
+    while not withdrawal.done():
+        await asyncio.wait({withdrawal}, timeout=_LOOK_SECONDS)
+        if not withdrawal.done() and await refuses(peer.address):
             peer.lost = True
             return
 
@@ -195,23 +195,23 @@ def _monitored(worker: Any, peer: Peer, make: Callable[[], Any]) -> Any:
 
 
 def _watch(worker: Any, peer: Peer, sock: Any) -> None:
-    telling: asyncio.Task[None] | None = None
+    withdrawal: asyncio.Task[None] | None = None
 
     def lost() -> None:
         peer.lost = True
         peer.over.set()
 
     def reconnecting() -> None:
-        nonlocal telling
-        if telling is not None:
-            telling.cancel()  # its answer may have been lost with its connection
+        nonlocal withdrawal
+        if withdrawal is not None:
+            withdrawal.cancel()  # its answer may have been lost with its connection
         if peer.unsettled:
-            telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
+            withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
 
     watch(sock, peer.address, lost=lost, reconnecting=reconnecting)
 
 
-def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[None]:
+def _start_withdrawal(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[None]:
     """Withdraws from one prefill worker; the task ends with its answer, or with the peer's pull."""
     answer = OpenPulls.of(worker).lines.withdraw(peer.address, transfers)
     # Outside of the context in which sockets are monitored.
@@ -227,10 +227,10 @@ async def _answered(
     worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[WithdrawalResult]
 ) -> None:
     """A prefill without the patch refuses, and its pull ends as upstream ends it."""
-    found = await answer
-    if found is WithdrawalResult.REFUSED:
+    result = await answer
+    if result is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")
-    elif found is WithdrawalResult.GONE:
+    elif result is WithdrawalResult.GONE:
         peer.lost = True
         peer.over.set()
     else:

@@ -71,19 +71,19 @@ def _defect_of(scheduler: Any, request: Any) -> str | None:
     params = request.kv_transfer_params
     if params is None or getattr(request, _SOUND, None) is params:
         return None
-    found = defect(params, producer=scheduler.is_kv_producer, consumer=scheduler.is_kv_consumer)
-    if found is None:
+    reason = defect(params, producer=scheduler.is_kv_producer, consumer=scheduler.is_kv_consumer)
+    if reason is None:
         setattr(request, _SOUND, params)
     elif not isinstance(params, Mapping):
         # No connector can read it, and Scheduler.add_request (0.32) calls its .get: taken away where it is first seen.
-        _tell(request, found)
+        _log_defect(request, reason)
         request.kv_transfer_params = None
-    return found
+    return reason
 
 
-def _tell(request: Any, found: str) -> None:
+def _log_defect(request: Any, reason: str) -> None:
     effects.count(_NAME, "params-rejected")
-    log.warning("request %s is served without a KV transfer: %s", request.request_id, found)
+    log.warning("request %s is served without a KV transfer: %s", request.request_id, reason)
 
 
 def _nothing_to_load(original: Callable[..., tuple[int, bool]]) -> Callable[..., tuple[int, bool]]:
@@ -107,10 +107,10 @@ def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[
     def request_finished(self: Any, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         from vllm.v1.request import RequestStatus
 
-        found = _defect_of(self, request)
-        if found is not None:
+        reason = _defect_of(self, request)
+        if reason is not None:
             if request.kv_transfer_params is not None:
-                _tell(request, found)  # here: once for every request, whatever became of it
+                _log_defect(request, reason)  # here: once for every request, whatever became of it
             return False, None
         params, status = request.kv_transfer_params, request.status
         whole = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_REPETITION)
