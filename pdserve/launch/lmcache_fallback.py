@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from pdserve.errors import StartError
 from pdserve.logs.lines import GrowingLog, message
-from pdserve.patches.lmcache.block_copy import PATCH as ORDERED_COPY
 from pdserve.plan.model import Plan, Process
 from pdserve.run.directory import RunDir
 
@@ -39,9 +38,8 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
 
 
 def _concerned(plan: Plan) -> Iterator[Process]:
-    ordered = {process.name for process in plan.processes if ORDERED_COPY.name in process.patches}
     for process in plan.processes:
-        if (process.role == "lmcache" or process.lmcache) and not {process.name, process.lmcache} & ordered:
+        if process.role == "lmcache" or process.lmcache:
             yield process
 
 
