@@ -50,7 +50,7 @@ def rule_of(deployment: Path) -> Retention:
     """What the recipe of its current run says; the defaults where nothing can be read."""
     try:
         return RunDir(deployment / "current").read_plan().retention
-    except StateError:
+    except (StateError, NotOursError):
         return Retention()
 
 

@@ -166,11 +166,11 @@ class RunDir:
         return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
-        """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
+        """Raises StateError when the run has none (it was never started), and NotOursError when it is not obeyed."""
         return _read(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
-        """The plan as it was saved before the start. Raises StateError."""
+        """The plan as it was saved before the start. Raises StateError and NotOursError."""
         return _read(self.plan, Plan)
 
     @property
@@ -183,7 +183,7 @@ class RunDir:
         """Where the launcher's session keeps its keys; None where that is not said, or torn."""
         try:
             said = _contents(self.key_folder).decode()
-        except (OSError, StateError, ValueError):
+        except (OSError, NotOursError, ValueError):
             return None
         return Path(said) if said.startswith("/") and "\0" not in said else None
 
@@ -382,14 +382,14 @@ def serves(run: RunDir) -> bool:
     """The same of a run whose record may not be there: that one is asked for by its name."""
     try:
         return lives(run, run.read_state())
-    except StateError:
+    except (StateError, NotOursError):
         return False
 
 
 def find(root: Path, name: str | None) -> RunDir:
     """The current run of a deployment; without a name the only one there is (one that runs, if only one does).
 
-    Raises StateError.
+    Raises StateError and NotOursError.
     """
     if name is not None:
         if (found := _current(root, name)) is None:

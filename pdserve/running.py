@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import procfs
-from pdserve.errors import PdserveError, ReportedError, StartError, StateError
+from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
 from pdserve.launcher import Launcher
 from pdserve.log_lines import end_of, split
 from pdserve.plan.model import Node, Plan
@@ -155,7 +155,7 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
 def _state_of(run: RunDir) -> DeploymentState | None:
     try:
         return run.read_state()
-    except StateError:
+    except (StateError, NotOursError):
         return None
 
 

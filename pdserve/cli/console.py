@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
 from pdserve.rundir import RunDir
 
@@ -82,7 +82,7 @@ class Console:
             return True
         try:
             return self._run.read_state().launcher.pid == os.getpid()
-        except StateError:
+        except (StateError, NotOursError):
             return True  # said twice is better than not at all
 
     def _kept(self, event: dict[str, Any]) -> None:

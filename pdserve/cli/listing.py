@@ -7,7 +7,8 @@ import os
 
 import typer
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
+from pdserve.printable import printable
 from pdserve.retention import Removed, prune_all
 from pdserve.rundir import RunDir, deployments, home, lives
 
@@ -15,7 +16,7 @@ from pdserve.rundir import RunDir, deployments, home, lives
 def _now(found: RunDir) -> dict[str, str]:
     try:
         state = found.read_state()
-    except StateError:
+    except (StateError, NotOursError):
         return {"phase": "unreadable", "endpoint": ""}
     known = lives(found, state) or state.phase in ("stopped", "failed")
     return {"phase": state.phase if known else "lost", "endpoint": state.endpoint}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdserve.distributions import installed
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
 from pdserve.patched import records
 from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
@@ -47,7 +47,7 @@ def _running(name: str | None) -> tuple[RunDir | None, Reports]:
     try:
         found = find(home(os.environ), name)
         state, plan = found.read_state(), found.read_plan()
-    except StateError:
+    except (StateError, NotOursError):
         if name is not None:
             raise
         return None, {}

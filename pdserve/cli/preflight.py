@@ -17,7 +17,7 @@ from pdserve.candidates import Candidates
 from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look_here, look_once
-from pdserve.errors import NotOursError, PreflightError, StateError
+from pdserve.errors import PreflightError, StateError
 from pdserve.host import local_node
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding, Status, failed, of_plan
@@ -78,8 +78,6 @@ def _refuse_running(name: str) -> None:
     try:
         run = find(home(os.environ), name)
         running = lives(run, run.read_state())
-    except NotOursError:
-        raise
     except StateError:
         return
     if running:

@@ -23,7 +23,7 @@ from pdserve.cli.plan_recipe import Planned, load, located, plan_for
 from pdserve.cli.render import recipe_words
 from pdserve.cli.where import candidates, look, look_here, look_once
 from pdserve.control import Apply, ask
-from pdserve.errors import NotOursError, PdserveError, StateError
+from pdserve.errors import PdserveError, StateError
 from pdserve.failure_report import report
 from pdserve.host import local_node
 from pdserve.leftovers import living, stop_left, supervised
@@ -185,8 +185,6 @@ def _running(root: Path, name: str) -> RunDir | None:
     try:
         run = find(root, name)
         return run if lives(run, run.read_state()) else None
-    except NotOursError:
-        raise
     except StateError:
         return None
 
@@ -199,8 +197,6 @@ def _check_leftovers(root: Path, name: str) -> None:
     try:
         run = find(root, name)
         state = run.read_state()
-    except NotOursError:
-        raise
     except StateError:
         return
     if supervised(state):

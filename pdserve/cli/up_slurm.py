@@ -13,7 +13,7 @@ import typer
 from pdserve.cli.plan_recipe import load, plan_for
 from pdserve.cli.render import batch_script, recipe_words
 from pdserve.control import Down, ask
-from pdserve.errors import NotOursError, PdserveError, ReportedError, StateError
+from pdserve.errors import PdserveError, ReportedError, StateError
 from pdserve.plan.model import Plan
 from pdserve.plan.reach import Srun
 from pdserve.rundir import RunDir, find, home, lives
@@ -141,7 +141,5 @@ def _last_run(name: str) -> tuple[RunDir, Plan] | None:
     try:
         run = find(home(os.environ), name)
         return run, run.read_plan()
-    except NotOursError:
-        raise
     except StateError:
         return None
