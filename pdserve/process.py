@@ -22,10 +22,8 @@ from typing import NamedTuple
 from pdserve import procfs
 from pdserve.cgroup import Cgroup
 from pdserve.outlet import Newest
+from pdserve.markers import MARKER
 from pdserve.procfs import ProcessId
-
-MARKER = "PDSERVE_PROCESS"
-"""Environment variable that every descendant inherits: `<run id>/<process name>`."""
 
 _POLL_SECONDS = 0.05
 _ORPHAN_GRACE_SECONDS = 2.0
@@ -79,14 +77,15 @@ class Child:
         return self._reaped is not None
 
     def family(self) -> set[int]:
-        """Live PIDs of the tree, orphaned members included, until nothing of it is left."""
+        """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
+        session too are known by their marker among our own descendants: whoever owns a child has adopted orphans."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
         else:
             session = procfs.identities(procfs.in_session(self.pid))
             roots.update(one.pid for one in session if one.start_ticks < self._reaped)
-        return procfs.family(roots, marker=self._marker)
+        return procfs.family(roots, marker=self._marker, within=os.getpid())
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""

@@ -7,6 +7,7 @@ directory is one for all nodes (preflight proves that they share it), so that no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve import procfs
+from pdserve import agent_record, procfs
 from pdserve.errors import NotOursError, StateError
 from pdserve.host import is_here
 from pdserve.leftovers import members
-from pdserve.process import MARKER
+from pdserve.markers import MARKER
 from pdserve.recipe.model import Retention
 from pdserve.rundir import RunDir, lives
 
@@ -68,12 +69,22 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
     `dry_run`: only looks."""
     if not _is_ours(deployment):
         return []
+    if not dry_run:
+        remove_empty_cgroups(deployment)
     try:
         interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and _is_ours(path)]
         old = _old(deployment, rule)
     except OSError as error:
         return [Removed(deployment, 0, str(error))]
     return [_remove(path, dry_run=dry_run) for path in (*interrupted, *old)]
+
+
+def remove_empty_cgroups(deployment: Path) -> None:
+    """Of all runs whose agents and guards are gone: who was killed has not removed them, and nobody lives in them."""
+    with contextlib.suppress(OSError):
+        for path in deployment.iterdir():
+            if _RUN.fullmatch(path.name) and _is_ours(path):
+                agent_record.remove_empty_cgroups(path, path.name)
 
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
@@ -89,7 +100,8 @@ def _old(deployment: Path, rule: Retention) -> list[Path]:
     ]
     if not beyond:
         return []
-    marked = {value.partition(b"/")[0].decode(errors="replace") for value in procfs.environment_values(MARKER)}
+    values = procfs.environment_values(MARKER).values()
+    marked = {value.partition(b"/")[0].decode(errors="replace") for value in values}
     return [path for path in reversed(beyond) if path.name not in marked and not _may_live(RunDir(path), written[path])]
 
 

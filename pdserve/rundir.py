@@ -6,6 +6,7 @@
         state.json                                 the launcher's view, replaced atomically
         failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
+        agent@<node>-<guard>.json                  who guards a node of this run, and in which cgroup (agent_record.py)
         key-folder                                 in which folder of its user the engine key is
         cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
         events.jsonl                               the history: what started, became ready, died, was restarted;

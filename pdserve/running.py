@@ -18,6 +18,7 @@ from pdserve import procfs
 from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
 from pdserve.launcher import Launcher
 from pdserve.log_lines import end_of, split
+from pdserve.markers import new_token
 from pdserve.plan.model import Node, Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.process import Child, send, spawn
@@ -44,6 +45,7 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
         host=socket.gethostname(),
         place=procfs.place(),
         launcher=identity,
+        token=new_token(),
         started_at=time.time(),
     )
 

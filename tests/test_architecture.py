@@ -35,7 +35,14 @@ FLOORS = [
     {"pdserve.transport", "pdserve.agent", "pdserve.engine_view"},
     {"pdserve.patched", "pdserve.torch_fallback", "pdserve.fetched"},
     {"pdserve.supervised", "pdserve.lmcache_server", "pdserve.canary", "pdserve.rundir", "pdserve.node_http"},
-    {"pdserve.engine_key", "pdserve.launcher_lock", "pdserve.own_logs", "pdserve.history", "pdserve.unending"},
+    {
+        "pdserve.engine_key",
+        "pdserve.launcher_lock",
+        "pdserve.own_logs",
+        "pdserve.history",
+        "pdserve.unending",
+        "pdserve.agent_record",
+    },
     {
         "pdserve.protocol",
         "pdserve.state",
@@ -46,7 +53,7 @@ FLOORS = [
         "pdserve.socket_shortage",
     },
     {"pdserve.process", "pdserve.cpu_parts", "pdserve.lives", "pdserve.new_names", "pdserve.cgroup_memory"},
-    {"pdserve.sysv_memory", "pdserve.cgroup"},
+    {"pdserve.sysv_memory", "pdserve.cgroup", "pdserve.markers"},
     {"pdserve.procfs"},
     {"pdserve.plan"},
     {"pdserve.connectors", "pdserve.cluster_file"},
@@ -58,7 +65,7 @@ FLOORS = [
     {"pdserve.hint_table"},
     {"pdserve.errors", "pdserve.log_lines", "pdserve.distributions", "pdserve.lmcache_kernels", "pdserve.versions"},
     {"pdserve.outlet", "pdserve.slurm_variables", "pdserve.weights", "pdserve.own_tls"},
-    {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled", "pdserve.printable"},
+    {"pdserve.weight_files", "pdserve.log_rotation", "pdserve.compiled", "pdserve.printable", "pdserve.utf8"},
     {"pdserve"},
 ]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdserve import procfs, retention
-from pdserve.process import MARKER
+from pdserve.markers import MARKER
 from pdserve.procfs import ProcessId
 from pdserve.recipe.model import Retention
 from pdserve.retention import prune, prune_all
@@ -112,7 +112,7 @@ def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Pat
     name = f"{run.run_id}/decode-0".encode()
     with subprocess.Popen(["sleep", "1000"], env={MARKER: name.decode()}, start_new_session=True) as member:
         try:
-            while name not in procfs.environment_values(MARKER):  # in the middle of its exec it shows none
+            while name not in procfs.environment_values(MARKER).values():  # in the middle of its exec it shows none
                 pass
             assert prune(tmp_path / "fake", LAST_ONLY) == []
         finally:

@@ -15,6 +15,7 @@ from pdserve.host import is_beside, is_here, is_named_here
 from pdserve.leftovers import living, none_held, stop_left
 from pdserve.process import pid_end, send
 from pdserve.procfs import is_stopped
+from pdserve.retention import remove_empty_cgroups
 from pdserve.rundir import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.state import DeploymentState
 
@@ -47,6 +48,7 @@ def run(name: str | None) -> None:
     else:
         asyncio.run(stop_left(state, found))
         typer.echo(f"{state.name}: not running")
+    remove_empty_cgroups(found.path.parent)
     _others(found, state)
 
 
