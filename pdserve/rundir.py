@@ -48,11 +48,24 @@ _LATE_SECONDS = 3 * BEAT_SECONDS
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory."""
-    if chosen := environ.get("PDSERVE_HOME"):
-        return Path(chosen).absolute()
-    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "pdserve"
+    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory. Raises StateError."""
+    try:
+        if chosen := environ.get("PDSERVE_HOME"):
+            return Path(chosen).absolute()
+        state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state).absolute() / "pdserve"
+    except FileNotFoundError:
+        raise StateError(
+            "the folder of deployments cannot be named",
+            cause="PDSERVE_HOME (or XDG_STATE_HOME) is relative, and the current folder was removed",
+            todo="cd to a folder that exists, or set PDSERVE_HOME to an absolute path",
+        ) from None
+    except RuntimeError:
+        raise StateError(
+            "there is no folder for deployments",
+            cause=f"HOME is not set, and uid {os.getuid()} has no entry in the password file",
+            todo="set PDSERVE_HOME to a folder of your own",
+        ) from None
 
 
 def new_run_id() -> str:
@@ -141,7 +154,7 @@ class RunDir:
         """Replaces a file in one step: a reader sees the old text or the new, never half."""
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.rename(file)
 
     def say_alive(self) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from pdserve import utf8
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.cross_node import Target
@@ -135,6 +136,7 @@ class Scout:
 
 def main() -> int:
     """Entry: questions on stdin, answers on stdout."""
+    utf8.ensure()
     scout = Scout()
     try:
         _say(Ready())

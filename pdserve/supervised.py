@@ -108,7 +108,7 @@ class Supervised:
         """Spawns the process and begins to watch it. Failure to execute is reported as a death.
         `cpu_share` as in protocol.Start."""
         for relative, content in self.plan.files.items():
-            (self._run_dir / relative).write_text(content)
+            (self._run_dir / relative).write_text(content, encoding="utf-8")
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
         began = time.monotonic()
         if cpu_share is not None:

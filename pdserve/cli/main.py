@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pdserve import __version__, compiled
+from pdserve import __version__, compiled, utf8
 from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
@@ -263,6 +264,10 @@ def list_(
 
 def main() -> None:
     """Console entry: the one place where an error becomes text and an exit code."""
+    utf8.ensure()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run()
         sys.stdout.flush()
