@@ -20,6 +20,10 @@ from __future__ import annotations
 
 from pdserve.printable import printable
 
+NOT_OURS = "it belongs to another user, or is no file"
+AS_ITS_USER = "run pdserve as the user who has started the deployment"
+"""Cause and fix of a file of a deployment that cannot be opened."""
+
 
 class PdserveError(Exception):
     """Base. `where` is a file:line, a process@node or a URL; `cause` and `todo` are whole sentences."""
