@@ -11,11 +11,8 @@ from tests.proxy.hostile import BODY, HEAD, MEGABYTE, PATH
 from tests.proxy.raw import (
     ANSWER,
     RawDeployment,
-    Say,
     chunk,
     post,
-    says,
-    whole,
 )
 
 SMUGGLED = {
@@ -106,31 +103,6 @@ def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> No
         client.send(HEAD + before)
         client.flood(headers, 16 * MEGABYTE)
         assert client.response().status == 431
-
-
-@pytest.mark.parametrize("offer", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
-def test_a_request_behind_one_that_takes_long_does_not_end_that(
-    impatient: RawDeployment, offer: tuple[str, ...]
-) -> None:
-    """The limit for requests that stop arriving is not one for answers: this one takes longer than any limit."""
-    first = post(PATH, {"prompt": "first"})
-    with impatient.client() as idle, impatient.client() as client:
-
-        def slow(say: Say) -> None:
-            # What closes an idle connection has had its turn at least once since then.
-            idle.ended()
-            with impatient.client() as another:
-                another.ended()
-            say(whole(ANSWER))
-
-        impatient.engine.script = slow
-        client.send(first)
-        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
-        client.send(post(PATH, {"prompt": "second"}, *offer))
-        impatient.engine.wait(lambda engine: engine.said > 0)
-        assert client.response().body == ANSWER
-        impatient.engine.script = says(whole(b'"second"'))
-        assert client.response().status == 200
 
 
 def test_thousands_of_offered_upgrades_at_once_are_answered_one_after_the_other(raw: RawDeployment) -> None:

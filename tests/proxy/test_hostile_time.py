@@ -109,6 +109,31 @@ def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memor
     assert raw.resident() - before < 64 * MEGABYTE
 
 
+@pytest.mark.parametrize("offer", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
+def test_a_request_behind_one_that_takes_long_does_not_end_that(
+    impatient: RawDeployment, offer: tuple[str, ...]
+) -> None:
+    """The limit for requests that stop arriving is not one for answers: this one takes longer than any limit."""
+    first = post(PATH, {"prompt": "first"})
+    with impatient.client() as idle, impatient.client() as client:
+
+        def slow(say: Say) -> None:
+            # What closes an idle connection has had its turn at least once since then.
+            idle.ended()
+            with impatient.client() as another:
+                another.ended()
+            say(whole(ANSWER))
+
+        impatient.engine.script = slow
+        client.send(first)
+        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
+        client.send(post(PATH, {"prompt": "second"}, *offer))
+        impatient.engine.wait(lambda engine: engine.said > 0)
+        assert client.response().body == ANSWER
+        impatient.engine.script = says(whole(b'"second"'))
+        assert client.response().status == 200
+
+
 def test_a_client_that_is_not_read_and_resets_its_connection_is_noticed_at_once(raw: RawDeployment) -> None:
     release = threading.Event()
 
