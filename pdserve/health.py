@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pdserve import procfs
-from pdserve.own_tls import unverified
 from pdserve.plan.model import HttpProbe, LmcacheProbe
+from pdserve.reach.proxy_tls import unverified
+from pdserve.system import procfs
 
 if TYPE_CHECKING:
     import httpx

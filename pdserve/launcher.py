@@ -15,27 +15,28 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from pdserve import control
-from pdserve.control import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.failure import start_error, untold
-from pdserve.failure_report import report
-from pdserve.fleet import Fleet
-from pdserve.leftovers import may_be_busy, none_held, stop_left
-from pdserve.own_logs import keep_bounded
+from pdserve.launch.failure import start_error, untold
+from pdserve.launch.failure_report import report
+from pdserve.launch.fleet import Fleet
+from pdserve.launch.launch_record import KeptRecord
+from pdserve.launch.loop_step import UnendingLoop
+from pdserve.launch.proxy_restart import roll
+from pdserve.launch.recovery import Recovery
+from pdserve.launch.start_proofs import StartProofs
 from pdserve.plan.model import Node, Plan, Process
-from pdserve.plan.reach import Local
+from pdserve.plan.nodes.reach import Local
 from pdserve.preflight import ENGINE_KEY
-from pdserve.protocol import Event, Gone, Health, Shutdown
-from pdserve.record import KeptRecord
-from pdserve.recovery import Recovery
-from pdserve.rolling import roll
-from pdserve.rundir import BEAT_SECONDS, RunDir
-from pdserve.start_proofs import StartProofs
-from pdserve.state import DeploymentState, Phase
-from pdserve.transport.containers import stop_left_containers
-from pdserve.transport.link import AgentLink
-from pdserve.unending import UnendingLoop
+from pdserve.reach.containers import stop_left_containers
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import Event, Gone, Health, Shutdown
+from pdserve.run import inbox
+from pdserve.run.change import LIVING, change
+from pdserve.run.directory import BEAT_SECONDS, RunDir
+from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
+from pdserve.run.orphans import may_be_busy, none_held, stop_left
+from pdserve.run.own_logs import keep_bounded
+from pdserve.run.state import DeploymentState, Phase
 
 ResultT = TypeVar("ResultT")
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
@@ -307,9 +308,9 @@ class Launcher:
                 self._run_dir.say_alive()
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
-                for name, request in control.take(self._run_dir):
+                for name, request in inbox.take(self._run_dir):
                     await loop.step(partial(self._take, name, request))
-            await asyncio.sleep(control.POLL_SECONDS)
+            await asyncio.sleep(inbox.POLL_SECONDS)
 
     def _take(self, name: str, request: Request) -> None:
         if isinstance(request, Down):
@@ -319,7 +320,7 @@ class Launcher:
             self._errand(self._reply(name, self._fetch(request)))
         elif self._state.phase in ("starting", "draining"):
             busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
-            control.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
+            inbox.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
         else:
             self._requests.put_nowait((name, request))
 
@@ -348,7 +349,7 @@ class Launcher:
         except PdserveError as error:
             reply = Reply(exit_code=error.exit_code, message=error.render())
         with contextlib.suppress(OSError):
-            control.answer(self._run_dir, name, reply)
+            inbox.answer(self._run_dir, name, reply)
 
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
@@ -376,22 +377,21 @@ class Launcher:
             )
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
-        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded", "done")}
-        changed = [name for name in new if name in living and new[name] != old[name]]
-        costly = [name for name in changed if new[name].role != "proxy"]
+        changes = change(self._fleet.plan, request.plan, {name for name in old if self._fleet.phase_of(name) in LIVING})
+        costly = [name for name in changes.replaced if new[name].role != "proxy"]
         if costly and not request.replace:
             raise StateError(
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
-        gone = [old[name] for name in old if name not in new and self._fleet.phase_of(name) != "stopped"]
-        await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
+        gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
+        await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
         self._run_dir.write(self._run_dir.recipe, request.recipe)
         self._record.keep()
         self._fleet.adopt(request.plan)
-        missing = tuple(p for p in request.plan.processes if p.name not in living or p.name in changed)
+        missing = tuple(new[name] for name in changes.starting)
         if not missing and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message="already up")
         self._began = time.monotonic()
@@ -440,7 +440,7 @@ class Launcher:
             reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())
         with contextlib.suppress(OSError):
             for name in self._down_requests:
-                control.answer(self._run_dir, name, reply)
+                inbox.answer(self._run_dir, name, reply)
 
 
 def _still_stopping(nodes: Sequence[str]) -> ServeError:

@@ -1,6 +1,6 @@
 """What is particular to the LMCache MP server at run time: its memory, and whether engines are really attached.
 
-How it is started is the plan's business (plan/lmcache_argv.py), its readiness the probe's (health.py), what happens
+How it is started is the plan's business (plan/lmcache/argv.py), its readiness the probe's (health.py), what happens
 at its death the launcher's (recovery.py).
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.errors import PreflightError
-from pdserve.host import MemoryFacts
 from pdserve.plan.model import LmcacheServer
-from pdserve.protocol import AskNode
+from pdserve.reach.protocol import AskNode
+from pdserve.system.host import MemoryFacts
 
 _GIB = 1 << 30
 _STATUS_SECONDS = 3.0

@@ -24,17 +24,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdserve import __version__, compiled
+from pdserve import __version__
 from pdserve.errors import PdserveError, StartError
-from pdserve.pd import shared_numbers, succession
-from pdserve.pd.beats import Beats
-from pdserve.pd.child import Configured
-from pdserve.pd.processes import Processes, line_of
-from pdserve.pd.shared_pages import Pages
-from pdserve.pd.succession import Inheritance
+from pdserve.installed import compiled
+from pdserve.pd.processes import handover, shared_numbers
+from pdserve.pd.processes.child import Configured
+from pdserve.pd.processes.handover import Inheritance
+from pdserve.pd.processes.heartbeat import Beats
+from pdserve.pd.processes.shared_pages import Pages
+from pdserve.pd.processes.supervisor import Processes, line_of
 
 if TYPE_CHECKING:
-    from pdserve.pd.config import ProxyConfig
+    from pdserve.pd.config.proxy import ProxyConfig
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -67,7 +68,7 @@ def start_of(path: Path) -> Start:
             return Start(host, port, 1, text)
     except (ValueError, KeyError, TypeError):
         pass
-    from pdserve.pd import member  # see the top of this module
+    from pdserve.pd.serve import member  # see the top of this module
 
     config = member.parse_config(text, path)
     return Start(config.host, config.port, config.processes, text)
@@ -75,7 +76,7 @@ def start_of(path: Path) -> Start:
 
 def load_config(path: Path) -> ProxyConfig:
     """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
-    from pdserve.pd import member  # see the top of this module
+    from pdserve.pd.serve import member  # see the top of this module
 
     return member.load_config(path)
 
@@ -144,8 +145,8 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
     processes: Processes
 
     def serve(index: int, lines: int, asks: int) -> int:
-        from pdserve.pd import member  # see the top of this module
-        from pdserve.pd.gateway import Gateway
+        from pdserve.pd.serve import member  # see the top of this module
+        from pdserve.pd.serve.gateway import Gateway
 
         def tell(message: dict[str, Any]) -> None:
             os.write(asks, line_of(message))
@@ -206,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.proxy", description="Prefill/decode proxy for vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="ProxyConfig as JSON")
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
-    parser.add_argument(succession.CHECK, action="store_true", help="only say whether it could start")
+    parser.add_argument(handover.CHECK, action="store_true", help="only say whether it could start")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.info("pdserve %s, %s", __version__, compiled.how())
@@ -216,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with_control = not args.no_control and stdin_is_control()
         key = os.environ.get(ENGINE_KEY)
-        return serve_together(args.config, succession.taken(), key, with_control=with_control)
+        return serve_together(args.config, handover.taken(), key, with_control=with_control)
     except PdserveError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code

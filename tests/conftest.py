@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pdserve import procfs
-from pdserve.process import adopt_orphans
-from pdserve.shm import existing
+from pdserve.system import procfs
+from pdserve.system.process import adopt_orphans
+from pdserve.system.shared_memory import existing
 from tests import own_cgroup, own_memory
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem

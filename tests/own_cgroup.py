@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdserve import cgroup
-from pdserve.cgroup import Cgroup
+from pdserve.system import cgroup
+from pdserve.system.cgroup import Cgroup
 
 _PREFIX = "pdserve-tests-"
 _own: Path | None = None

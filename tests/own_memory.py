@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pdserve import procfs, sysv_memory
+from pdserve.system import procfs, sysv_memory
 from tests.cluster import kernel
 
 PREFIX = f"pdserve-test-{os.getpid()}-"

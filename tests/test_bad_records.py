@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pdserve import control
 from pdserve.errors import StateError
-from pdserve.failure_report import report
-from pdserve.log_rotation import earlier
-from pdserve.rundir import RunDir, deployments, find
+from pdserve.launch.failure_report import report
+from pdserve.logs.rotation import earlier
+from pdserve.run import inbox
+from pdserve.run.directory import RunDir, deployments, find
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_request_that_is_no_text_is_answered_and_the_next_one_is_taken(run: Ru
     (run.inbox / "1.json").write_bytes(b"\xff\xfe{}")
     (run.inbox / "2.json").mkdir()
     (run.inbox / "3.json").write_text(json.dumps({"verb": "down"}))
-    assert control.take(run) == [("3", control.Down())]
+    assert inbox.take(run) == [("3", inbox.Down())]
     assert json.loads((run.inbox / "1.reply").read_text())["exit_code"] == 8
 
 
@@ -149,12 +149,12 @@ def test_a_request_is_not_lost_with_another_that_cannot_be(
             return whole(file)
 
         monkeypatch.setattr(Path, "read_bytes", taken_back)
-    assert control.take(run) == [("2", control.Down())]
+    assert inbox.take(run) == [("2", inbox.Down())]
 
 
 def test_a_request_without_room_says_so(run: RunDir) -> None:
-    with no_room(0), pytest.raises(control.NotAskedError, match="cannot be written") as refused:
-        control.ask(run, control.Down(), seconds=1, alive=lambda: True)
+    with no_room(0), pytest.raises(inbox.NotAskedError, match="cannot be written") as refused:
+        inbox.ask(run, inbox.Down(), seconds=1, alive=lambda: True)
     assert "File too large" in str(refused.value.cause)
 
 
@@ -255,7 +255,7 @@ def test_no_pipe_is_waited_for(run: RunDir) -> None:
     asked = f"""
 from pathlib import Path
 from pdserve.errors import StateError
-from pdserve.rundir import RunDir, unheard
+from pdserve.run.directory import RunDir, unheard
 run = RunDir(Path({str(run.path)!r}))
 for read in (run.read_state, run.read_plan, run.read_key):
     try:

@@ -53,7 +53,7 @@ def test_without_a_compiler_the_wheel_is_pure_python(
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = ZipFile(wheel).namelist()
-    assert "pdserve/pd/leg.py" in names
+    assert "pdserve/pd/relay/leg.py" in names
     assert not [name for name in names if name.endswith(".so")]
     assert said in done.stdout + done.stderr
     assert bool(said) == ("is not compiled" in done.stdout + done.stderr)

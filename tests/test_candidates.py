@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdserve.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
-from pdserve.cluster_file import load_cluster
 from pdserve.errors import PreflightError
-from pdserve.plan.reach import Srun, Ssh
-from pdserve.recipe.container import Container
+from pdserve.plan.nodes.reach import Srun, Ssh
+from pdserve.reach.candidates import Candidates, in_containers, kill_wait, of_cluster, of_job
+from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.sections.container import Container
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[08-10]", "SLURM_GPUS_ON_NODE": "8"}
 CONFIG = """Configuration data as of 2026-11-21T23:08:16

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import cgroup, cgroup_memory
-from pdserve.cgroup import Cgroup, CgroupId, recorded
-from pdserve.cgroup_memory import V1, Counts, OomWatch, counted, counts
+from pdserve.system import cgroup, cgroup_memory
+from pdserve.system.cgroup import Cgroup, CgroupId, recorded
+from pdserve.system.cgroup_memory import V1, Counts, OomWatch, counted, counts
 
 GIB = 2**30
 

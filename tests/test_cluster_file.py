@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdserve.candidates import of_cluster
 from pdserve.cli.schema import cluster_schema
-from pdserve.cluster_file import Cluster, Host, LoadedCluster, load_cluster
 from pdserve.errors import RecipeError
-from pdserve.recipe import yaml12
-from pdserve.recipe.nodes import Network
+from pdserve.reach.candidates import of_cluster
+from pdserve.reach.cluster_file import Cluster, Host, LoadedCluster, load_cluster
+from pdserve.recipe.load import yaml12
+from pdserve.recipe.sections.nodes import Network
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "clusters" / "example.yaml"

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from pdserve import distributions, engine_env
-from pdserve.engine_env import check_installed, read_versions
 from pdserve.errors import PreflightError
-from pdserve.pd.config import ProxyConfig
+from pdserve.installed import distributions
+from pdserve.installed.versions import PACKAGES
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.model import Env, LmcacheServer, Plan, Process, Versions
+from pdserve.preflight import engine_packages
+from pdserve.preflight.engine_packages import check_installed, read_versions
 from pdserve.recipe.model import Recipe, Timeouts, Verify
-from pdserve.versions import PACKAGES
 
 ALL = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13", nixl="1.5.1")
 MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector": "LMCacheMPConnector"}]}'
@@ -25,10 +26,10 @@ MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector":
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    for kept in (engine_env._installed, engine_env._same_code):
+    for kept in (engine_packages._installed, engine_packages._same_code):
         kept.cache_clear()
     yield
-    for kept in (engine_env._installed, engine_env._same_code):
+    for kept in (engine_packages._installed, engine_packages._same_code):
         kept.cache_clear()
 
 
@@ -101,7 +102,7 @@ def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> Non
 
 def test_reading_versions_imports_no_engine() -> None:
     code = (
-        "import sys; from pdserve.engine_env import read_versions; read_versions(None);"
+        "import sys; from pdserve.preflight.engine_packages import read_versions; read_versions(None);"
         "sys.exit(','.join({'vllm', 'torch', 'lmcache', 'mooncake'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -125,7 +126,7 @@ def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, script: str,
 
 
 def test_an_interpreter_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_env, "_ASK_SECONDS", 0.1)
+    monkeypatch.setattr(engine_packages, "_ASK_SECONDS", 0.1)
     with pytest.raises(PreflightError, match="no answer within"):
         read_versions(interpreter(tmp_path, "exec sleep 60"))
 
@@ -178,7 +179,7 @@ def test_patches_need_pdserve_where_the_engine_runs(tmp_path: Path) -> None:
 
 
 def test_mooncakes_system_libraries_are_checked_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_env, "_MOONCAKE_LIBRARIES", ("libc.so.6", "libnowhere.so.1"))
+    monkeypatch.setattr(engine_packages, "_MOONCAKE_LIBRARIES", ("libc.so.6", "libnowhere.so.1"))
     with pytest.raises(PreflightError, match=r"missing: libnowhere\.so\.1$") as caught:
         check_installed(ALL, plan(PREFILL), recipe())
     assert "apt-get install" in str(caught.value.todo)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from pdserve.engine_view import (
+from pdserve.observe.engine_metrics import (
     EngineSnapshot,
     LmcacheSnapshot,
     SaltUse,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.hint_table import LAST_RESORT, RULES, SIGNALS, Rule
-from pdserve.hints import explain
+from pdserve.logs.causes import explain
+from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import PreflightError
-from pdserve.hostlist import MOST_NAMES, expand, fold
+from pdserve.plan.nodes.nodelist import MOST_NAMES, expand, fold
 
 READ: list[tuple[str, str]] = [
     ("n1", "n1"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StateError
-from pdserve.rundir import RunDir, check_no_launcher
+from pdserve.run.directory import RunDir, check_no_launcher
 
 STRANGER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")

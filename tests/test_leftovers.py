@@ -18,19 +18,19 @@ from typing import Literal
 
 import pytest
 
-from pdserve import procfs
-from pdserve.agent_record import AgentRecord
-from pdserve.cgroup import Cgroup
-from pdserve.fleet import Fleet
-from pdserve.leftovers import living, may_be_busy, members, none_held
-from pdserve.markers import MARKER, marker
+from pdserve.launch.fleet import Fleet
+from pdserve.node.agent_record import AgentRecord
 from pdserve.plan.model import ExitProbe
-from pdserve.process import pid_end
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Ready, Stopped
-from pdserve.rundir import RunDir
-from pdserve.shm import ShmLedger, existing
-from pdserve.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+from pdserve.reach.protocol import Ready, Stopped
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import living, may_be_busy, members, none_held
+from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+from pdserve.system import procfs
+from pdserve.system.cgroup import Cgroup
+from pdserve.system.markers import MARKER, marker
+from pdserve.system.process import pid_end
+from pdserve.system.procfs import ProcessId
+from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 

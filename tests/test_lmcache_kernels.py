@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from pdserve import engine_env, lmcache_kernels
-from pdserve.engine_env import check_installed
 from pdserve.errors import PreflightError
-from pdserve.lmcache_kernels import compiled_for
+from pdserve.installed import lmcache_kernels
+from pdserve.installed.lmcache_kernels import compiled_for
+from pdserve.launch.lmcache_fallback import without_kernels
 from pdserve.plan.model import Plan
-from pdserve.rundir import RunDir
-from pdserve.torch_fallback import without_kernels
+from pdserve.preflight import engine_packages
+from pdserve.preflight.engine_packages import check_installed
+from pdserve.run.directory import RunDir
 from tests.test_engine_env import ALL, MULTI, plan, process, recipe
 
 CUDA = b"\x7fELF\0libcudart.so.13\0libc10_cuda.so\0"
@@ -26,9 +27,9 @@ WARNING = "LMCache WARNING: lmcache.cuda_ops compiled extension not found; CudaD
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    engine_env._kernels.cache_clear()
+    engine_packages._kernels.cache_clear()
     yield
-    engine_env._kernels.cache_clear()
+    engine_packages._kernels.cache_clear()
 
 
 @pytest.fixture
@@ -92,8 +93,8 @@ def on(platform: str, *patches: str) -> Plan:
 
 @pytest.fixture
 def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_env, "_check_plugin", lambda python: None)
-    monkeypatch.setattr(engine_env, "_check_libraries", lambda: None)
+    monkeypatch.setattr(engine_packages, "_check_plugin", lambda python: None)
+    monkeypatch.setattr(engine_packages, "_check_libraries", lambda: None)
 
 
 @pytest.mark.usefixtures("_plugin_and_libraries")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.hints import explain
-from pdserve.log_lines import LINE_CHARACTERS, GrowingLog, split
-from pdserve.log_progress import describe, is_fatal
+from pdserve.logs.causes import explain
+from pdserve.logs.lines import LINE_CHARACTERS, GrowingLog, split
+from pdserve.logs.progress import describe, is_fatal
 
 
 @pytest.fixture

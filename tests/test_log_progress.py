@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.log_progress import describe, is_fatal
+from pdserve.logs.progress import describe, is_fatal
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 

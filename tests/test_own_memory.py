@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 
 ROOT = Path(__file__).resolve().parents[1]
 _PR_CAPBSET_DROP, _CAP_SYS_ADMIN = 24, 21

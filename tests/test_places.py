@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
-from pdserve.host import is_here
-from pdserve.leftovers import living, may_be_busy, members
-from pdserve.procfs import Place, ProcessId, place
-from pdserve.rundir import RunDir, lives
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.run.directory import RunDir, lives
+from pdserve.run.orphans import living, may_be_busy, members
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system import procfs
+from pdserve.system.host import is_here
+from pdserve.system.procfs import Place, ProcessId, place
 from tests.launch.deployment import REPOSITORY, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
@@ -164,7 +164,7 @@ def test_launcher_and_agent_record_where_they_are(tmp_path: Path, pdserve_home: 
 
 
 def test_a_new_pid_namespace_is_another_place() -> None:
-    code = "from pdserve.procfs import place; print(place().model_dump_json())"
+    code = "from pdserve.system.procfs import place; print(place().model_dump_json())"
     new = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*new, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no new PID namespace may be made here")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
 from pdserve.errors import NotOursError
-from pdserve.rundir import RunDir, find
-from pdserve.state import DeploymentState, NodeState
+from pdserve.run.directory import RunDir, find
+from pdserve.run.state import DeploymentState, NodeState
+from pdserve.system import procfs
 from tests.launch.deployment import REPOSITORY, recipe
 
 STRANGER = 4242

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs, retention
-from pdserve.markers import MARKER
-from pdserve.procfs import ProcessId
 from pdserve.recipe.model import Retention
-from pdserve.retention import prune, prune_all
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState, NodeState, Phase
+from pdserve.run import retention
+from pdserve.run.directory import RunDir
+from pdserve.run.retention import prune, prune_all
+from pdserve.run.state import DeploymentState, NodeState, Phase
+from pdserve.system import procfs
+from pdserve.system.markers import MARKER
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.test_keys import struck
 

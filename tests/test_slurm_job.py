@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError, StateError
-from pdserve.slurm_job import Job, gpus_asked_per_node, look, submit
+from pdserve.reach.slurm_job import Job, gpus_asked_per_node, look, submit
 
 RUNNING = (
     "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "

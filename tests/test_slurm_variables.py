@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.slurm_variables import for_srun, without_slurm
+from pdserve.reach.slurm_variables import for_srun, without_slurm
 
 INSIDE_A_JOB = {
     "PATH": "/usr/bin",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.rundir import RunDir
-from pdserve.shm import ShmLedger
+from pdserve.run.directory import RunDir
+from pdserve.system.shared_memory import ShmLedger
 from tests.launch.deployment import REPOSITORY, pdserve, recipe
 
 PDSERVE = [sys.executable, "-m", "pdserve.cli.main"]
@@ -122,7 +122,7 @@ def test_where_the_locale_is_not_utf_8_a_deployment_is_started_shown_and_stopped
 SAVES = """
 import resource, sys
 from pathlib import Path
-from pdserve.shm import ShmLedger
+from pdserve.system.shared_memory import ShmLedger
 ledger = ShmLedger(Path(sys.argv[1]), strangers={f"psm_{number}": number for number in range(20_000)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 print("up", flush=True)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pdserve.unending import UnendingLoop
+from pdserve.launch.loop_step import UnendingLoop
 
 
 def torn() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.log_progress import describe
-from pdserve.weight_files import CacheFolder
+from pdserve.logs.progress import describe
+from pdserve.weights.files import CacheFolder
 from tests.fakes.hub import COMMIT, FILES, Hub
 
 MODEL = "org/model"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from pdserve import procfs
+from pdserve.system import procfs
 
 _KV = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? (\S+)$", re.M)
 _SECONDS = 30.0

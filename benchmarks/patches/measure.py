@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.patches.engines import SCENARIOS
 from benchmarks.patches.process import Side
-from pdserve.distributions import installed
+from pdserve.installed.distributions import installed
 from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge
 

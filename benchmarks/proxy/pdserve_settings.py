@@ -1,7 +1,7 @@
 """How pdserve's proxy is configured here: the one place for switching its features on.
 
-A feature is a name and the keys that it adds to proxy.json (pdserve.pd.config.ProxyConfig), merged in order. The system
-`pdserve` has all of them; `pdserve-without-NAME` has all but one, so that a feature's cost is the difference.
+A feature is a name and the keys that it adds to proxy.json (pdserve.pd.config.proxy.ProxyConfig), merged in order. The
+system `pdserve` has all of them; `pdserve-without-NAME` has all but one, so that a feature's cost is the difference.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks.scale.processes import Meter, Use
-from pdserve.rundir import RunDir
+from pdserve.run.directory import RunDir
 from tests.cluster.cluster import Cluster
 from tests.cluster.waiting import wait_until
 

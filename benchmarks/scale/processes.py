@@ -42,7 +42,7 @@ class Meter:
                 argv = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"pdserve.agent" in argv and not argv[0].endswith(b"ssh"):
+            if b"pdserve.node.agent" in argv and not argv[0].endswith(b"ssh"):
                 agents.append(int(folder.name))
             elif argv[0].rpartition(b"/")[2] == b"ssh" or argv[0].startswith(b"sshd"):
                 ways.append(int(folder.name))

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from pdserve.errors import StateError
-from pdserve.log_lines import read_from
-from pdserve.log_rotation import earlier, lost_of
+from pdserve.logs.lines import read_from
+from pdserve.logs.rotation import earlier, lost_of
 from pdserve.printable import printable
-from pdserve.rundir import RunDir, find, home
+from pdserve.run.directory import RunDir, find, home
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES_A_LINE = 400

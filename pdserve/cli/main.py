@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pdserve import __version__, compiled, utf8
+from pdserve import __version__
 from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
@@ -23,6 +23,8 @@ from pdserve.cli.options import (
     UnsetOption,
 )
 from pdserve.errors import PdserveError
+from pdserve.installed import compiled
+from pdserve.system import utf8
 
 _SIGPIPE_EXIT = 141
 
@@ -92,15 +94,14 @@ def up(
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
         return
     from pdserve.cli.up import run
+    from pdserve.operations.up import Options
 
     run(
         recipe,
         set_ or [],
         unset or [],
-        detach=detach,
-        keep=keep_on_failure,
-        dry_run=dry_run,
-        replace=replace,
+        Options(detach=detach, keep=keep_on_failure, replace=replace),
+        dry=dry_run,
         cluster=cluster,
         this_machine=this_machine,
     )

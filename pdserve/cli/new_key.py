@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from pdserve.errors import RecipeError
-from pdserve.pd import keys
+from pdserve.pd.limits import keys
 
 
 def run(

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.distributions import installed
 from pdserve.errors import NotOursError, StateError
-from pdserve.patched import records
+from pdserve.installed.distributions import installed
 from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.patches.registry import REGISTRY
-from pdserve.rundir import RunDir, find, home, lives
+from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.patch_proof import records
 
 _HERE = {"apply": "applies", "not-needed": "not needed", "unknown": "unknown code"}
 _STYLES = {"apply": "green", "not-needed": "dim", "unknown": "bold red"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from pdserve.cluster_file import Cluster
+from pdserve.reach.cluster_file import Cluster
 from pdserve.recipe.schema import json_schema, json_schema_of
 
 

@@ -14,13 +14,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot
 from pdserve.errors import ServeError
+from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
+from pdserve.observe.status import StatusView, look
 from pdserve.patches.proof import merged_effects
-from pdserve.plan.exposure import RANDOM_PORT
 from pdserve.plan.model import Exposure
-from pdserve.rundir import LIVES_SECONDS, find, home
-from pdserve.status_view import StatusView, look
+from pdserve.plan.proxy.exposure import RANDOM_PORT
+from pdserve.run.directory import LIVES_SECONDS, find, home
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
 _STYLES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from pdserve.cli.plan_recipe import load, plan_for
+from pdserve.operations.plan_recipe import load, plan_for
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> None:

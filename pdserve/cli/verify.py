@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.elsewhere import client, seen_from_here
 from pdserve.errors import StateError
-from pdserve.host import is_here, is_named_here
+from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.plan.model import Plan
-from pdserve.rundir import RunDir, find, home, lives
-from pdserve.state import DeploymentState
+from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_here, is_named_here
 from pdserve.verify import Report, run_proofs
 
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}

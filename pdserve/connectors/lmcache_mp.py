@@ -28,12 +28,13 @@ from pdserve.connectors.lmcache_tracker import (
     token_ids,
 )
 from pdserve.connectors.selection_lookups import keep_lookups
-from pdserve.patches import effects, lmcache_load_cap, lmcache_lookup_locks, lmcache_min_load
+from pdserve.patches import effects
+from pdserve.patches.lmcache import load_cap, lookup_locks, min_load
 from pdserve.patches.record import is_active, left_out
 
-LOOKUP_LOCKS = lmcache_lookup_locks.PATCH.name
-LOAD_CAP = lmcache_load_cap.PATCH.name
-MIN_LOAD = lmcache_min_load.PATCH.name
+LOOKUP_LOCKS = lookup_locks.PATCH.name
+LOAD_CAP = load_cap.PATCH.name
+MIN_LOAD = min_load.PATCH.name
 
 
 def upstream_class() -> Any:

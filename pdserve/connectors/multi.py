@@ -19,7 +19,7 @@ from pdserve.connectors.selection import Answer, decide, labels, load_weight, pa
 from pdserve.connectors.selection_lookups import LookupKeeper, keep_lookups
 from pdserve.connectors.selection_stats import MEMBER, SelectionCounts, SelectionMetrics, rebuilt
 from pdserve.patches import effects
-from pdserve.patches.multiconnector_selection import PATCH
+from pdserve.patches.multiconnector.selection import PATCH
 from pdserve.patches.record import left_out
 
 NAME = PATCH.name

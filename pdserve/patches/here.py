@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from pdserve.distributions import installed
+from pdserve.installed.distributions import installed
 from pdserve.patches.fingerprint import Fingerprint, of_tree
 from pdserve.patches.patch import Patch
 from pdserve.patches.releases import same_code

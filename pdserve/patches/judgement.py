@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import TypeAdapter
 
-from pdserve.distributions import installed
+from pdserve.installed.distributions import installed
 from pdserve.patches.here import judge_here, of_installed
 from pdserve.patches.registry import find
 from pdserve.patches.releases import same_code

@@ -9,7 +9,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pdserve.versions import Versions
+from pdserve.installed.versions import Versions
 
 Platform = Literal["cpu", "cuda", "rocm"]
 ProcessKind = Literal["api-server", "engine-core", "worker", "lmcache-server"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdserve.distributions import installed
 from pdserve.errors import StartError
+from pdserve.installed.distributions import installed
 from pdserve.patches import effects
 
 _WRITE_EVERY_SECONDS = 1.0

@@ -7,61 +7,57 @@ from difflib import get_close_matches
 from typing import Literal
 
 from pdserve.errors import RecipeError
-from pdserve.patches import (
+from pdserve.patches.lmcache import (
+    block_copy,
+    computed_count,
+    demand_pinned,
+    final_capacity,
+    identity,
+    load_cap,
+    lookup_locks,
+    lost_send,
+    min_load,
+    registration,
+)
+from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
+from pdserve.patches.multiconnector import loser_blocks, prom_metrics, selection
+from pdserve.patches.nixl import abandoned_kv
+from pdserve.patches.patch import Deployment, Patch
+from pdserve.patches.scheduler import (
     admission_gate,
     failed_group,
     failed_loads_stand_back,
-    lmcache_block_copy,
-    lmcache_computed_count,
-    lmcache_demand_pinned,
-    lmcache_final_capacity,
-    lmcache_identity,
-    lmcache_load_cap,
-    lmcache_lookup_locks,
-    lmcache_lost_send,
-    lmcache_min_load,
-    lmcache_registration,
     load_timeout,
-    mooncake_bootstrap,
-    mooncake_cpu_device,
-    mooncake_pulls,
-    mooncake_requests,
-    mooncake_sends,
-    multiconnector_loser_blocks,
-    multiconnector_prom_metrics,
-    multiconnector_selection,
-    nixl_abandoned_kv,
     ready_waiters_first,
     stale_completions,
 )
-from pdserve.patches.patch import Deployment, Patch
 
 REGISTRY: tuple[Patch, ...] = (
-    multiconnector_prom_metrics.PATCH,
-    multiconnector_loser_blocks.PATCH,
-    multiconnector_selection.PATCH,
+    prom_metrics.PATCH,
+    loser_blocks.PATCH,
+    selection.PATCH,
     stale_completions.PATCH,
     admission_gate.PATCH,
     ready_waiters_first.PATCH,
     failed_loads_stand_back.PATCH,
     failed_group.PATCH,
     load_timeout.PATCH,
-    lmcache_lost_send.PATCH,
-    lmcache_computed_count.PATCH,
-    lmcache_registration.PATCH,
-    mooncake_requests.PATCH,
-    mooncake_sends.PATCH,
-    mooncake_pulls.PATCH,
-    mooncake_bootstrap.PATCH,
-    mooncake_cpu_device.PATCH,
-    nixl_abandoned_kv.PATCH,
-    lmcache_identity.PATCH,
-    lmcache_demand_pinned.PATCH,
-    lmcache_final_capacity.PATCH,
-    lmcache_block_copy.PATCH,
-    lmcache_lookup_locks.PATCH,
-    lmcache_load_cap.PATCH,
-    lmcache_min_load.PATCH,
+    lost_send.PATCH,
+    computed_count.PATCH,
+    registration.PATCH,
+    requests.PATCH,
+    sends.PATCH,
+    pulls.PATCH,
+    bootstrap.PATCH,
+    cpu_device.PATCH,
+    abandoned_kv.PATCH,
+    identity.PATCH,
+    demand_pinned.PATCH,
+    final_capacity.PATCH,
+    block_copy.PATCH,
+    lookup_locks.PATCH,
+    load_cap.PATCH,
+    min_load.PATCH,
 )
 """In the order in which they are applied."""
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from packaging.version import InvalidVersion, Version
 
+from pdserve.installed.versions import KNOWN
 from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints
 from pdserve.patches.patch import in_range
-from pdserve.versions import KNOWN
 
 FINGERPRINTED = ("vllm", "lmcache")
 """Packages of which enough is in the table to tell their releases apart."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pdserve.installed.versions import TESTED
 from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints, of_loaded
 from pdserve.patches.patch import Patch, Target, in_range, may_be
-from pdserve.versions import TESTED
 
 Outcome = Literal["apply", "not-needed", "unknown"]
 Decision = Literal["apply", "not-needed", "left-out", "refused"]

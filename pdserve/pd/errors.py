@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdserve.pd.registry import Worker
+    from pdserve.pd.workers.registry import Worker
 
 
 _NO_ROUTE = b'{"detail":"Not Found"}'

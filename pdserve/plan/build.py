@@ -12,19 +12,23 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdserve.plan import exposure, hybrid, kv_transfer, patching, placement, proxy, rocm, versions, vllm_router
-from pdserve.plan.engines import EngineInputs, engine_processes, port_needs
-from pdserve.plan.lmcache_servers import moves_kv_to_host, server_process, servers_for, summary
+from pdserve.plan import versions
+from pdserve.plan.engines import hybrid, kv_transfer, patching
+from pdserve.plan.engines.argv import kv_gib_on_cpu
+from pdserve.plan.engines.instances import EngineInputs, engine_processes, port_needs
+from pdserve.plan.lmcache import rocm
+from pdserve.plan.lmcache.servers import moves_kv_to_host, server_process, servers_for, summary
 from pdserve.plan.model import Node, Plan, Process, Versions
-from pdserve.plan.placement import Instance
+from pdserve.plan.nodes import placement
+from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import Ports
-from pdserve.plan.vllm_argv import kv_gib_on_cpu
+from pdserve.plan.proxy import exposure, pdserve_proxy, vllm_router
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
-from pdserve.recipe.connectors import Mooncake, Raw
 from pdserve.recipe.effective import AnyConnector
-from pdserve.recipe.lmcache import RoleName
 from pdserve.recipe.model import Logs, Recipe
+from pdserve.recipe.sections.connectors import Mooncake, Raw
+from pdserve.recipe.sections.lmcache import RoleName
 
 __all__ = ["build_plan", "nodes_for"]
 
@@ -64,7 +68,7 @@ def build_plan(
         [
             *(need for server in servers for need in server.needs()),
             *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
-            proxy.port_need(nodes[0]),
+            pdserve_proxy.port_need(nodes[0]),
             *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
     )
@@ -74,7 +78,7 @@ def build_plan(
     engine_python = recipe.engine.python or python
     hosts = [node.address for node in nodes]
     inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, hosts)
-    config = proxy.proxy_config(recipe, protocol, instances, ports, recipe_dir=recipe_dir, run_dir=run_dir)
+    config = pdserve_proxy.proxy_config(recipe, protocol, instances, ports, recipe_dir=recipe_dir, run_dir=run_dir)
     return Plan(
         name=recipe.name,
         run_dir=run_dir,
@@ -102,7 +106,7 @@ def build_plan(
             *(process for instance in instances for process in engine_processes(inputs, instance)),
             vllm_router.router_process(recipe, nodes[0], config, ports, python=python)
             if router
-            else proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
+            else pdserve_proxy.proxy_process(recipe, nodes[0], config, run_dir=run_dir, python=python),
         ),
         lmcache=tuple(summary(recipe, server, ports, run_id=run_id) for server in servers),
         proxy=config,

@@ -10,15 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pdserve.errors import RecipeError
-from pdserve.plan.devices import device_env
+from pdserve.plan.engines.devices import device_env
 from pdserve.plan.model import Env
-from pdserve.plan.placement import Instance
+from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import Ports
 from pdserve.recipe import effective
 from pdserve.recipe.base import EnvValue, SecretRef
-from pdserve.recipe.connectors import Mooncake
-from pdserve.recipe.lmcache import Lmcache
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.sections.connectors import Mooncake
+from pdserve.recipe.sections.lmcache import Lmcache
 
 ENGINE_KEY = "engine_key"
 """Name of the secret that every deployment makes for its engines."""

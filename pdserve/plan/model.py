@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pdserve.pd.config import ProxyConfig
+from pdserve.installed.versions import Versions as Versions
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
-from pdserve.plan.reach import Local, Reach
+from pdserve.plan.nodes.reach import Local, Reach
 from pdserve.recipe.model import Logs, Restart, Retention, Timeouts, Verify
-from pdserve.versions import Versions as Versions
 
 ProcessRole = Literal["weights", "lmcache", "prefill", "decode", "aggregated", "proxy"]
 

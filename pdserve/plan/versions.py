@@ -12,9 +12,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.installed.versions import KNOWN, TESTED
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
-from pdserve.versions import KNOWN, TESTED
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pdserve.plan.environment import weights_env
 from pdserve.plan.model import ExitProbe, Process
-from pdserve.plan.placement import Instance
+from pdserve.plan.nodes.placement import Instance
 from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe, Role
 

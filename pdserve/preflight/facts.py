@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pdserve
-from pdserve import host
-from pdserve.engine_env import read_versions
 from pdserve.errors import PreflightError
-from pdserve.host import MemoryFacts
+from pdserve.installed.versions import Versions
 from pdserve.plan.model import Frozen
 from pdserve.preflight import visible
+from pdserve.preflight.engine_packages import read_versions
 from pdserve.preflight.interfaces import Interface, interfaces, route_source
-from pdserve.versions import Versions
+from pdserve.system import host
+from pdserve.system.host import MemoryFacts
 
 _CAP_IPC_LOCK = 14
 

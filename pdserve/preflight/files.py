@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from pdserve import distributions
 from pdserve.errors import PreflightError
-from pdserve.pd import keys
-from pdserve.pd.config import ProxyConfig
-from pdserve.plan import vllm_router
+from pdserve.installed import distributions
+from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.limits import keys
 from pdserve.plan.model import Plan, Process
+from pdserve.plan.proxy import vllm_router
 
 
 def check_model(plan: Plan) -> None:

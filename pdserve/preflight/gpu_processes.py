@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdserve import procfs
 from pdserve.errors import NotOursError, StateError
-from pdserve.leftovers import members
 from pdserve.plan.model import Plan, Process
 from pdserve.preflight.finding import Finding
-from pdserve.process import Output, output_of
-from pdserve.rundir import RunDir
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import members
+from pdserve.system import procfs
+from pdserve.system.process import Output, output_of
 
 _TOOL_SECONDS = 20.0
 _NVIDIA_APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader")

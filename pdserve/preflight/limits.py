@@ -18,7 +18,7 @@ ENGINE_FILES = 65535
 (vllm/utils/system_utils.py, set_ulimit)."""
 PROXY_FILES = 4096
 """A request that streams holds a connection of the client and one of each engine. The proxy raises its soft limit as
-far as the hard one (pd/descriptors.py)."""
+far as the hard one (pd/serve/descriptors.py)."""
 LEAST_FILES = 1024
 """Sockets of engine workers, shared memory and libraries: with less, vLLM's own multiprocessing runs out of them."""
 

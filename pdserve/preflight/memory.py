@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pdserve.errors import PreflightError
-from pdserve.host import MemoryFacts
 from pdserve.lmcache_server import check_memory
 from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.preflight.finding import Finding, of_error
+from pdserve.system.host import MemoryFacts
 
 _GIB = 1 << 30
 _PLENTY = 1 << 62

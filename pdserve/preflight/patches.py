@@ -21,7 +21,7 @@ from pdserve.plan.environment import ALLOW_UNKNOWN
 from pdserve.plan.model import Process
 from pdserve.preflight.finding import Finding, Status
 from pdserve.preflight.of_plan import packages
-from pdserve.process import output_of
+from pdserve.system.process import output_of
 
 _ASK_SECONDS = 60.0
 """It parses a dozen large files, perhaps from a network file system."""

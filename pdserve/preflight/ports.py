@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pdserve import procfs
 from pdserve.errors import PreflightError
 from pdserve.plan.model import Process
+from pdserve.system import procfs
 
 
 def check_ports(starting: Iterable[Process], held_by_us: Collection[int]) -> None:

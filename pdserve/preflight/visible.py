@@ -2,14 +2,14 @@
 
 A batch system narrows a job down by variables, and not all by the same ones: Slurm sets CUDA_VISIBLE_DEVICES, on sites
 without NVIDIA's autodetection ROCR_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL beside it with the same ids. The plan's ids
-are those of the bare machine (plan/devices.py), because a process gets one variable and loses the others.
+are those of the bare machine (plan/engines/devices.py), because a process gets one variable and loses the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pdserve.plan.devices import ALL_VARIABLES
+from pdserve.plan.engines.devices import ALL_VARIABLES
 
 _NONE = ("", "-1", "NoDevFiles", "none", "void")
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pdserve.pd import routing_settings
-from pdserve.recipe.connectors import LmcacheMp, Mooncake, Multi, Nixl, Raw
-from pdserve.recipe.lmcache import RoleName
+from pdserve.pd.config import routing
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.sections.connectors import LmcacheMp, Mooncake, Multi, Nixl, Raw
+from pdserve.recipe.sections.lmcache import RoleName
 
 AnyConnector = Mooncake | Nixl | LmcacheMp | Multi | Raw
 LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
@@ -87,7 +87,7 @@ def transfer_mode_of(recipe: Recipe, connector: LmcacheMp) -> tuple[str, str]:
 
 def policy_of(recipe: Recipe, name: RoleName) -> str:
     """The routing policy of a role's pool."""
-    return routing_settings.policy_of(recipe.proxy.routing, name).kind
+    return routing.policy_of(recipe.proxy.routing, name).kind
 
 
 def publishes_kv_events(recipe: Recipe, name: RoleName) -> bool:

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
-from pdserve.recipe.connectors import Connector
-from pdserve.recipe.container import Container as Container
-from pdserve.recipe.lmcache import Lmcache
-from pdserve.recipe.nodes import Network as Network
-from pdserve.recipe.nodes import OnNodeLoss as OnNodeLoss
-from pdserve.recipe.proxy import Proxy as Proxy
-from pdserve.recipe.restart import Restart as Restart
-from pdserve.recipe.slurm import Slurm as Slurm
+from pdserve.recipe.sections.connectors import Connector
+from pdserve.recipe.sections.container import Container as Container
+from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections.nodes import Network as Network
+from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
+from pdserve.recipe.sections.proxy import Proxy as Proxy
+from pdserve.recipe.sections.restart import Restart as Restart
+from pdserve.recipe.sections.slurm import Slurm as Slurm
 
 
 class Model(Strict):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pdserve.recipe import show
-from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Path, Problem
 
 
 def literal(data: Any, path: Path = ()) -> Iterator[Problem]:

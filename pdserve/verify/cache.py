@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Collection
 
-from pdserve.engine_view import SaltUse, lmcache_salt_use
 from pdserve.errors import NotProvenError
+from pdserve.observe.engine_metrics import SaltUse, lmcache_salt_use
 from pdserve.verify.outcome import Outcome, failed, not_proven, proven
 from pdserve.verify.reference import force
 from pdserve.verify.report import Numbers

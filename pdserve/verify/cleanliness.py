@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 import httpx
 
-from pdserve.engine_view import EngineSnapshot, engine_snapshot
 from pdserve.errors import VerifyError
+from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot
 from pdserve.verify.outcome import Outcome, failed, not_proven, proven
 from pdserve.verify.prompts import longest_answer
 from pdserve.verify.report import Numbers

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from pdserve.engine_view import view_client
 from pdserve.errors import NotProvenError, VerifyError
+from pdserve.observe.engine_metrics import view_client
 from pdserve.plan.model import Plan
 from pdserve.verify import cache, cleanliness, endpoints, output, transfer
 from pdserve.verify.outcome import Outcome, failed, not_proven

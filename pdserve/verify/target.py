@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from pdserve.errors import VerifyError
-from pdserve.pd.config import WorkerConfig
+from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
 
 _SHORT_SECONDS = 5.0

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from pdserve.engine_view import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
 from pdserve.verify.prompts import make_prompts
 from pdserve.verify.target import Completion, Target
 

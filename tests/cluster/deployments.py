@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import NodeProcess
 from tests.cluster.spec import LOGIN
@@ -56,7 +56,9 @@ class Lab:
 
     def kill_agent_and_guard(self, node: str) -> None:
         """By SIGKILL, and stopped first, so that neither sees the other die. What they own lives on."""
-        both = [pid for pid, argv in self.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+        both = [
+            pid for pid, argv in self.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]
+        ]
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in both:
                 os.kill(pid, signum)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pdserve import procfs
+from pdserve.system import procfs
 
 _DAEMONS = ("slurmctld", "slurmd", "sshd")
 

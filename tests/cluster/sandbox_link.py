@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.cluster.errors import LabError
 from tests.cluster.spec import Spec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.cluster.cgroups import cgroups
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import LIMIT

@@ -19,7 +19,11 @@ ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
 def surveying(up: Deployment) -> None:
-    wait_until("a scout", lambda: any("pdserve.scout" in line for line in up.ours(up.cluster.nodes[1])), LIMIT)
+    wait_until(
+        "a node probe",
+        lambda: any("pdserve.preflight.nodes.node_probe" in line for line in up.ours(up.cluster.nodes[1])),
+        LIMIT,
+    )
 
 
 def starting_lmcache(up: Deployment) -> None:

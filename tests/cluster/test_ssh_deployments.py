@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.cluster.deployments import LIMIT, Lab, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
@@ -61,7 +61,7 @@ def test_a_host_that_does_not_answer_is_named_in_the_words_of_ssh(hosts: Lab) ->
     finally:
         hosts.cluster.heal(silent)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert f"scout@{silent}: nothing can be started on {silent}" in done.stderr
+    assert f"probe@{silent}: nothing can be started on {silent}" in done.stderr
     assert re.search(r"\| ssh: connect to host .* (timed out|No route to host)", done.stderr), done.stderr
 
 
@@ -86,7 +86,7 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
     first, other, _ = hosts.cluster.nodes
     assert f"error: 2 of 2 nodes cannot be looked at: {first}, {other}" in done.stderr
     for node in (first, other):
-        assert f"| scout@{node}: nothing can be started on {node}" in done.stderr
+        assert f"| probe@{node}: nothing can be started on {node}" in done.stderr
     assert done.stderr.count(words) == 2, done.stderr
 
 
@@ -94,10 +94,10 @@ def test_the_logs_that_preflight_names_are_there(hosts: Lab) -> None:
     file = hosts.hosts(ssh={"config": str(hosts.cluster.ssh_config), "options": ["Port=2222"]})
     done = hosts.pdserve(LOGIN, "preflight", hosts.recipe(), "--cluster", file)
     assert done.returncode == 3, done.stdout + done.stderr
-    named = re.search(r"read (\S+)/scout@\*\.log", done.stderr)
+    named = re.search(r"read (\S+)/probe@\*\.log", done.stderr)
     assert named is not None, done.stderr
     for node in hosts.cluster.nodes[:2]:
-        assert "Connection refused" in (Path(named[1]) / f"scout@{node}.log").read_text()
+        assert "Connection refused" in (Path(named[1]) / f"probe@{node}.log").read_text()
 
 
 def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_first(hosts: Lab) -> None:
@@ -136,7 +136,7 @@ def test_a_killed_ssh_is_a_lost_node_and_leaves_nothing_there(hosts: Lab) -> Non
         client = [
             pid
             for pid, argv in hosts.cluster.processes(LOGIN)
-            if argv[0] == "ssh" and node in argv and "pdserve.agent" in argv[-1]
+            if argv[0] == "ssh" and node in argv and "pdserve.node.agent" in argv[-1]
         ]
         with measured("SIGKILL of the ssh client") as note:
             os.kill(client[0], signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
 
 def agent_of(hosts: Lab, node: str) -> int:
     """The PID of the agent on a host, as the test process sees it: the child of the other one of its name."""
-    both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.agent" in argv and "ssh" not in argv[0]]
+    both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]]
     found = [pid for pid in both if any(pid in procfs.descendants(one) for one in both)]
     assert len(found) == 1, both
     return found[0]

@@ -8,10 +8,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pdserve import cluster_file
-from pdserve.pd import routing_settings, settings
-from pdserve.recipe import connectors, container, lmcache, model, nodes, proxy, restart, slurm
+from pdserve.pd.config import routing, settings
+from pdserve.reach import cluster_file
+from pdserve.recipe import model
 from pdserve.recipe.base import SecretRef
+from pdserve.recipe.sections import connectors, container, lmcache, nodes, proxy, restart, slurm
 from tests.docs.markdown import anchor
 
 _HEAD = """\
@@ -52,15 +53,15 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("lmcache", "`lmcache:`", lmcache.Lmcache),
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
     ("proxy", "`proxy:`", proxy.Proxy),
-    ("proxy.routing", "`proxy.routing:`", routing_settings.Routing),
-    ("policy: round_robin", "`{kind: round_robin}`", routing_settings.RoundRobin),
-    ("policy: least_loaded", "`{kind: least_loaded}`", routing_settings.LeastLoaded),
-    ("policy: power_of_two", "`{kind: power_of_two}`", routing_settings.PowerOfTwo),
-    ("policy: prefix_aware", "`{kind: prefix_aware}`", routing_settings.PrefixAware),
-    ("policy: kv_events", "`{kind: kv_events}`", routing_settings.KvEvents),
-    ("proxy.routing.load", "`proxy.routing.load:`", routing_settings.Load),
-    ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing_settings.Affinity),
-    ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing_settings.Conditional),
+    ("proxy.routing", "`proxy.routing:`", routing.Routing),
+    ("policy: round_robin", "`{kind: round_robin}`", routing.RoundRobin),
+    ("policy: least_loaded", "`{kind: least_loaded}`", routing.LeastLoaded),
+    ("policy: power_of_two", "`{kind: power_of_two}`", routing.PowerOfTwo),
+    ("policy: prefix_aware", "`{kind: prefix_aware}`", routing.PrefixAware),
+    ("policy: kv_events", "`{kind: kv_events}`", routing.KvEvents),
+    ("proxy.routing.load", "`proxy.routing.load:`", routing.Load),
+    ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing.Affinity),
+    ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing.Conditional),
     ("proxy.admission", "`proxy.admission:`", settings.Admission),
     ("limits of a pool", "`proxy.admission.prefill:` and those of the other pools", settings.PoolLimits),
     ("proxy.breaker", "`proxy.breaker:`", settings.Breaker),

@@ -8,7 +8,7 @@ import pytest
 
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Versions
-from pdserve.recipe.loader import load_recipe
+from pdserve.recipe.load.loader import load_recipe
 from tests.docs.cli_reference import root
 from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.cluster_file import Cluster
+from pdserve.reach.cluster_file import Cluster
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.pd.dialects import BY_PATH, CANCEL, RETRIEVE
-from pdserve.pd.member import create_app
+from pdserve.pd.requests.dialects import BY_PATH, CANCEL, RETRIEVE
+from pdserve.pd.serve.member import create_app
 from tests.docs.markdown import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "proxy.md").read_text()

@@ -19,11 +19,11 @@ from typing import Any
 
 import yaml
 
-from pdserve import procfs
-from pdserve.process import send
-from pdserve.procfs import ProcessId
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.system import procfs
+from pdserve.system.process import send
+from pdserve.system.procfs import ProcessId
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = [sys.executable, str(REPOSITORY / "tests/fakes/engine.py")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.plan.model import Node
-from pdserve.transport.containers import stop_left_containers
+from pdserve.reach.containers import stop_left_containers
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.process import Child, send, spawn
-from pdserve.rundir import RunDir
-from pdserve.running import follow
-from pdserve.state import DeploymentState
+from pdserve.operations.launcher_process import follow
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.system.process import Child, send, spawn
 
 
 @pytest.fixture

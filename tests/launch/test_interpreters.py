@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pdserve.cli.interpreters import as_running
+from pdserve.operations.interpreters import as_running
 from pdserve.plan.model import Plan
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
 from tests.launch.test_serving_faults import serving

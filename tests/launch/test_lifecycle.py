@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from pdserve import host, procfs
 from pdserve.errors import StateError
+from pdserve.system import host, procfs
 from tests.launch.deployment import (
     LINE_SECONDS,
     Command,
@@ -186,7 +186,7 @@ def test_down_after_everything_was_killed_says_so(tmp_path: Path, pdserve_home: 
         guard = deployment.id_of("guard")
         import asyncio
 
-        from pdserve.process import pid_end
+        from pdserve.system.process import pid_end
 
         asyncio.run(asyncio.wait_for(pid_end(guard.pid), LINE_SECONDS))
         assert read_json(pdserve("status", "--json")[1])["phase"] == "lost"

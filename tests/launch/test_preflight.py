@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.host import MemoryFacts
 from pdserve.lmcache_server import check_memory, registered_workers
 from pdserve.plan.model import LmcacheServer
+from pdserve.system.host import MemoryFacts
 from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
 
 GIB = 1 << 30

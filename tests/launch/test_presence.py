@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
-from pdserve.cli.down import lateness
-from pdserve.procfs import ProcessId
-from pdserve.rundir import RunDir, lives, unheard
-from pdserve.state import DeploymentState
+from pdserve.operations.down import lateness
+from pdserve.run.directory import RunDir, lives, unheard
+from pdserve.run.state import DeploymentState
+from pdserve.system import procfs
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import Command, pdserve, recipe, up
 from tests.launch.test_survival import until
 

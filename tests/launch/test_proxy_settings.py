@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve.pd import keys
+from pdserve.pd.limits import keys
 from tests.launch.deployment import pdserve, recipe, up
 from tests.proxy.test_tls import made
 

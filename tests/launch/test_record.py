@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pdserve import procfs
 from pdserve.errors import StateError
-from pdserve.fleet import Fleet
-from pdserve.record import KeptRecord, record_run
-from pdserve.rundir import RunDir, check_no_launcher, find
-from pdserve.state import DeploymentState
+from pdserve.launch.fleet import Fleet
+from pdserve.launch.launch_record import KeptRecord, record_run
+from pdserve.run.directory import RunDir, check_no_launcher, find
+from pdserve.run.state import DeploymentState
+from pdserve.system import procfs
 from tests.launch.deployment import pdserve, recipe, up
 from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until

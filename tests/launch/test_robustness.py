@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
 from pdserve.cli.console import Console
 from pdserve.errors import StateError
-from pdserve.failure import start_error
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Died, Late
-from pdserve.rundir import RunDir, find
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.launch.failure import start_error
+from pdserve.reach.protocol import Died, Late
+from pdserve.run.directory import RunDir, find
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system import procfs
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, Deployment, pdserve, recipe, up
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
@@ -105,10 +105,10 @@ def recorded(
 
 def told(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     """What the console prints of one event, after its head."""
-    console = Console(plan(planned_recipe()))
-    console.begin(run)
+    console = Console()
+    console.begin(run, plan(planned_recipe()))
     capsys.readouterr()
-    console.tell(event)
+    console.event(event)
     return "".join(capsys.readouterr())
 
 

@@ -68,8 +68,8 @@ def test_one_of_several_dies_the_others_serve(tmp_path: Path, pdserve_home: Path
 
 def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, pdserve_home: Path) -> None:
     """The API server still answers /health: nobody has to wait until it notices."""
-    from pdserve import procfs
-    from pdserve.process import send
+    from pdserve.system import procfs
+    from pdserve.system.process import send
 
     with up(recipe(tmp_path, prefill__env={"FAKE_CHILD": "1"}), pdserve_home) as deployment:
         root = serving(deployment).id_of("prefill-0")
@@ -233,7 +233,7 @@ def test_an_engine_that_stays_silent_is_dead(tmp_path: Path, pdserve_home: Path)
 def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, victims: tuple[str, ...]) -> None:
     import asyncio
 
-    from pdserve.process import pid_end
+    from pdserve.system.process import pid_end
 
     stubborn = {"FAKE_IGNORE_TERM": "1", "FAKE_CHILD": "setsid", "FAKE_SHM": "leak"}
     file = recipe(tmp_path, prefill__env=stubborn, timeouts__stop_seconds=1)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import cgroup, procfs
-from pdserve.process import pid_end, send
+from pdserve.system import cgroup, procfs
+from pdserve.system.process import pid_end, send
 from tests.launch.deployment import (
     LINE_SECONDS,
     Command,

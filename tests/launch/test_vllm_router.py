@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.vllm_router import VERSION
+from pdserve.plan.proxy.vllm_router import VERSION
 from pdserve.preflight import check_router
 from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
 

@@ -85,8 +85,8 @@ def test_nodes_with_different_commits_do_not_start_engines(tmp_path: Path) -> No
     import asyncio
 
     from pdserve.errors import StartError
-    from pdserve.fetched import same_commit
-    from pdserve.rundir import RunDir
+    from pdserve.launch.weights_agreement import same_commit
+    from pdserve.run.directory import RunDir
     from tests.plan import kit
 
     by_id = {"model": {"path": None, "id": "org/model"}}

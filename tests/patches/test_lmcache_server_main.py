@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.patches.lmcache_block_copy import default_width
-from pdserve.patches.lmcache_demand_pinned import step_bytes
+from pdserve.patches.lmcache.block_copy import default_width
+from pdserve.patches.lmcache.demand_pinned import step_bytes
 from pdserve.patches.proof import read_records
 
 MAIN = "pdserve.patches.lmcache_server_main"

@@ -14,10 +14,10 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pdserve.patches import mooncake_sends, mooncake_sockets
 from pdserve.patches.metrics import EffectsCollector
+from pdserve.patches.mooncake import sends, sockets
 from pdserve.patches.registry import REGISTRY
-from pdserve.pd import health_checks
+from pdserve.pd.workers import health_checks
 
 
 class Clock:
@@ -45,7 +45,7 @@ def limit() -> Iterator[int]:
 
 
 def test_800_rejected_requests_a_second_displace_no_id_for_five_minutes(clock: Clock) -> None:
-    remembered = mooncake_sends._Remembered()
+    remembered = sends._Remembered()
     remembered.add("innocent")
     for second in range(300):
         clock.now += 1
@@ -55,12 +55,12 @@ def test_800_rejected_requests_a_second_displace_no_id_for_five_minutes(clock: C
 
 
 def test_what_is_remembered_is_bounded_by_time_and_number(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered = mooncake_sends._Remembered()
+    remembered = sends._Remembered()
     remembered.add("old")
-    clock.now += mooncake_sends._REMEMBERED_SECONDS + 1
+    clock.now += sends._REMEMBERED_SECONDS + 1
     remembered.add("new")
     assert ("old" in remembered, "new" in remembered) == (False, True)
-    monkeypatch.setattr(mooncake_sends, "_REMEMBERED", 2)
+    monkeypatch.setattr(sends, "_REMEMBERED", 2)
     remembered.add("newer")
     remembered.add("newest")
     assert [name in remembered for name in ("new", "newer", "newest")] == [False, True, True]
@@ -68,17 +68,17 @@ def test_what_is_remembered_is_bounded_by_time_and_number(clock: Clock, monkeypa
 
 def test_a_context_gets_more_sockets_than_libzmq_gives_by_default(limit: int) -> None:
     with zmq.Context() as context:
-        mooncake_sockets.widen(context)
+        sockets.widen(context)
         socks = [context.socket(zmq.PAIR) for _ in range(2000)]
-        assert mooncake_sockets.pulls_at_once(context) > 1023, "as many as without the patches, or more"
+        assert sockets.pulls_at_once(context) > 1023, "as many as without the patches, or more"
         for sock in socks:
             sock.close()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(limit, mooncake_sockets._DESCRIPTORS)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(limit, sockets._DESCRIPTORS)
 
 
 def test_pulls_leave_descriptors_to_the_rest_of_the_process(limit: int) -> None:
     with zmq.Context() as context:
-        assert 1 <= mooncake_sockets.pulls_at_once(context) * mooncake_sockets._DESCRIPTORS_A_PULL <= 512 * 3 // 4
+        assert 1 <= sockets.pulls_at_once(context) * sockets._DESCRIPTORS_A_PULL <= 512 * 3 // 4
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_pulls_leave_descriptors_to_the_rest_of_the_process(limit: int) -> None:
     ],
 )
 def test_a_lack_of_sockets_is_told_from_other_errors(error: Exception, exhausted: bool) -> None:
-    assert mooncake_sockets.is_exhaustion(error) is exhausted
+    assert sockets.is_exhaustion(error) is exhausted
 
 
 def test_the_proxy_finds_the_lack_of_sockets_on_the_page_of_an_engine(tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_the_proxy_finds_the_lack_of_sockets_on_the_page_of_an_engine(tmp_path: 
     registry = CollectorRegistry()
     registry.register(EffectsCollector(tmp_path, os.getsid(0)))
     assert [float(times) for times in health_checks._NO_SOCKETS.findall(generate_latest(registry))] == [3, 1]
-    assert sum(mooncake_sockets.OUT_OF_SOCKETS in patch.effects for patch in REGISTRY) == 2
+    assert sum(sockets.OUT_OF_SOCKETS in patch.effects for patch in REGISTRY) == 2

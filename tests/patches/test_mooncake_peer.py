@@ -12,7 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pdserve.patches import mooncake_peer
+from pdserve.patches.mooncake import peer
 
 PULLS = 60
 LIMIT_SECONDS = 20
@@ -37,7 +37,7 @@ async def pull(context: Any, address: str, *, lost: Callable[[], None] = lambda:
     with context.socket(zmq.DEALER) as sock:
         sock.setsockopt(zmq.LINGER, 0)
         sock.connect(address)
-        mooncake_peer.watch(sock, address, lost=lost, reconnecting=lambda: None)
+        peer.watch(sock, address, lost=lost, reconnecting=lambda: None)
         await sock.send(b"what is wanted")
         yield sock
 
@@ -64,7 +64,7 @@ def test_pulls_that_end_leave_no_socket_behind(context: zmq.asyncio.Context) -> 
             await fewer_open_files_than(before + PULLS)
 
     asyncio.run(pulls())
-    assert not mooncake_peer._watching
+    assert not peer._watching
 
 
 def test_a_prefill_that_goes_is_noticed_after_many_pulls_that_ended(context: zmq.asyncio.Context) -> None:
@@ -104,12 +104,12 @@ def test_all_pulls_that_ask_about_a_prefill_at_once_share_one_connection() -> No
     async def asked() -> list[set[bool]]:
         async with asyncio.timeout(LIMIT_SECONDS), await asyncio.start_server(count, "127.0.0.1", 0) as server:
             address = "tcp://{}:{}".format(*server.sockets[0].getsockname())
-            there = await asyncio.gather(*(mooncake_peer.refuses(address) for _ in range(PULLS)))
+            there = await asyncio.gather(*(peer.refuses(address) for _ in range(PULLS)))
             while not connections:
                 await asyncio.sleep(0)
-        gone = await asyncio.gather(*(mooncake_peer.refuses(address) for _ in range(PULLS)))
+        gone = await asyncio.gather(*(peer.refuses(address) for _ in range(PULLS)))
         return [set(there), set(gone)]
 
     assert asyncio.run(asked()) == [{False}, {True}]
     assert connections == 1
-    assert not mooncake_peer._probing
+    assert not peer._probing

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pdserve.distributions import installed
+from pdserve.installed.distributions import installed
 from pdserve.patches import here
 from pdserve.patches.fingerprint import Fingerprint, Known
 from pdserve.patches.registry import REGISTRY

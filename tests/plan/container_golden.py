@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pdserve.plan.container import Around, wrap
+from pdserve.plan.nodes.container import Around, wrap
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.container import Container, Kind
+from pdserve.recipe.sections.container import Container, Kind
 
 FOLDER = Path(__file__).parent / "golden_containers"
 KINDS: tuple[Kind, ...] = ("docker", "apptainer", "pyxis")
 PLATFORMS: tuple[Literal["cpu", "cuda", "rocm"], ...] = ("cpu", "cuda", "rocm")
 IMAGE = "docker.io/vllm/vllm-openai:v0.31.0"
-ARGUMENTS = ("-m", "pdserve.agent", "--node", "n1", "--run-dir", "/nfs/runs/demo")
+ARGUMENTS = ("-m", "pdserve.node.agent", "--node", "n1", "--run-dir", "/nfs/runs/demo")
 
 
 def container(kind: Kind) -> Container:

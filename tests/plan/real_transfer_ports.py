@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from pdserve import procfs
+from pdserve.system import procfs
 
 
 def main() -> None:

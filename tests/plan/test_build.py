@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pdserve.plan
-from pdserve.pd.config import ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.plan.model import Exposure, HttpProbe, Node
 from tests.plan.kit import MOONCAKE, NIXL, aggregated, hosts, on_gpus, plan, recipe, with_lmcache
 
@@ -155,7 +155,7 @@ def test_every_pinned_port_is_listed_as_open() -> None:
 
 def test_planning_imports_no_engine() -> None:
     code = (
-        "import sys, pdserve.plan.build, pdserve.plan.render; "
+        "import sys, pdserve.plan.build, pdserve.plan.render.bash; "
         "print([m for m in ('vllm', 'lmcache', 'mooncake', 'torch', 'fastapi') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

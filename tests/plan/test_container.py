@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.container import (
+from pdserve.plan.nodes.container import (
     Around,
     Wrapped,
     docker_list_argv,
@@ -19,7 +19,7 @@ from pdserve.plan.container import (
 )
 from pdserve.recipe import effective
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.container import Container, Kind
+from pdserve.recipe.sections.container import Container, Kind
 from tests.plan.container_golden import ARGUMENTS, IMAGE, KINDS, PLATFORMS, around, container, golden_files
 from tests.plan.kit import on_gpus, recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.plan.devices import ALL_VARIABLES, Platform, device_env
+from pdserve.plan.engines.devices import ALL_VARIABLES, Platform, device_env
 
 
 @pytest.mark.parametrize(("platform", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("rocm", "HIP_VISIBLE_DEVICES")])

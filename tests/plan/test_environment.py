@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.plan.devices import ALL_VARIABLES
+from pdserve.plan.engines.devices import ALL_VARIABLES
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
 

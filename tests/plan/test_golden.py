@@ -9,7 +9,7 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.build import build_plan
 from pdserve.plan.model import Plan
-from pdserve.recipe.loader import load_recipe
+from pdserve.recipe.load.loader import load_recipe
 from tests.plan.golden import FOLDER, RECIPES, ROOT, golden_files, shipped_plan
 from tests.plan.kit import VERSIONS, hosts
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
+from pdserve.installed.versions import Versions
 from pdserve.plan.build import build_plan, nodes_for
-from pdserve.plan.hybrid import check
+from pdserve.plan.engines.hybrid import check
 from pdserve.recipe.model import Recipe
-from pdserve.versions import Versions
 from tests.plan.kit import LMCACHE, MOONCAKE, MULTI, NIXL, VERSIONS, aggregated, on_gpus, recipe, with_lmcache
 
 PLAIN = {"model_type": "llama", "num_attention_heads": 4}

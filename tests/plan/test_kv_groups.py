@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.plan.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal, scheduler_block
+from pdserve.plan.engines.kv_groups import (
+    Group,
+    can_store,
+    good_chunk,
+    lmcache_refusal,
+    offloading_refusal,
+    scheduler_block,
+)
 
 DEEPSEEK_V4 = tuple(map(Group, (256, 64, 64, 4, 8)))
 QWEN_3_5 = (Group(1056), Group(1056, "recurrent"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.plan import kv_transfer
+from pdserve.plan.engines import kv_transfer
 from pdserve.plan.model import Plan
 from tests.plan.kit import (
     LMCACHE,

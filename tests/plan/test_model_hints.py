@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.model_hints import hints_of
+from pdserve.plan.engines.model_hints import hints_of
 from tests.plan.model_configs import FAMILIES, Family
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
-from pdserve.plan.placement import Instance, nodes_for, place
+from pdserve.plan.nodes.placement import Instance, nodes_for, place
 from tests.plan.kit import hosts, on_gpus, recipe
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd.config import ProxyConfig
-from pdserve.pd.settings import Auth, PoolLimits, UpstreamTls
+from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.config.settings import Auth, PoolLimits, UpstreamTls
 from pdserve.plan.model import Node
-from pdserve.plan.reach import Local, Reach, Srun
+from pdserve.plan.nodes.reach import Local, Reach, Srun
 from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe, value_of
 
 EVENTS = {"proxy": {"routing": {"decode": {"kind": "kv_events"}}}}

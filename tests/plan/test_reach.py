@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.plan.reach import Local, Srun, Ssh, reach_argv, term_seconds
+from pdserve.plan.nodes.reach import Local, Srun, Ssh, reach_argv, term_seconds
 
-AGENT = ("/shared/venv/bin/python", "-m", "pdserve.agent", "--run-dir", "/shared/a run")
+AGENT = ("/shared/venv/bin/python", "-m", "pdserve.node.agent", "--run-dir", "/shared/a run")
 
 
 def test_on_this_machine_it_is_a_child() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan
-from pdserve.plan.render import render_shell
+from pdserve.plan.render.bash import render_shell
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS, recipe, with_lmcache
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pdserve.cli.main import app
 from pdserve.errors import RecipeError
-from pdserve.plan.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
+from pdserve.plan.render.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
 from tests.plan.golden import BATCH_SCRIPT, RECIPES, ROOT, batch_script, shipped_plan
 from tests.plan.kit import on_gpus, plan, recipe, with_lmcache
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.vllm_argv import flags
+from pdserve.plan.engines.argv import flags
 from tests.plan.kit import hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 

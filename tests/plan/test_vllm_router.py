@@ -8,7 +8,7 @@ import pytest
 from vllm_router.launch_router import parse_router_args
 
 from pdserve.plan.model import HttpProbe, Plan
-from pdserve.plan.vllm_router import MODULE, VERSION
+from pdserve.plan.proxy.vllm_router import MODULE, VERSION
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
 
 ROUTER: dict[str, Any] = {"proxy": {"kind": "vllm-router"}}

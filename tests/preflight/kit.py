@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pdserve.host import MemoryFacts
 from pdserve.plan.model import Node, Plan
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.interfaces import Interface
+from pdserve.system.host import MemoryFacts
 from tests.namespaces import unshared
 from tests.plan import kit
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from pdserve.errors import PreflightError, RecipeError
-from pdserve.preflight.address import Asked, Chosen, Network, choose, choose_all, find_addresses
 from pdserve.preflight.facts import NodeFacts
-from pdserve.recipe.nodes import Network as RecipeNetwork
+from pdserve.preflight.nodes.address import Asked, Chosen, Network, choose, choose_all, find_addresses
+from pdserve.recipe.sections.nodes import Network as RecipeNetwork
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pdserve.plan.model import Node
-from pdserve.preflight.cross_node import Target, cross_node, side_channels
+from pdserve.preflight.nodes.cross_node import Target, cross_node, side_channels
 from tests.plan import kit
 
 

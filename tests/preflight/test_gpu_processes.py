@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, parse_amd, parse_nvidia, parse_rocm
-from pdserve.process import Output
-from pdserve.procfs import ProcessId
-from pdserve.rundir import RunDir
-from pdserve.state import DeploymentState, NodeState, ProcessState
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system import procfs
+from pdserve.system.process import Output
+from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 from tests.preflight import recorded
 from tests.preflight.kit import here

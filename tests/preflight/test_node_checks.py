@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pdserve.host import MemoryFacts
 from pdserve.plan.model import Node, Plan
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import gather
@@ -17,6 +16,7 @@ from pdserve.preflight.finding import Finding, failed
 from pdserve.preflight.memory import given_back
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.run_dir import find_run_dir, remove_mark, write_mark
+from pdserve.system.host import MemoryFacts
 from tests.launch.deployment import free_ports
 from tests.plan import kit
 from tests.preflight.kit import GIB, facts, only

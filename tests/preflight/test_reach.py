@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 import pytest
 
-from pdserve.preflight.cross_node import Target
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.reach import DEADLINE_SECONDS, Listening, connect, listen
+from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.reachability import DEADLINE_SECONDS, Listening, connect, listen
 from tests.launch.deployment import free_ports
 from tests.preflight.kit import in_namespace
 
@@ -133,8 +133,8 @@ def test_many_connections_at_once() -> None:
 
 _CODE = """
 import asyncio
-from pdserve.preflight.cross_node import Target
-from pdserve.preflight.reach import connect
+from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.reachability import connect
 from pydantic import TypeAdapter
 from pdserve.preflight.finding import Finding
 targets = [Target(source="a", node=a, address=a, port=p, purpose="x") for a in %r for p in %r]

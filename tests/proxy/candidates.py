@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pdserve.pd.routing_settings import Routing
+from pdserve.pd.config.routing import Routing
 
 
 @dataclass

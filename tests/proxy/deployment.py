@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 
 import httpx
 
-from pdserve import procfs
-from pdserve.pd.config import Protocol, ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
+from pdserve.system import procfs
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = "tiny"
@@ -148,9 +148,9 @@ class Fake(Child):
 class Proxy(Child):
     """The real proxy process.
 
-    `moments`: constants of its modules (`pdserve.pd.nixl.LAST_MOMENT_SECONDS`) with other values. Each is how long the
-    proxy waits for something that an engine does at once. A test that is about what the engine then does gives it more:
-    how fast the machine is that runs both must not decide.
+    `moments`: constants of its modules (`pdserve.pd.protocols.nixl.LAST_MOMENT_SECONDS`) with other values. Each is how
+    long the proxy waits for something that an engine does at once. A test that is about what the engine then
+    does gives it more: how fast the machine is that runs both must not decide.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pdserve.pd.config import ProxyConfig
+from pdserve.pd.config.proxy import ProxyConfig
 from tests.proxy.deployment import KEY, MODEL, Proxy
 
 SECONDS = 60.0

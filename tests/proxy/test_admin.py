@@ -9,8 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pdserve.errors import RecipeError
-from pdserve.pd import admin, keys
-from pdserve.pd.config import WorkerConfig
+from pdserve.pd.config.proxy import WorkerConfig
+from pdserve.pd.limits import keys
+from pdserve.pd.serve import admin
 
 TOKEN = "correct-horse-battery"
 NEW = {"name": "decode-9", "role": "decode", "url": "http://10.0.0.9:8200"}

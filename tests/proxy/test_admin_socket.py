@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.pd.admin_server import AdminServer
-from pdserve.pd.config import WorkerConfig
-from pdserve.pd.settings import Admin
+from pdserve.pd.config.proxy import WorkerConfig
+from pdserve.pd.config.settings import Admin
+from pdserve.pd.serve.admin_server import AdminServer
 
 
 class NoWorkers:

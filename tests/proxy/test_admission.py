@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.pd import shared_numbers
-from pdserve.pd.admission import CELLS_PER_PROCESS, Gate, Ticket
-from pdserve.pd.entrance import admit
+from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
-from pdserve.pd.reading import priority_of
-from pdserve.pd.settings import PoolLimits
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS, Gate, Ticket
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.relay.entrance import admit
+from pdserve.pd.serve.request_parser import priority_of
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd.allowed_hosts import AllowedHosts
-from pdserve.pd.config import ProxyConfig
+from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from tests.proxy.raw import RawDeployment, raw_deployment
 
 CONFIG: dict[str, Any] = {

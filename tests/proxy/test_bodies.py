@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.body import Body, decode
-from pdserve.pd.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
 from pdserve.pd.errors import ApiError
-from pdserve.pd.pieces import LARGE, Pieces
+from pdserve.pd.http.pieces import LARGE, Pieces
+from pdserve.pd.requests.body import Body, decode
+from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, DIALECTS, INTERNAL, NOT_FOR_PREFILL, Dialect
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -12,7 +12,7 @@ import pytest
 from tests.proxy.deployment import MODEL, Deployment
 
 COMPLETIONS = "/v1/completions"
-PATIENT = {"pdserve.pd.mooncake.DELIVER_SECONDS": 60.0}
+PATIENT = {"pdserve.pd.protocols.mooncake.DELIVER_SECONDS": 60.0}
 """A proxy that lets prefill finish, and does not give up on it because this machine is slow."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 1000}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import compiled
+from pdserve.installed import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOKS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]

@@ -20,13 +20,14 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pdserve.pd import server, shared_numbers
-from pdserve.pd.config import ProxyConfig
-from pdserve.pd.gateway import Gateway
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.http.front import Front
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.serve import server
+from pdserve.pd.serve.gateway import Gateway
 from pdserve.plan.model import Plan
 from pdserve.proxy import Start, listening
-from pdserve.recipe.proxy import Proxy
+from pdserve.recipe.sections.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
 from tests.proxy.test_tls import made

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.proxy.deployment import KEY, Deployment, Fake
 
 TRANSFER = "xfer-1"

@@ -200,7 +200,9 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
         answered.wait(SECONDS)
         raise CutError
 
-    with raw_deployment(tmp_path, split=True, moments={"pdserve.pd.mooncake._ANSWER_SECONDS": SECONDS}) as raw:
+    with raw_deployment(
+        tmp_path, split=True, moments={"pdserve.pd.protocols.mooncake._ANSWER_SECONDS": SECONDS}
+    ) as raw:
         raw.engines[0].script = silent
         raw.engine.script = says(head(SSE), chunk(EVENT), cut=True)
         answer = raw.ask(post(PATH, STREAM))

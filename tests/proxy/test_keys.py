@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from pdserve.cli.main import app
 from pdserve.errors import RecipeError
-from pdserve.pd import keys
 from pdserve.pd.errors import ApiError
+from pdserve.pd.limits import keys
 
 
 def line(name: str, key: str, **more: Any) -> str:

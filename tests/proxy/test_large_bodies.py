@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pdserve.pd.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
-from pdserve.pd.dialects import COMPLETIONS
 from pdserve.pd.errors import ApiError
-from pdserve.pd.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
+from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_once
+from pdserve.pd.requests.dialects import COMPLETIONS
+from pdserve.pd.requests.scan import MAX_BRACKETS, MAX_DEPTH, MAX_MEMBERS, Scan
 
 TRANSFER = b'{"transfer_id": "ours"}'
 SLICE = 4096

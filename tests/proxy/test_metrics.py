@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.pd.metrics import Histogram, Metrics
-from pdserve.pd.metrics_page import COUNTERS, GAUGES, STAGES
-from pdserve.pd.page_limit import FRESH_A_SECOND, PageLimit
+from pdserve.pd.serve.page_limit import FRESH_A_SECOND, PageLimit
+from pdserve.pd.telemetry.metrics import Histogram, Metrics
+from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, STAGES
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -44,7 +44,9 @@ def test_a_prefill_that_answers_in_the_moment_its_client_leaves_keeps_nothing(de
 def test_an_answer_on_its_way_when_the_client_leaves_is_read_and_what_it_names_is_dropped(
     deployment: Deployment,
 ) -> None:
-    deployment.up(nixl=True, prefill={"hold": "answer"}, moments={"pdserve.pd.nixl.LAST_MOMENT_SECONDS": 60.0})
+    deployment.up(
+        nixl=True, prefill={"hold": "answer"}, moments={"pdserve.pd.protocols.nixl.LAST_MOMENT_SECONDS": 60.0}
+    )
     prefill, decode = deployment.fakes
     with deployment.proxy.open(COMPLETIONS, BODY):
         prefill.wait(held=1)
@@ -61,7 +63,7 @@ def test_leaving_before_decodes_scheduler_has_the_request_waits_until_it_has(
     deployment: Deployment, stream: bool
 ) -> None:
     """vLLM's HTTP layer drops a request whose client leaves that early, and nobody tells prefill."""
-    moments = {"pdserve.pd.nixl.TAKEN_IN_SECONDS": 8.0}
+    moments = {"pdserve.pd.protocols.nixl.TAKEN_IN_SECONDS": 8.0}
     deployment.up(nixl=True, decode={"hold": "arrival", "token_seconds": 0.05}, moments=moments)
     prefill, decode = deployment.fakes
     with deployment.proxy.open(COMPLETIONS, BODY | {"stream": stream}):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.pd.body import Body
-from pdserve.pd.dialects import BY_PATH, CHAT, COMPLETIONS
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.incoming import Budget
-from pdserve.pd.usage_meter import Fingerprints, metered
+from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.dialects import BY_PATH, CHAT, COMPLETIONS
+from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import RawClient, raw_deployment
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve import procfs
+from pdserve.system import procfs
 from tests.proxy.deployment import MODEL, REPOSITORY, Deployment, Proxy
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
@@ -25,7 +25,7 @@ PROCESSES = 3
 SIGNALLED = """
 import os, signal, sys
 from pdserve.pd import processes
-from pdserve.pd.child import Configured
+from pdserve.pd.processes.child import Configured
 
 moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
 
@@ -55,7 +55,7 @@ sys.exit(processes.Processes(3, member, None, Configured(b"")).run())
 SIGNALLED_LAST = """
 import os, signal, sys
 from pdserve.pd import processes
-from pdserve.pd.child import Configured
+from pdserve.pd.processes.child import Configured
 
 wait = os.waitpid
 
@@ -186,7 +186,7 @@ def test_members_die_with_their_parent(deployment: Deployment) -> None:
 
 
 def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
-    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.SHORT_LIFE_SECONDS": 60.0})
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.supervisor.SHORT_LIFE_SECONDS": 60.0})
     os.kill(min(deployment.proxy.members), signal.SIGKILL)
     assert deployment.proxy.process.wait() != 0
 
@@ -195,7 +195,7 @@ def test_a_process_that_ends_at_once_ends_all(deployment: Deployment) -> None:
 
 
 def test_a_process_that_hangs_is_replaced_and_what_waited_for_it_is_served(deployment: Deployment) -> None:
-    deployment.up(processes=PROCESSES, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     held = min(deployment.proxy.members)
     os.kill(held, signal.SIGSTOP)
     # Each over a connection of its own: some of them are the held one's.
@@ -206,7 +206,7 @@ def test_a_process_that_hangs_is_replaced_and_what_waited_for_it_is_served(deplo
 
 def test_processes_that_were_all_stopped_go_on(deployment: Deployment) -> None:
     """As with a machine that was suspended: no one of them is to blame."""
-    deployment.up(processes=PROCESSES, moments={"pdserve.pd.beats.HUNG_SECONDS": 2.5})
+    deployment.up(processes=PROCESSES, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 2.5})
     before = deployment.proxy.members
     deployment.proxy.send_all(signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
@@ -342,7 +342,7 @@ def test_after_a_restart_that_failed_processes_are_replaced_as_before_it(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     """With the configuration that they had, although the file has another one."""
-    deployment.up(processes=2, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    deployment.up(processes=2, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     hung, other = sorted(deployment.proxy.members)
     not_restarted(deployment, tmp_path)
     os.kill(hung, signal.SIGSTOP)
@@ -374,7 +374,7 @@ def test_a_configuration_that_changes_behind_its_check_does_not_end_the_proxy(de
 
 
 def test_an_old_process_that_is_stopped_does_not_outlive_the_others(deployment: Deployment) -> None:
-    deployment.up(control=True, moments={"pdserve.pd.beats.HUNG_SECONDS": 4.0})
+    deployment.up(control=True, moments={"pdserve.pd.processes.heartbeat.HUNG_SECONDS": 4.0})
     (old,) = deployment.proxy.members
     os.kill(old, signal.SIGSTOP)
     deployment.proxy.push_line(json.dumps({"restart": True}))

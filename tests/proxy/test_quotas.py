@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdserve.pd import shared_numbers
 from pdserve.pd.errors import ApiError
-from pdserve.pd.keys import ApiKey
-from pdserve.pd.quotas import WINDOW_SECONDS, Quotas, Use, cells_needed
+from pdserve.pd.limits.keys import ApiKey
+from pdserve.pd.limits.quotas import WINDOW_SECONDS, Quotas, Use, cells_needed
+from pdserve.pd.processes import shared_numbers
 
 
 class Clock:

@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.pd import shared_numbers
-from pdserve.pd.client import Client
-from pdserve.pd.config import ProxyConfig
-from pdserve.pd.dialects import CHAT, MESSAGES
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.front import Connection, Front, Limits, Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.http.upstream import Connection as Upstream
-from pdserve.pd.leg import Leg
-from pdserve.pd.load import LoadBoard
-from pdserve.pd.registry import Registry
-from pdserve.pd.waiting import never
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.leg import Leg
+from pdserve.pd.relay.waiting import never
+from pdserve.pd.requests.dialects import CHAT, MESSAGES
+from pdserve.pd.workers.load import LoadBoard
+from pdserve.pd.workers.registry import Registry
 from tests.proxy.raw import RawDeployment, Say, chunk, head, post, raw_deployment, says, whole
 
 PATH = "/v1/chat/completions"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.metrics import Histogram
-from pdserve.pd.request_log import RequestLine, RequestLog
-from pdserve.pd.settings import LogFormat
+from pdserve.pd.config.settings import LogFormat
+from pdserve.pd.telemetry.metrics import Histogram
+from pdserve.pd.telemetry.request_log import RequestLine, RequestLog
 
 NOON = datetime(2026, 5, 4, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -10,10 +10,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.policy import Policy
-from pdserve.pd.routing_settings import Role
 from tests.proxy.candidates import PolicyName, Worker, everywhere, workers
 
 

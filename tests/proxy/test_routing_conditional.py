@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.pd.config.routing import Conditional
 from pdserve.pd.routing.conditional import WAY_WHYS, decide
-from pdserve.pd.routing_settings import Conditional
 
 
 def limits(min_prompt: int, max_missing: int) -> Conditional:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
-from pdserve.pd import routing_settings
+from pdserve.pd.config import routing
+from pdserve.pd.config.routing import Role, Routing
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import kv_events_of, make
 from pdserve.pd.routing.policy import WHYS
-from pdserve.pd.routing_settings import Role, Routing
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
 ROLES: list[Role] = ["prefill", "decode", "aggregated"]
@@ -156,7 +156,7 @@ def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinit
 
 
 def test_a_policy_that_nobody_knows_is_an_error_that_names_those_that_there_are() -> None:
-    unknown = Routing().model_copy(update={"decode": routing_settings.Load()})
+    unknown = Routing().model_copy(update={"decode": routing.Load()})
     with pytest.raises(RecipeError) as caught:
         make(unknown, "decode")
     assert caught.value.where == "proxy.routing.decode"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.pd.config.routing import Load, Role
+from pdserve.pd.config.routing import PrefixAware as PrefixSettings
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.prefix_aware import PrefixAware
-from pdserve.pd.routing_settings import Load, Role
-from pdserve.pd.routing_settings import PrefixAware as PrefixSettings
 from tests.proxy.candidates import Worker, everywhere, workers
 
 ROLES: list[Role] = ["prefill", "decode", "aggregated"]

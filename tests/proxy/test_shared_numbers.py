@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.pd import shared_numbers
+from pdserve.pd.processes import shared_numbers
 
 COUNT = """
 import sys
@@ -24,8 +24,8 @@ ENTER = """
 import random, sys
 from pathlib import Path
 from pdserve.pd import shared_numbers
-from pdserve.pd.admission import CELLS_PER_PROCESS, Gate
-from pdserve.pd.settings import PoolLimits
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS, Gate
+from pdserve.pd.config.settings import PoolLimits
 class Worker:
     kv_usage = 0.0
 numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from pdserve.errors import RecipeError
-from pdserve.pd.settings import Otel
-from pdserve.pd.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
+from pdserve.pd.config.settings import Otel
+from pdserve.pd.telemetry.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -122,7 +122,7 @@ def test_without_the_setting_nothing_happens_and_nothing_is_imported() -> None:
     assert spans.begin(SAMPLED) is None
     spans.close()
     code = (
-        "import sys; from pdserve.pd.spans import open_spans; open_spans(None, 'x');"
+        "import sys; from pdserve.pd.telemetry.spans import open_spans; open_spans(None, 'x');"
         "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -64,8 +64,11 @@ def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch
 def test_nobody_has_in_memory_what_only_others_need() -> None:
     """The parent: what starts members. A member: nothing of the admin's endpoints, nor of features that are off."""
     for module, without in (
-        ("pdserve.proxy", {"asyncio", "dataclasses", "inspect", "ssl", "pydantic", "starlette", "pdserve.pd.member"}),
-        ("pdserve.pd.member", {"fastapi", "uvicorn", "zmq", "httpx", "opentelemetry", "pdserve.pd.admin"}),
+        (
+            "pdserve.proxy",
+            {"asyncio", "dataclasses", "inspect", "ssl", "pydantic", "starlette", "pdserve.pd.serve.member"},
+        ),
+        ("pdserve.pd.serve.member", {"fastapi", "uvicorn", "zmq", "httpx", "opentelemetry", "pdserve.pd.serve.admin"}),
     ):
         program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

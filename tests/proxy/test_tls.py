@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pdserve.pd.client_tls import _HANDSHAKES
 from pdserve.pd.http.places import PROBE_PLACES
+from pdserve.pd.serve.client_tls import _HANDSHAKES
 from tests.proxy.deployment import MODEL, Deployment
 from tests.proxy.raw import SECONDS, RawClient
 

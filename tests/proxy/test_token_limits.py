@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve.pd.body import Body
-from pdserve.pd.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from pdserve.pd.errors import ApiError
-from pdserve.pd.prefill_leg import bad_end, good_end
-from pdserve.pd.usage_counts import cached_in, of_answer
-from pdserve.pd.usage_meter import Fingerprints, UsageMeter, last_in, metered
+from pdserve.pd.protocols.prefill_leg import bad_end, good_end
+from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from pdserve.pd.telemetry.usage_counts import cached_in, of_answer
+from pdserve.pd.telemetry.usage_meter import Fingerprints, UsageMeter, last_in, metered
 from tests.proxy.deployment import MODEL, Deployment
 
 LIMITED, FREE = "a-limited-key", "a-free-key"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pdserve.pd import shared_numbers
-from pdserve.pd.config import ProxyConfig, WorkerConfig
-from pdserve.pd.gateway import Gateway
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.http.incoming import Budget, Request
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.processes import shared_numbers
+from pdserve.pd.serve.gateway import Gateway
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pdserve import procfs
-from pdserve.procfs import ProcessId
+from pdserve.system import procfs
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from pdserve.engine_view import engine_snapshot
-from pdserve.procfs import ProcessId
+from pdserve.observe.engine_metrics import engine_snapshot
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import Deployment
 from tests.real.kv_faults import held
 

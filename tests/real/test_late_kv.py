@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from pdserve.patches import stale_completions
-from pdserve.patches.load_timeout import NAME
+from pdserve.patches.scheduler import stale_completions
+from pdserve.patches.scheduler.load_timeout import NAME
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
 from tests.real import kv_faults
 

@@ -22,8 +22,8 @@ import httpx
 import pytest
 import yaml
 
+from pdserve.node.supervised import environment
 from pdserve.plan.model import Plan
-from pdserve.supervised import environment
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import brought_up, member

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from pdserve import procfs
-from pdserve.cpu_parts import share_of_cpus
-from pdserve.engine_view import engine_snapshot
-from pdserve.plan.cpus import cpu_share
+from pdserve.observe.engine_metrics import engine_snapshot
+from pdserve.plan.engines.cpus import cpu_share
+from pdserve.system import procfs
+from pdserve.system.cpu_affinity import share_of_cpus
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
 from tests.real.conftest import brought_up

@@ -17,9 +17,9 @@ from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from pdserve import procfs
 from pdserve.plan.model import HttpProbe
-from pdserve.process import pid_end, send
+from pdserve.system import procfs
+from pdserve.system.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
 from tests.real.conftest import brought_up, member, status_of_all
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.connectors import Mooncake, Nixl
-from pdserve.recipe.loader import load_recipe
+from pdserve.recipe.load.loader import load_recipe
+from pdserve.recipe.sections.connectors import Mooncake, Nixl
 from tests.recipe.kit import CPU, load, refused
 
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
-from pdserve.recipe import environment, yaml12
-from pdserve.recipe.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.load import environment, yaml12
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.schema import json_schema
 from tests.recipe.kit import CPU
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.pd import routing_settings
+from pdserve.pd.config import routing as routing_settings
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.proxy import Proxy
+from pdserve.recipe.sections.proxy import Proxy
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
 
 REFUSED = [

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.recipe import schema, yaml12
+from pdserve.recipe import schema
+from pdserve.recipe.load import yaml12
 from tests.recipe.kit import AGGREGATED, CPU, GPU, RECIPES
 
 SCHEMA = RECIPES.parent / "schema" / "recipe.schema.json"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.recipe import show
 from pdserve.recipe.base import SecretRef
+from pdserve.recipe.load import show
 from tests.recipe.kit import CPU, load, refused
 
 VALUE = "hunter2-do-not-print"

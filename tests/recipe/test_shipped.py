@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.recipe.connectors import LmcacheMp, Mooncake, Multi
 from pdserve.recipe.effective import args_of, env_of
-from pdserve.recipe.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.sections.connectors import LmcacheMp, Mooncake, Multi
 from tests.recipe.kit import RECIPES
 
 FILES = sorted(RECIPES.glob("*.yaml"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.recipe.proxy import Proxy
-from pdserve.recipe.vllm_router import POLICIES, SETTINGS
+from pdserve.recipe.sections.proxy import Proxy
+from pdserve.recipe.sections.vllm_router import POLICIES, SETTINGS
 from tests.recipe.kit import AGGREGATED, CPU, load, refused
 
 ROUTER = "proxy.kind=vllm-router"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.recipe import yaml12
-from pdserve.recipe.problems import dotted
+from pdserve.recipe.load import yaml12
+from pdserve.recipe.load.problems import dotted
 from tests.recipe.kit import CPU, load, refused
 
 
@@ -175,6 +175,6 @@ def test_yaml_is_written_so_that_it_is_read_back(tmp_path: Path) -> None:
 
 
 def yaml_load(path: Path) -> str:
-    from pdserve.recipe.loader import load_recipe
+    from pdserve.recipe.load.loader import load_recipe
 
     return load_recipe(path, environ={}).recipe.name

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pdserve.plan.model import Env, HttpProbe, Node, Process
-from pdserve.protocol import Event
+from pdserve.reach.agent_start import open_agent
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
-from pdserve.transport.link import AgentLink
-from pdserve.transport.start import open_agent
 
 EventT = TypeVar("EventT")
 LIMIT = 120

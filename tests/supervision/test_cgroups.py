@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import agent_record, cgroup, procfs
-from pdserve.cgroup import Cgroup, place
-from pdserve.process import Child, send, spawn, stop_family
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.node import agent_record
+from pdserve.reach.protocol import Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.system import cgroup, procfs
+from pdserve.system.cgroup import Cgroup, place
+from pdserve.system.process import Child, send, spawn, stop_family
+from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
 from tests.supervision.agents import LIMIT, agent, planned
 
@@ -117,8 +118,8 @@ def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ou
 INTO_A_FROZEN_ONE = """
 import sys
 from pathlib import Path
-from pdserve.cgroup import Cgroup
-from pdserve.process import spawn
+from pdserve.system.cgroup import Cgroup
+from pdserve.system.process import spawn
 try:
     spawn(["true"], env={}, log=Path(sys.argv[2]), marker="x", control_stdin=False, cgroup=Cgroup.at(Path(sys.argv[1])))
 except OSError as error:
@@ -180,7 +181,7 @@ HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
 WATCHES_ONE = f"""
 import subprocess, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from pdserve.cgroup_memory import OomWatch
+from pdserve.system.cgroup_memory import OomWatch
 watch = OomWatch(None)
 code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
 print(watch.told("killed by SIGKILL", code)[0])

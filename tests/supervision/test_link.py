@@ -16,18 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import agent_record
 from pdserve.errors import ServeError
-from pdserve.failure import serve_error
+from pdserve.launch.failure import serve_error
+from pdserve.node import agent_record
 from pdserve.plan.model import Node
-from pdserve.plan.reach import Ssh
-from pdserve.process import pid_end, send
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped, encode
+from pdserve.plan.nodes.reach import Ssh
+from pdserve.reach.agent_start import open_agent
+from pdserve.reach.channel import line_of
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped
 from pdserve.recipe.model import Timeouts
-from pdserve.rundir import RunDir
-from pdserve.transport.link import AgentLink
-from pdserve.transport.start import open_agent
+from pdserve.run.directory import RunDir
+from pdserve.system.process import pid_end, send
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
@@ -139,7 +140,17 @@ def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path, ssh:
 def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent on a pipe that stays open and says nothing more: a cut cable gives no EOF."""
     (run_dir / "logs").mkdir()
-    argv = [sys.executable, "-m", "pdserve.agent", "--node", "here", "--run-dir", str(run_dir), "--run-id", "run-1"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pdserve.node.agent",
+        "--node",
+        "here",
+        "--run-dir",
+        str(run_dir),
+        "--run-id",
+        "run-1",
+    ]
     with (run_dir / "agent.log").open("wb") as log:
         popen = subprocess.Popen([*argv, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     assert popen.stdin is not None
@@ -164,7 +175,7 @@ def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
 def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
     assert popen.stdin is not None
     process = planned("engine", code).model_copy(update={"probe": None, **planning})
-    popen.stdin.write(encode(Start(process=process)))
+    popen.stdin.write(line_of(Start(process=process)))
     popen.stdin.flush()
     return ProcessId.model_validate(events(popen, "started")["id"])
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import log_rotation, own_logs
-from pdserve.log_lines import GrowingLog, end_of
-from pdserve.log_rotation import earlier
+from pdserve.logs import rotation
+from pdserve.logs.lines import GrowingLog, end_of
+from pdserve.logs.rotation import earlier
 from pdserve.plan.model import Env, Process
-from pdserve.process import send
-from pdserve.protocol import Died, Started
+from pdserve.reach.protocol import Died, Started
 from pdserve.recipe.model import Logs
+from pdserve.run import own_logs
+from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY
 from tests.namespaces import unshared
 from tests.supervision.test_supervised import watched
@@ -34,8 +35,8 @@ for number in itertools.count():
 FULL_DISK = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
-from pdserve.log_rotation import earlier
-from pdserve.protocol import LogCut
+from pdserve.logs.rotation import earlier
+from pdserve.reach.protocol import LogCut
 from tests.supervision.test_log_rotation import numbers, writer
 from tests.supervision.test_supervised import watched
 
@@ -135,8 +136,8 @@ def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> No
             await one.expect(Started)
             await until(lambda: "mine" in log.read_text())
             supervised = one.supervised
-            log_rotation.begin(log, 1)
-            log_rotation.finish(log, 1)
+            rotation.begin(log, 1)
+            rotation.finish(log, 1)
             supervised._cut_from, supervised._log_from = supervised._log_from, 0
             with log.open("a") as stream:
                 stream.write("after\n")
@@ -146,8 +147,8 @@ def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> No
 
 
 def cut(log: Path, keep: int = 1) -> None:
-    log_rotation.begin(log, keep)
-    log_rotation.finish(log, keep)
+    rotation.begin(log, keep)
+    rotation.finish(log, keep)
 
 
 def test_a_follower_goes_on_where_the_log_was_cut(tmp_path: Path) -> None:
@@ -169,16 +170,16 @@ def test_a_follower_goes_on_where_the_log_was_cut(tmp_path: Path) -> None:
 def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("before\n")
-    log_rotation.begin(log, 2)
+    rotation.begin(log, 2)
     with log.open("a") as stream:
         stream.write("meanwhile\n")
-    log_rotation.finish(log, 2)
+    rotation.finish(log, 2)
     assert (earlier(log).read_text(), log.read_text()) == ("before\nmeanwhile\n", "")
 
 
 def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left_to_it(tmp_path: Path) -> None:
     large = "line\n" * (300 << 10)
-    ours, theirs = ("launcher.log", "agent@n.log", "scout@n.log"), "decode-0@n.log"
+    ours, theirs = ("launcher.log", "agent@n.log", "probe@n.log"), "decode-0@n.log"
     for name in (*ours, theirs):
         (tmp_path / name).write_text(large)
     (tmp_path / "agent@small.log").write_text("line\n")
@@ -216,7 +217,7 @@ def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> No
     log.write_text("kept\n")
     earlier(log, 0).mkdir()
     with pytest.raises(OSError, match="directory"):
-        log_rotation.begin(log, 1)
+        rotation.begin(log, 1)
     assert log.read_text() == "kept\n"
 
 
@@ -245,7 +246,7 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
     assert told == lines[:read]
     log.write_text("".join(line + "\n" for line in lines))
     earlier(log).write_text("of a cut before\n" * (1 << 18))
-    lost = log_rotation.cut_in_place(log, log.stat().st_size // 2)
+    lost = rotation.cut_in_place(log, log.stat().st_size // 2)
     told = growing.step()
     while growing.behind:
         told += growing.step()
@@ -260,9 +261,9 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
 def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_that(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("one\ntwo\nthree\n")
-    assert log_rotation.cut_in_place(log, 8) == log_rotation.Lost(lost=14, line=0)
+    assert rotation.cut_in_place(log, 8) == rotation.Lost(lost=14, line=0)
     assert log.read_text() == ""
-    assert log_rotation.lost_of(log) is None
+    assert rotation.lost_of(log) is None
 
 
 def test_logs_are_followed_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

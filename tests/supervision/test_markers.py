@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import procfs
-from pdserve.cgroup import SWITCH
-from pdserve.markers import MARKER
-from pdserve.process import send
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Died, Start, Started, Stop, Stopped
+from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
+from pdserve.system import procfs
+from pdserve.system.cgroup import SWITCH
+from pdserve.system.markers import MARKER
+from pdserve.system.process import send
+from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
 
 LEAVES_A_MEMBER = """

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from pdserve.outlet import Outlet
+from pdserve.system.pipe_writer import Outlet
 
 MORE_THAN_ANY_BUFFER = 8 * 1024 * 1024
 

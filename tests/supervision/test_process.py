@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import outlet, process, procfs
-from pdserve.cpu_parts import bring_back, share_of_cpus
-from pdserve.process import Child, output_of, pass_on, pid_end, send, spawn, stop_family
-from pdserve.procfs import ProcessId
+from pdserve.system import pipe_writer, process, procfs
+from pdserve.system.cpu_affinity import bring_back, share_of_cpus
+from pdserve.system.process import Child, output_of, pass_on, pid_end, send, spawn, stop_family
+from pdserve.system.procfs import ProcessId
 
 READY = "import time; print('up', flush=True); time.sleep(600)"
 IGNORES_TERM = (
@@ -239,7 +239,7 @@ for line in sys.stdin:
 def test_a_process_that_does_not_read_holds_nobody_and_gets_the_newest_states_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "BEHIND_SECONDS", 0.01)
+    monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
 
     async def scenario() -> tuple[list[bool], list[str]]:
         child = start(tmp_path, READS_LATER, control_stdin=True)
@@ -390,7 +390,7 @@ def test_a_tool_gets_its_input_and_its_outputs_are_told_apart() -> None:
 
 REFUSED = """
 import asyncio, os, sys, time
-from pdserve.process import stop_family
+from pdserve.system.process import stop_family
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 victim = int(sys.argv[1])
 began = time.monotonic()

@@ -19,15 +19,15 @@ from types import TracebackType
 
 import pytest
 
-from pdserve import procfs, sysv_memory
-from pdserve.leftovers import stop_left
-from pdserve.new_names import NewNames
-from pdserve.process import send
-from pdserve.procfs import ProcessId
-from pdserve.protocol import Died, Gone, Hello, Start, Started, Stop, Stopped
-from pdserve.rundir import RunDir
-from pdserve.shm import ShmLedger, existing
-from pdserve.state import DeploymentState, NodeState
+from pdserve.reach.protocol import Died, Gone, Hello, Start, Started, Stop, Stopped
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import stop_left
+from pdserve.run.state import DeploymentState, NodeState
+from pdserve.system import procfs, sysv_memory
+from pdserve.system.inotify import NewNames
+from pdserve.system.process import send
+from pdserve.system.procfs import ProcessId
+from pdserve.system.shared_memory import ShmLedger, existing
 from tests.supervision.agents import LIMIT, agent, planned
 
 MAKER = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.socket_shortage import QUIET_SECONDS, SocketShortage
+from pdserve.node.socket_shortage import QUIET_SECONDS, SocketShortage
 
 
 class Engine:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pdserve.node.supervised import Supervised
 from pdserve.plan.model import Env, HttpProbe, Process
-from pdserve.protocol import Died, Event, Late, Progress, Started
-from pdserve.shm import ShmLedger, existing
-from pdserve.supervised import Supervised
+from pdserve.reach.protocol import Died, Event, Late, Progress, Started
+from pdserve.system.shared_memory import ShmLedger, existing
 
 EventT = TypeVar("EventT")
 ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"

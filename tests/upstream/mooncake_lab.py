@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector as upstream
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-from pdserve.patches import mooncake_cpu_device
+from pdserve.patches.mooncake import cpu_device
 from tests.upstream.cpu_platform import on_a_cpu
 
 _PR_SET_PDEATHSIG = 1
@@ -203,7 +203,7 @@ def _serve(pipe: Any) -> None:
     pipe.recv()
     global _ports
     _ports = itertools.count(20000 + os.getpid() % 190 * 64)
-    mooncake_cpu_device.apply()
+    cpu_device.apply()
     engine = Engine("kv_producer")
     pipe.send((engine.engine_id, engine.bootstrap))
     while True:

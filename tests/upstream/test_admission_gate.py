@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.patches.admission_gate import PATCH
 from pdserve.patches.patch import in_range
+from pdserve.patches.scheduler.admission_gate import PATCH
 from tests.upstream.guards import guards
 from tests.upstream.run import VLLM_VERSIONS
 

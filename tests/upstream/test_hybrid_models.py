@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.plan.model_hints import hints_of
+from pdserve.plan.engines.model_hints import hints_of
 from tests.plan.model_configs import FAMILIES
 from tests.upstream.run import INSTALLED_VLLM, probe
 

@@ -1,4 +1,4 @@
-"""On which pairs of vLLM and LMCache KV of several groups survives a connector: what plan/hybrid.py rests on."""
+"""On which pairs of vLLM and LMCache KV of several groups survives a connector: the base of plan/engines/hybrid.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import PreflightError
-from pdserve.plan.hybrid import check
-from pdserve.versions import Versions
+from pdserve.installed.versions import Versions
+from pdserve.plan.engines.hybrid import check
 from tests.plan.kit import on_gpus, recipe, with_lmcache
 from tests.plan.test_hybrid import STATE, WINDOWS
 from tests.upstream.run import probe

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from pdserve.installed.versions import Versions
 from pdserve.plan.versions import check_known, features
-from pdserve.versions import Versions
 from tests.upstream.run import ALL_VLLM_VERSIONS, probe
 
 pytestmark = pytest.mark.upstream

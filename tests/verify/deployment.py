@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pdserve.pd.config import Protocol, ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.plan.model import Env, LmcacheServer, Node, Plan, Process
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof, Report, run_proofs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pdserve.pd.keys import ApiKey
+from pdserve.pd.limits.keys import ApiKey
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from pdserve.pd.http import connecting
-from pdserve.pd.pieces import LARGE, Payload, Pieces
+from pdserve.pd.http.pieces import LARGE, Payload, Pieces
 
 IDLE_SECONDS: Final = 2.0
 """vLLM closes an idle connection after 5 s: we leave first, or a request would race with that."""

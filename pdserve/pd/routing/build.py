@@ -6,7 +6,8 @@ from random import Random, SystemRandom
 from typing import get_args
 
 from pdserve.errors import RecipeError
-from pdserve.pd import routing_settings
+from pdserve.pd.config import routing as routing_settings
+from pdserve.pd.config.routing import Role, Routing, policy_of
 from pdserve.pd.routing.affinity import Affinity
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.kv_events import KvEvents
@@ -15,7 +16,6 @@ from pdserve.pd.routing.policy import Policy
 from pdserve.pd.routing.power_of_two import PowerOfTwo
 from pdserve.pd.routing.prefix_aware import PrefixAware
 from pdserve.pd.routing.round_robin import RoundRobin
-from pdserve.pd.routing_settings import Role, Routing, policy_of
 
 
 def make(routing: Routing, role: Role, random: Random | None = None) -> Policy:

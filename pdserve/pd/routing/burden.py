@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from pdserve.pd.config.routing import Load as LoadSettings
+from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.policy import Candidate, W
 from pdserve.pd.routing.turns import Turns
-from pdserve.pd.routing_settings import Load as LoadSettings
-from pdserve.pd.routing_settings import Role
 
 Load = tuple[int, int]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pdserve.pd.routing_settings import Conditional
+from pdserve.pd.config.routing import Conditional
 
 Way = Literal["disaggregate", "decode-only"]
 WayWhy = Literal[

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdserve.pd.config.routing import KvEvents as KvEventsSettings
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.policy import Candidate, Choice, W
-from pdserve.pd.routing_settings import KvEvents as KvEventsSettings
 
 
 class KvEvents:

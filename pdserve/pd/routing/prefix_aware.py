@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from pdserve.pd.config.routing import PrefixAware as PrefixSettings
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.policy import Candidate, Choice, W
-from pdserve.pd.routing_settings import PrefixAware as PrefixSettings
 
 
 class PrefixAware:

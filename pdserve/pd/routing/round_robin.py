@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.policy import Candidate, Choice, W
 from pdserve.pd.routing.turns import Turns
-from pdserve.pd.routing_settings import Role
 
 
 class RoundRobin:

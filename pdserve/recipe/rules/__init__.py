@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import chain
 
+from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Problem
 from pdserve.recipe.rules import (
     connectors,
     container,

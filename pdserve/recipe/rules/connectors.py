@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors import Mooncake, Multi, Nixl, Raw
 from pdserve.recipe.effective import args_of, leaves, roles, transfer_of
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.sections.connectors import Mooncake, Multi, Nixl, Raw
 
 _MUST_AGREE = {
     "max-model-len": "a prompt that one role takes, the other refuses",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe import show
-from pdserve.recipe.container import Container, Kind
 from pdserve.recipe.flags import env_instead
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
 from pdserve.recipe.rules.nodes import option_problems
+from pdserve.recipe.sections.container import Container, Kind
 
 _MOUNTS, _ENV = "set container.mounts", "set container.env"
 _PIPE = "the launcher speaks to the agent over the container's stdin and stdout"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdserve.recipe.flags import env_instead, known_flags, where_instead
+from pdserve.recipe.load.problems import Path, Problem, did_you_mean
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem, did_you_mean
 from pdserve.recipe.vllm_flags import VERSION
 
 

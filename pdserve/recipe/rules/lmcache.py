@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pdserve.recipe.connectors import LmcacheMp, Multi
 from pdserve.recipe.effective import (
     AnyConnector,
     args_of,
@@ -15,9 +14,10 @@ from pdserve.recipe.effective import (
     roles,
     transfer_mode_of,
 )
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
 from pdserve.recipe.rules.engines import env_path, flag_path
+from pdserve.recipe.sections.connectors import LmcacheMp, Multi
 
 _SERVER_FLAGS = {
     "host": "the server listens on loopback of its node",

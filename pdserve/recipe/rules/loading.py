@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors import LmcacheMp, Multi, Raw
 from pdserve.recipe.effective import LOAD_CAP_SWITCH, AnyConnector, leaves, load_cap_of, roles
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.sections.connectors import LmcacheMp, Multi, Raw
 
 
 def weights(recipe: Recipe) -> Iterator[Problem]:

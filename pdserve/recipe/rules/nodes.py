@@ -6,10 +6,10 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from pdserve.recipe import show
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.nodes import Network
-from pdserve.recipe.problems import Path, Problem
+from pdserve.recipe.sections.nodes import Network
 
 NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")

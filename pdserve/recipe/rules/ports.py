@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pdserve.recipe.connectors import Mooncake, Nixl
 from pdserve.recipe.effective import publishes_kv_events, roles, transfer_of
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
-from pdserve.recipe.vllm_router import KIND
+from pdserve.recipe.sections.connectors import Mooncake, Nixl
+from pdserve.recipe.sections.vllm_router import KIND
 
 TRANSFER_PORTS = 100
 """Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdserve.recipe.effective import policy_of, roles
-from pdserve.recipe.lmcache import RoleName
+from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Problem
 from pdserve.recipe.rules.engines import flag_path
+from pdserve.recipe.sections.lmcache import RoleName
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _POOLS: tuple[RoleName, ...] = ("prefill", "decode", "aggregated")

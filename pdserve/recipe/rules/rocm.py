@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Problem
 
 _ON_OFF = ("LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR", "LMCACHE_ROCM_MP_BLOCK_FALLBACK")
 _STEP = "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"
@@ -14,7 +14,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def switches(recipe: Recipe) -> Iterator[Problem]:
-    """Variables that ask for patches of the LMCache server (plan/server_patching.py)."""
+    """Variables that ask for patches of the LMCache server (plan/lmcache/patching.py)."""
     for section in ("engine", "prefill", "decode", "aggregated"):
         for variable in getattr(getattr(recipe, section), "env", {}):
             if variable in (*_ON_OFF, _STEP, _DTYPE):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Parallel, Recipe
-from pdserve.recipe.problems import Problem
 
 _CLAUSE = re.compile(r"^\s*(~=|===?|!=|<=|>=|<|>)\s*[0-9A-Za-z][0-9A-Za-z.*+!_-]*\s*$")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Path, Problem
-from pdserve.recipe.vllm_router import KIND, POLICIES, SETTINGS
+from pdserve.recipe.sections.vllm_router import KIND, POLICIES, SETTINGS
 
 _KIND: Path = ("proxy", "kind")
 _OURS = "remove it, or write proxy.kind: pdserve"

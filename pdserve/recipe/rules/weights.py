@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from pdserve.recipe import effective
+from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.problems import Problem
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.admission_gate import PATCH
+from pdserve.patches.scheduler.admission_gate import PATCH
 from tests.upstream.scheduler_lab import Lab, mock, multi
 
 BLOCK = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.failed_group import NAME
+from pdserve.patches.scheduler.failed_group import NAME
 from tests.upstream.scheduler_lab import Lab
 
 from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip

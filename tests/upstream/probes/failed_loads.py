@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.failed_loads_stand_back import PATCH
+from pdserve.patches.scheduler.failed_loads_stand_back import PATCH
 from tests.upstream.scheduler_lab import Lab
 
 

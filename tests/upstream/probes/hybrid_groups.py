@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
-from pdserve.plan.kv_groups import Group, can_store, lmcache_refusal, offloading_refusal, scheduler_block
+from pdserve.plan.engines.kv_groups import Group, can_store, lmcache_refusal, offloading_refusal, scheduler_block
 
 QUICK = settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 sizes = st.lists(st.sampled_from((1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 1056)), min_size=1, max_size=5)

@@ -14,7 +14,7 @@ from tests.upstream.probes.lmcache_native import borrow
 borrow()
 
 from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.load_timeout import ATTRIBUTE, NAME  # noqa: E402
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME  # noqa: E402
 from tests.upstream.probes.lmcache_engine import Engine, upstream_module  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import LedgerAdapter  # noqa: E402
 

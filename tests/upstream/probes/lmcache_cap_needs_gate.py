@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from pdserve.patches import admission_gate
 from pdserve.patches.record import begin
+from pdserve.patches.scheduler import admission_gate
 from tests.upstream.probes.lmcache_engine import upstream_module
 from tests.upstream.probes.lmcache_reload import Workload, applied
 

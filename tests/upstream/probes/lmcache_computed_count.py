@@ -13,7 +13,8 @@ from tests.upstream.probes.lmcache_native import borrow
 
 borrow()
 
-from pdserve.patches import effects, lmcache_computed_count  # noqa: E402
+from pdserve.patches import effects  # noqa: E402
+from pdserve.patches.lmcache import computed_count  # noqa: E402
 from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import LedgerAdapter  # noqa: E402
 from tests.upstream.probes.lmcache_reload import PROMPT, workloads  # noqa: E402
@@ -80,11 +81,11 @@ def look(module: str, count: int) -> dict[str, Any]:
 def main() -> None:
     module, count = upstream_module(), int(sys.argv[1])
     found: dict[str, Any] = {"unpatched": look(module, count)}
-    lmcache_computed_count.apply()
-    lmcache_computed_count.apply()
-    before = effects.totals().get((lmcache_computed_count.NAME, "counts-lowered"), 0)
+    computed_count.apply()
+    computed_count.apply()
+    before = effects.totals().get((computed_count.NAME, "counts-lowered"), 0)
     found["patched"] = look(module, count)
-    found["lowered"] = effects.totals().get((lmcache_computed_count.NAME, "counts-lowered"), 0) - before
+    found["lowered"] = effects.totals().get((computed_count.NAME, "counts-lowered"), 0) - before
     print(json.dumps(found))
 
 

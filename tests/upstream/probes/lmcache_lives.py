@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pdserve.patches import lmcache_identity, lmcache_registration
+from pdserve.patches.lmcache import identity, registration
 from tests.upstream.probes.lmcache_bytes import Engine
 from tests.upstream.probes.lmcache_server import Server
 
@@ -250,7 +250,7 @@ def seen(
 
 
 def kills(kind: str, count: int, heartbeat: float, down: float) -> Iterator[dict[str, Any]]:
-    lives = Lives(lmcache_identity.NAME if kind == "patched" else "")
+    lives = Lives(identity.NAME if kind == "patched" else "")
     lives.begin()
     client: Client | None = None
     try:
@@ -271,7 +271,7 @@ def kills(kind: str, count: int, heartbeat: float, down: float) -> Iterator[dict
 def main() -> None:
     kind, count, heartbeat, down = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     if kind == "patched":
-        lmcache_registration.apply()
+        registration.apply()
     found = []
     try:
         for each in kills(kind, count, heartbeat, down):

@@ -13,7 +13,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from pdserve.patches import effects, lmcache_demand_pinned, lmcache_final_capacity
+from pdserve.patches import effects
+from pdserve.patches.lmcache import demand_pinned, final_capacity
 
 KIB = 1 << 10
 INITIAL, FINAL = 20 << 20, 100 << 20
@@ -52,7 +53,7 @@ class Pinning:
 
 def scaled(pinning: Pinning) -> Any:
     """The allocator class of this lmcache, on our runtime and with small steps."""
-    cls = lmcache_demand_pinned._allocator_class()
+    cls = demand_pinned._allocator_class()
     module = importlib.import_module(cls.__module__)
     for name in ("torch_dev", "current_device_spec"):
         if hasattr(module, name):
@@ -156,19 +157,17 @@ def main() -> None:
         "without": {"growth": growth(cls, pinning), "early": stopped_before_growth(cls, pinning)},
     }
     # 16 GiB, divided by 1024.
-    os.environ[lmcache_demand_pinned.STEP] = str(16 / KIB)
-    lmcache_demand_pinned.PATCH.apply()
-    lmcache_demand_pinned.PATCH.apply()
+    os.environ[demand_pinned.STEP] = str(16 / KIB)
+    demand_pinned.PATCH.apply()
+    demand_pinned.PATCH.apply()
     answer["demand_alone"] = stopped_before_growth(cls, pinning)
-    lmcache_final_capacity.PATCH.apply()
-    lmcache_final_capacity.PATCH.apply()
+    final_capacity.PATCH.apply()
+    final_capacity.PATCH.apply()
     answer["with"] = {
         "growth": growth(cls, pinning),
         "early": stopped_before_growth(cls, pinning),
         "crowd": crowd(cls, pinning),
-        "other_allocator": lmcache_final_capacity._of_final_capacity(lambda _: (1, 2))(
-            SimpleNamespace(_allocator=object())
-        ),
+        "other_allocator": final_capacity._of_final_capacity(lambda _: (1, 2))(SimpleNamespace(_allocator=object())),
     }
     answer["effects"] = {"/".join(key): value for key, value in effects.totals().items()}
     print(json.dumps(answer))

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from pdserve.patches import effects, lmcache_block_copy
+from pdserve.patches import effects
+from pdserve.patches.lmcache import block_copy
 
 BLOCKS, LAYERS, BLOCK, HEADS, WIDTH = 12, 3, 4, 1, 8
 CHUNK = 16
@@ -116,7 +117,7 @@ def cpu_reads_device_memory(ops: Any, direction: Any) -> bool:
 
 def padded_round_trip(from_pointer: Any, descriptor: Any, directions: Any, formats: Any) -> dict[str, bool]:
     """MLA blocks in a pool whose rows are wider than a block: a store, and a load into another such pool."""
-    operation = lmcache_block_copy.block_copy(from_pointer, 2)
+    operation = block_copy.block_copy(from_pointer, 2)
     width = BLOCK * WIDTH
     pools = [torch.full((BLOCKS, width + 24), float(fill)).bfloat16() for fill in (1, 2)]
     pools[0][:, :width] = torch.randn(BLOCKS, width).bfloat16()
@@ -176,8 +177,8 @@ def main() -> None:
     ops = copying_module()
     answer["cpu_reads_device_memory"] = cpu_reads_device_memory(ops, directions.D2H)
     if before is None:
-        lmcache_block_copy.PATCH.apply()
-        lmcache_block_copy.PATCH.apply()
+        block_copy.PATCH.apply()
+        block_copy.PATCH.apply()
     operation, *_ = operations()
     answer["copies"] = copies(operation, directions, formats, descriptor)
     if before is None:

@@ -17,8 +17,10 @@ from tests.upstream.probes.lmcache_native import borrow
 borrow()
 
 from pdserve.errors import StartError  # noqa: E402
-from pdserve.patches import effects, lmcache_load_cap, multiconnector_loser_blocks  # noqa: E402
+from pdserve.patches import effects  # noqa: E402
 from pdserve.patches.here import judge_here  # noqa: E402
+from pdserve.patches.lmcache import load_cap  # noqa: E402
+from pdserve.patches.multiconnector import loser_blocks  # noqa: E402
 from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter  # noqa: E402
 
@@ -38,7 +40,7 @@ def engine(
 def applied() -> str:
     """What becomes of the load cap's patch in this process."""
     try:
-        lmcache_load_cap.apply()
+        load_cap.apply()
     except StartError as error:
         return str(error)
     return "applied"
@@ -223,8 +225,8 @@ def main() -> None:
             "aborted, no answer yet": aborted_before_admission(where, capped, slow=3),
         }
     found["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
-    if judge_here(multiconnector_loser_blocks.PATCH).outcome == "apply":
-        multiconnector_loser_blocks.apply()
+    if judge_here(loser_blocks.PATCH).outcome == "apply":
+        loser_blocks.apply()
     found["child"] = {
         "whole": one_reload(OURS, cap, multi=True),
         "small": one_reload(OURS, least, stored=CHUNK, multi=True),

@@ -12,7 +12,7 @@ borrow()
 
 from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter  # noqa: E402
 
-from pdserve.patches import lmcache_lost_send  # noqa: E402
+from pdserve.patches.lmcache import lost_send  # noqa: E402
 
 
 class Under:
@@ -55,7 +55,7 @@ def polls() -> list[list[list[str]]]:
 
 def main() -> None:
     before = polls()
-    lmcache_lost_send.apply()
+    lost_send.apply()
     print(json.dumps({"unpatched": before, "patched": polls()}))
 
 

@@ -19,7 +19,7 @@ from tests.upstream.mooncake_steps import LONG, SHORT, all_free, arrived, prompt
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import MooncakeConnectorWorker
 
-from pdserve.patches import mooncake_sockets
+from pdserve.patches.mooncake import sockets
 from tests.upstream.mooncake_lab import Engine, RemotePrefill, until
 
 REJECTED = 2000
@@ -84,7 +84,7 @@ def rejected_by_decode() -> dict[str, Any] | None:
 
 def more_than_at_once() -> dict[str, Any]:
     """Six pulls where two may have sockets. Clients of some that wait leave; then the others get their KV, in order."""
-    with mock.patch.object(mooncake_sockets, "pulls_at_once", return_value=2):
+    with mock.patch.object(sockets, "pulls_at_once", return_value=2):
         prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
         prompts = [prompt() for _ in range(6)]
         for number, tokens in enumerate(prompts):

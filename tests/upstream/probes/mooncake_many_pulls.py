@@ -12,7 +12,8 @@ from tests.upstream.mooncake_lab import Engine, until  # isort: skip
 
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import MooncakeConnectorMetadata
 
-from pdserve.patches import mooncake_cpu_device, mooncake_pulls, mooncake_requests, mooncake_sends
+from pdserve.patches.mooncake import cpu_device, requests, sends
+from pdserve.patches.mooncake import pulls as mooncake_pulls
 from tests.upstream.probes.mooncake_flood import descriptors
 
 PULLS = 1100
@@ -61,9 +62,9 @@ def pulls() -> dict[str, Any]:
 
 def main() -> None:
     os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = "600"  # no pull ends by itself meanwhile
-    mooncake_cpu_device.apply()
+    cpu_device.apply()
     found = {"unpatched": pulls()}
-    for patch in (mooncake_requests.PATCH, mooncake_sends.PATCH, mooncake_pulls.PATCH):
+    for patch in (requests.PATCH, sends.PATCH, mooncake_pulls.PATCH):
         patch.apply()
     found["patched"] = pulls()
     sys.stdout.flush()

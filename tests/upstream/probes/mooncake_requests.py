@@ -10,7 +10,7 @@ from typing import Any
 from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for gguf
 
 from pdserve.patches import effects
-from pdserve.patches.mooncake_requests import PATCH
+from pdserve.patches.mooncake.requests import PATCH
 
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 WHOLE = {

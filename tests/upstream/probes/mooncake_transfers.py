@@ -23,22 +23,16 @@ import httpx
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector, mooncake_utils
 
-from pdserve.distributions import installed
-from pdserve.patches import (
-    effects,
-    mooncake_bootstrap,
-    mooncake_cpu_device,
-    mooncake_pull_watch,
-    mooncake_pulls,
-    mooncake_requests,
-    mooncake_sends,
-)
+from pdserve.installed.distributions import installed
+from pdserve.patches import effects
+from pdserve.patches.mooncake import bootstrap as mooncake_bootstrap
+from pdserve.patches.mooncake import cpu_device, pull_watch, pulls, requests, sends
 from pdserve.patches.verdict import judge
 from tests.upstream.probes import mooncake_flood as flood
 from tests.upstream.probes import mooncake_requests as parameters
 from tests.upstream.probes import mooncake_silence as silence
 
-PATCHES = (mooncake_requests.PATCH, mooncake_sends.PATCH, mooncake_pulls.PATCH, mooncake_bootstrap.PATCH)
+PATCHES = (requests.PATCH, sends.PATCH, pulls.PATCH, mooncake_bootstrap.PATCH)
 CLIENTS = 25
 
 
@@ -289,11 +283,11 @@ def main() -> None:
     chosen = sys.argv[1:] or list(SCENARIOS)
     prepare_remote_prefills(6)
     seen: dict[str, Any] = {"construction": [construction()]}
-    mooncake_cpu_device.apply()
+    cpu_device.apply()
     seen["construction"].append(construction())
     seen["verdicts"] = {patch.name: judge(patch, installed()).outcome for patch in PATCHES}
     mooncake_bootstrap._PATIENCE_SECONDS = 0.5
-    mooncake_pull_watch._LOOK_SECONDS = 0.2
+    pull_watch._LOOK_SECONDS = 0.2
     # Without the patches most of them only wait, so they wait together. With them they are timed one by one.
     with ThreadPoolExecutor(len(SCENARIOS)) as together:
         for name, without in {name: together.submit(SCENARIOS[name]) for name in chosen if name in SCENARIOS}.items():

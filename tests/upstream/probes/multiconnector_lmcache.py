@@ -12,7 +12,7 @@ borrow()
 
 from pdserve.connectors.selection_lookups import LookupKeeper  # noqa: E402
 from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.multiconnector_loser_blocks import PATCH  # noqa: E402
+from pdserve.patches.multiconnector.loser_blocks import PATCH  # noqa: E402
 from pdserve.patches.verdict import judge  # noqa: E402
 from tests.upstream.probes import lmcache_engine  # noqa: E402
 from tests.upstream.probes.lmcache_ledger import Ledger, LedgerAdapter  # noqa: E402

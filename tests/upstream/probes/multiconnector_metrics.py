@@ -21,9 +21,9 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.version import __version__
 
-from pdserve.distributions import installed
+from pdserve.installed.distributions import installed
 from pdserve.patches import effects
-from pdserve.patches.multiconnector_prom_metrics import PATCH
+from pdserve.patches.multiconnector.prom_metrics import PATCH
 from pdserve.patches.verdict import judge
 
 MODEL = "tiny"

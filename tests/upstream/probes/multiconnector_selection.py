@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.platforms import current_platform
 
 from pdserve.patches import effects
-from pdserve.patches.multiconnector_selection import PATCH
+from pdserve.patches.multiconnector.selection import PATCH
 from pdserve.patches.verdict import judge
 from tests.upstream.probes.multiconnector_metrics import versions_here
 

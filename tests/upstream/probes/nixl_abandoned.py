@@ -20,7 +20,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from pdserve.patches import effects, nixl_abandoned_kv
+from pdserve.patches import effects
+from pdserve.patches.nixl import abandoned_kv
 from pdserve.patches.verdict import judge
 from tests.upstream.probes.multiconnector_metrics import versions_here
 from tests.upstream.scheduler_lab import Lab, RequestStatus, multi
@@ -133,7 +134,7 @@ def look() -> dict[str, Any]:
 
 
 def _ended() -> float:
-    return effects.totals().get((nixl_abandoned_kv.PATCH.name, "leases-ended"), 0)
+    return effects.totals().get((abandoned_kv.PATCH.name, "leases-ended"), 0)
 
 
 class Server:
@@ -263,12 +264,12 @@ def _dumped(answer: dict[str, Any]) -> str:
 
 def main() -> None:
     found: dict[str, Any] = {
-        "verdict": judge(nixl_abandoned_kv.PATCH, versions_here()).outcome,
+        "verdict": judge(abandoned_kv.PATCH, versions_here()).outcome,
         "unpatched": look(),
         "sent": {"unpatched": aborts_that_are_sent()},
     }
-    nixl_abandoned_kv.apply()
-    nixl_abandoned_kv.apply()
+    abandoned_kv.apply()
+    abandoned_kv.apply()
     found["patched"] = look()
     found["sent"]["patched"] = aborts_that_are_sent()
     found["answers"] = asyncio.run(aborts_of_answers())

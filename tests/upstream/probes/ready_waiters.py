@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.ready_waiters_first import NAME
+from pdserve.patches.scheduler.ready_waiters_first import NAME
 from tests.upstream.scheduler_lab import Lab
 
 LOADED = {"mock": {"matched": 80}}

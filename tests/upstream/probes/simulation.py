@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from pdserve.patches import admission_gate, failed_loads_stand_back, ready_waiters_first, stale_completions
+from pdserve.patches.scheduler import admission_gate, failed_loads_stand_back, ready_waiters_first, stale_completions
 from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Scheduler
 from tests.upstream.simulation import Outcome, run, shrink
 from tests.upstream.workload import Workload, draw

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.stale_completions import PATCH
+from pdserve.patches.scheduler.stale_completions import PATCH
 from tests.upstream.scheduler_lab import Lab, Scheduler, mock, multi
 
 PROMPT = 64

@@ -1,0 +1,1 @@
+"""What is installed, read from package metadata: nothing is imported."""

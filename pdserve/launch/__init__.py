@@ -1,0 +1,1 @@
+"""The launcher's room: the fleet of agents, start proofs, recovery, and failures as errors."""

@@ -1,0 +1,174 @@
+"""From an event of an agent to an error that a person can act on: who, where, how, why, and what next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TypeVar
+
+from pdserve.errors import ServeError, StartError
+from pdserve.launch.fleet import Trouble
+from pdserve.lmcache_server import Attachment
+from pdserve.logs.causes import explain
+from pdserve.logs.lines import end_of, split
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.reach import Local, Ssh
+from pdserve.reach.protocol import STOPPED, Died, Gone, Health, Late
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+
+E = TypeVar("E", StartError, ServeError)
+
+_TAIL_LINES = {"lmcache": 80}
+_EXIT_NOISE = re.compile(r"nanobind: (leaked|this is likely)|^ - leaked (instance|type|function|\d)|resource_tracker")
+"""What native extensions print when an engine ends: it fills the last screen and says nothing of the cause."""
+_OTHER_TAIL_LINES = 30
+_AGENT_TAIL_LINES = 10
+_AGENT_TAIL_BYTES = 16 * 1024
+_COMMAND_CHARACTERS = 300
+_MEMORY_CAUSE = "it needed more memory than was left, by the kernel's own count for its cgroup"
+_MEMORY_TODO = (
+    "raise the limit (MemoryMax= of its unit, --mem of the job, --memory of the container), or ask for less memory "
+    "(VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, fewer instances on this host)"
+)
+
+
+def start_error(trouble: Trouble, plan: Plan, run: RunDir) -> StartError:
+    """The error of a start that `trouble` ended."""
+    error: StartError = _error(StartError, trouble, plan, run, "while starting")
+    return error
+
+
+def serve_error(trouble: Trouble, plan: Plan, run: RunDir) -> ServeError:
+    """The error of a deployment that cannot serve on after `trouble`."""
+    error: ServeError = _error(ServeError, trouble, plan, run, "while serving")
+    return error
+
+
+def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) -> E:
+    if isinstance(trouble, Gone):
+        return _node_lost(kind, trouble, plan, run, when)
+    process = plan.process(trouble.name)
+    where = f"{process.name}@{process.node}"
+    log = run.path / process.log
+    command = shlex.join(process.argv)
+    if len(command) > _COMMAND_CHARACTERS:
+        command = command[:_COMMAND_CHARACTERS] + f"... (all of it: {run.plan})"
+    if isinstance(trouble, Health):
+        return kind(f"{process.role} does not answer {when}: {trouble.why}", where=where, todo=f"read {log}")
+    said = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
+    tail: tuple[str, ...] = tuple(said[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
+    evidence = (f"command: {command}", f"log: {log}", *tail)
+    if isinstance(trouble, Late):
+        hint = explain(trouble.log_tail, exit_code=None, role=process.role)
+        answer = f"last answer of its probe: {trouble.last_answer}"
+        return kind(
+            f"{process.role} is alive but not ready after {trouble.seconds:.0f} s (its limit)",
+            where=where,
+            cause=f"{hint.cause}; {answer}" if hint else answer,
+            todo=f"{hint.todo if hint else 'a slow host needs timeouts.*'}; "
+            f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
+            evidence=evidence,
+        )
+    return _died(kind, trouble, where, process.role, when, evidence)
+
+
+def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
+    log: Path = run.logs / f"agent@{gone.node}.log"
+    there = ", ".join(process.name for process in plan.processes if process.node == gone.node)
+    todo = f"read {log}"
+    if gone.because == "lease":
+        todo = (
+            "what holds the launcher must not do so, or timeouts.agent_lease_seconds must be longer; pdserve up again"
+        )
+    elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
+        todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
+    tail: tuple[str, ...] = _tail(log)
+    cause = _why_lost(gone, plan)
+    if gone.because is None and tail and tail[-1].startswith(STOPPED):
+        cause = f"{tail[-1]} (kill -STOP, a debugger): nobody there acts for it until it is continued or killed"
+    return kind(
+        f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
+        where=f"agent@{gone.node}",
+        cause=cause,
+        todo=todo,
+        evidence=(f"log: {log}", *tail),
+    )
+
+
+def _why_lost(gone: Gone, plan: Plan) -> str:
+    lease = plan.timeouts.agent_lease_seconds
+    match gone.because:
+        case "lease" if gone.held > lease / 2:
+            return (
+                f"the launcher itself stood still for {gone.held:.0f} s: it was stopped (SIGSTOP, a debugger), or its "
+                f"machine or disk was; an agent stops what runs there after {lease:g} s without a word from here"
+            )
+        case "lease":
+            return (
+                "what the launcher sends does not arrive there, although what the agent says does: the network, or "
+                "the srun or ssh in between"
+            )
+        case "signal":
+            return "somebody there ended it, or what it ran in (a session, a container); it stops what it owned"
+        case "killed":
+            return (
+                "somebody there killed it, or the kernel did because the machine is out of memory (dmesg says so); "
+                "its guard stops what it owned"
+            )
+    if isinstance(plan.node(gone.node).reach, Local):
+        return "it was killed, or the machine is out of memory; its guard stops what it owned"
+    return (
+        "the node, its network, or the srun or ssh that holds the agent went away, or the agent was stopped or killed; "
+        f"an agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
+    )
+
+
+def untold(state: DeploymentState, plan: Plan) -> dict[str, str]:
+    """Node -> what a user must know of it after a stop that it was not told of, because it had been lost."""
+    told: dict[str, str] = {}
+    reaches = {node.name: node.reach for node in plan.nodes}
+    for name, known in state.nodes.items():
+        reach = reaches.get(name, Local())
+        if not known.lost or isinstance(reach, Local):
+            continue
+        left = f"`pdserve down {plan.name}`, typed there, clears up" if isinstance(reach, Ssh) else "Slurm ends"
+        told[name] = (
+            f"{name} could not be told ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
+            f"latest {plan.timeouts.agent_lease_seconds:g} s after it last heard from here; {left} what else is left"
+        )
+    return told
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    """The last lines of a log that is written here; none where it is missing."""
+    return tuple(line for line in split(end_of(log, _AGENT_TAIL_BYTES)) if line.strip())[-_AGENT_TAIL_LINES:]
+
+
+def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence: tuple[str, ...]) -> E:
+    subject = f"{role} (PID {died.pid})" if died.member is None else f"{died.member} (PID {died.pid}) of {role}"
+    after = f"{subject} {died.how} after {died.seconds:.1f} s, {when}"
+    if died.out_of_memory:
+        return kind(after, where=where, cause=_MEMORY_CAUSE, todo=_MEMORY_TODO, evidence=evidence)
+    hint = explain(died.log_tail, exit_code=died.code, role=role)
+    return kind(
+        after,
+        where=where,
+        cause=hint.cause if hint else None,
+        todo=hint.todo if hint else "read the log below; nothing in it is a cause that pdserve knows",
+        evidence=evidence,
+    )
+
+
+def not_attached(missing: list[Attachment], plan: Plan, run: RunDir) -> StartError:
+    """Engines are healthy, but LMCache does not know them: they would serve without the cache, silently."""
+    first = missing[0]
+    server = next(server for server in plan.lmcache if server.process == first.server)
+    seen = "its /status did not answer" if first.registered is None else f"{first.registered} are registered"
+    return StartError(
+        f"{first.expected} engine worker(s) should be registered at {first.server}, {seen}",
+        where=f"{first.server}@{plan.process(first.server).node}",
+        cause="the engines do not use this server (another port, a connector without lmcache-mp) or gave up on it",
+        todo=f"compare lmcache.* in {run.recipe} with the logs of {', '.join(server.engines)}",
+    )

@@ -1,0 +1,369 @@
+"""The launcher's hands and eyes: starts and stops processes through the agents, and keeps the recorded state true.
+
+Decides nothing. Every event of an agent is applied to the state, written to the history, told to the proxy where it
+concerns routing, and then handed on to whoever decides (`troubles`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import groupby
+from typing import Any, Literal
+
+from pdserve.plan.engines.cpus import cpu_share
+from pdserve.plan.model import ExitProbe, Plan, Process
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import (
+    Answered,
+    AskNode,
+    Died,
+    Event,
+    Gone,
+    Health,
+    Hello,
+    Late,
+    LogCut,
+    Method,
+    Progress,
+    Push,
+    Ready,
+    Sockets,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+    ToldToEnd,
+)
+from pdserve.run.directory import RunDir
+from pdserve.run.patch_proof import forget
+from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
+
+Routing = Literal["starting", "ready", "draining", "dead"]
+Trouble = Died | Late | Health | Gone
+
+SILENT = "does not answer"
+"""Reason for holding a process that lives but is stopped or does not answer its probe."""
+NO_SOCKETS = "out of sockets"
+"""Reason for holding an engine that cannot open another connection: requests that it is sent fail."""
+_OVER = ("pending", "stopped", "dead")
+_FEW_PROCESSES = 32
+_SAVE_SECONDS = 0.1
+"""How late the recorded state of a large deployment may be; its history is never late."""
+_STOP_MARGIN_SECONDS = 60.0
+"""An agent answers within the grace plus this, or it is gone itself."""
+
+
+class Fleet:
+    """All processes of one deployment. Runs in one event loop; no method blocks."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        state: DeploymentState,
+        *,
+        secrets: Mapping[str, str],
+        tell: Callable[[dict[str, Any]], None],
+        end: Callable[[], None],
+    ) -> None:
+        """`secrets`: name -> value; `tell` gets every event of the history as it is written; `end` is called when an
+        agent is told to end, which is the end of the deployment and no failure."""
+        self.plan = plan
+        self.state = state
+        self.run = run
+        self.links: dict[str, AgentLink] = {}
+        self.troubles: asyncio.Queue[Trouble] = asyncio.Queue()
+        self.held: dict[str, set[str]] = {}
+        """Process -> reasons for which it gets no traffic although it lives; it returns when the last one is gone."""
+        self.behind = False
+        """The record on disk is older than what is known: writing it failed, and is tried again."""
+        self._saving: asyncio.TimerHandle | None = None
+        self._stopping: dict[str, ProcessPhase] = {}
+        """Processes that were ordered to stop -> what they are once they have."""
+        self._secrets = secrets
+        self._tell = tell
+        self._end = end
+        self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
+        self._changed = asyncio.Event()
+        self.adopt(plan)
+
+    def adopt(self, plan: Plan) -> None:
+        """Takes over a plan: new processes are pending, processes that it no longer has are forgotten."""
+        self.plan = plan
+        known = self.state.processes
+        self.state.processes = {
+            process.name: known.get(process.name) or ProcessState(role=process.role, node=process.node)
+            for process in plan.processes
+        }
+        self._routing = {worker.name: self._routing.get(worker.name, "starting") for worker in plan.proxy.workers}
+
+    # Acting --------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Orders a start; Ready, Died or Late will follow. On a node that was lost it stays dead."""
+        process = self.plan.process(name)
+        state = self.state.processes[name]
+        if (link := self.links.get(process.node)) is None:
+            self._failed(name, f"its node {process.node} is lost")
+            return
+        state.phase, state.note, state.id = "starting", "", None
+        self.held.get(name, set()).difference_update((SILENT, NO_SOCKETS))
+        state.started_at, state.ready_at, state.start_seconds = time.time(), None, None
+        values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
+        self.record("start", name=name, node=process.node)
+        forget(self.run, name)
+        share = cpu_share(self.plan, name)
+        link.send(Start(process=process, token=self.state.token, secrets=values, cpu_share=share))
+
+    async def stop(self, name: str, grace: float | None = None) -> None:
+        """Stops one process tree and returns when it is gone (or its agent is)."""
+        process = self.plan.process(name)
+        state = self.state.processes[name]
+        if state.phase in ("pending", "done", "stopped") or process.node not in self.links:
+            state.phase = "dead" if state.phase == "dead" else "stopped"
+            return
+        grace = process.stop_seconds if grace is None else grace
+        # Clearing away what is left of a dead process does not make it one that was stopped on purpose.
+        self._stopping.setdefault(name, "dead" if state.phase == "dead" else "stopped")
+        state.phase = "draining" if state.phase != "dead" else "dead"
+        self.record("stop", name=name, node=process.node)
+        self.links[process.node].send(Stop(name=name, grace=grace))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self.until(lambda: name not in self._stopping or process.node not in self.links),
+                grace + _STOP_MARGIN_SECONDS,
+            )
+
+    async def stop_in_order(self, processes: Iterable[Process]) -> None:
+        """Stops stage after stage; the processes of one stage together."""
+        ordered = sorted(processes, key=lambda process: process.stop_stage)
+        for _, stage in groupby(ordered, key=lambda process: process.stop_stage):
+            await asyncio.gather(*(self.stop(process.name) for process in stage))
+
+    def route(self, worker: str, routing: Routing) -> None:
+        """Tells the proxy, at once, what it may send to a worker."""
+        if worker not in self._routing or self._routing[worker] == routing:
+            return
+        self._routing[worker] = routing
+        self.record("route", name=worker, routing=routing)
+        self._push(worker)
+
+    def _push(self, worker: str) -> None:
+        for process in self.plan.processes:
+            if process.control == "stdin":
+                self.push(process.name, worker, {"worker": worker, "state": self._routing[worker]})
+
+    def push(self, name: str, about: str, message: Mapping[str, Any]) -> None:
+        """Writes a line to a process that has `control: stdin`. `about`: what it tells (protocol.Push)."""
+        if (link := self.links.get(self.plan.process(name).node)) is not None:
+            link.send(Push(name=name, about=about, line=json.dumps(message)))
+
+    def on_node_of(self, name: str) -> AskNode:
+        """A way to make HTTP requests from the node of a process. Where its agent is gone, they say so."""
+        link = self.links.get(self.plan.process(name).node)
+        return _unreachable if link is None else link.ask
+
+    # Seeing --------------------------------------------------------------------------------------------------------
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once a condition on the state holds."""
+        while not holds():
+            await self._changed.wait()
+
+    async def changed(self) -> None:
+        """Returns at the next change of the state."""
+        await self._changed.wait()
+
+    async def outcome(self, name: str) -> bool:
+        """After `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
+        state = self.state.processes[name]
+        await self.until(lambda: state.phase not in ("pending", "starting"))
+        return state.phase in ("ready", "degraded", "done")
+
+    def phase_of(self, name: str) -> str:
+        """Short for the recorded phase of one process."""
+        return self.state.processes[name].phase
+
+    def receive(self, event: Event) -> None:
+        """One event of an agent: state, history, proxy, and on to `troubles` if somebody must decide."""
+        match event:
+            case Hello():
+                self.state.nodes[event.node] = NodeState(**event.model_dump(exclude={"event", "node"}))
+                self.record("agent", node=event.node, pid=event.agent.pid)
+            case ToldToEnd():
+                self.record("told_to_end", node=event.node, signal=event.signal)
+                self._end()
+            case Gone():
+                self._lost(event)
+            case _ if event.name not in self.state.processes:
+                return
+            case Started():
+                self.state.processes[event.name].id = event.id
+                self.record("started", name=event.name, node=self.state.processes[event.name].node, pid=event.id.pid)
+                if self.plan.process(event.name).control == "stdin":
+                    for worker in self._routing:
+                        self._push(worker)
+            case Progress():
+                self.state.processes[event.name].note = event.text
+                self.record("progress", name=event.name, text=event.text)
+            case LogCut():
+                self.record("log_cut", **event.model_dump(exclude={"event"}))
+            case Ready():
+                self._became_ready(event)
+            case Died():
+                self._failed(event.name, event.how if event.member is None else f"{event.member} {event.how}")
+                self.record("died", **event.model_dump(exclude={"event", "log_tail"}))
+            case Late():
+                self._failed(event.name, f"not ready after {event.seconds:.0f} s: {event.last_answer}")
+                self.record("late", **event.model_dump(exclude={"event", "log_tail"}))
+            case Health():
+                self._changed_health(event)
+            case Sockets():
+                self._changed_sockets(event)
+            case Stopped():
+                self._stopped(event.name)
+                self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
+        if isinstance(event, Died | Late | Health | Gone):
+            self.troubles.put_nowait(event)
+
+    def _became_ready(self, event: Ready) -> None:
+        state = self.state.processes[event.name]
+        if state.phase != "starting":
+            return
+        reasons = self.held.get(event.name)
+        state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
+        if isinstance(self.plan.process(event.name).probe, ExitProbe):
+            state.phase, state.died_at = "done", time.time()
+        state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
+        self.record("ready", name=event.name, seconds=round(event.seconds, 3))
+        if not reasons:
+            self.route(event.name, "ready")
+
+    def hold(self, name: str, reason: str) -> None:
+        """Takes a process out of routing for a reason; requests that run there go on."""
+        self.held.setdefault(name, set()).add(reason)
+        state = self.state.processes[name]
+        if state.phase in ("ready", "degraded"):
+            state.phase, state.note = "degraded", _to_be(self.held[name])
+            self.route(name, "draining")
+
+    def release(self, name: str, reason: str) -> None:
+        """Takes a reason back. With the last one a process that lives returns to routing; a dead one stays dead."""
+        reasons = self.held.get(name, set())
+        reasons.discard(reason)
+        state = self.state.processes[name]
+        if state.phase != "degraded":
+            return
+        state.note = _to_be(reasons)
+        if not reasons:
+            state.phase = "ready"
+            self.route(name, "ready")
+
+    def _failed(self, name: str, note: str) -> None:
+        state = self.state.processes[name]
+        state.phase, state.note, state.died_at = "dead", note, time.time()
+        self.route(name, "dead")
+
+    def _stopped(self, name: str) -> None:
+        state = self.state.processes[name]
+        state.phase = self._stopping.pop(name, "stopped")
+        if state.phase == "stopped":
+            state.died_at = time.time()
+
+    def release_all(self) -> None:
+        """Every reason but silence is taken back: the deployment as a whole was proven."""
+        for name, reasons in self.held.items():
+            for reason in reasons - {SILENT, NO_SOCKETS}:
+                if name in self.state.processes:
+                    self.release(name, reason)
+
+    def silent(self, name: str) -> bool:
+        """True while a process lives but does not answer."""
+        return SILENT in self.held.get(name, ())
+
+    def _changed_health(self, event: Health) -> None:
+        if event.responsive:
+            self.release(event.name, SILENT)
+        else:
+            self.hold(event.name, SILENT)
+            self.state.processes[event.name].note = event.why
+        self.record("responsive" if event.responsive else "unresponsive", name=event.name, why=event.why)
+
+    def _changed_sockets(self, event: Sockets) -> None:
+        if event.short:
+            self.hold(event.name, NO_SOCKETS)
+            todo = "raise `ulimit -n` where pdserve is started (for good: /etc/security/limits.conf), then start again"
+            self.record("out_of_sockets", name=event.name, times=event.times, todo=todo)
+        else:
+            self.release(event.name, NO_SOCKETS)
+            self.record("sockets_again", name=event.name, times=event.times)
+
+    def _lost(self, event: Gone) -> None:
+        self.links.pop(event.node, None)
+        # What was dead before keeps the reason of its own death.
+        lost = [n for n, s in self.state.processes.items() if s.node == event.node and s.phase not in _OVER]
+        for name in lost:
+            self._failed(name, f"the agent of {event.node} is gone: {event.how}")
+        expected = self.state.phase == "draining" and not lost
+        if (node := self.state.nodes.get(event.node)) is not None and not expected:
+            node.lost = event.how
+        self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Writes the history and the state, tells the listener, wakes the waiters. Never fails: a full disk, a deleted
+        run directory or a closed terminal must not end supervision."""
+        event: dict[str, Any] = {"at": round(time.time(), 3), "event": kind, **fields}
+        try:
+            event = self.run.append_event(kind, **fields)
+        except OSError:
+            self.behind = True
+        self._save_soon()
+        try:
+            self._tell(event)
+        except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
+            self._tell = _nobody
+        woken, self._changed = self._changed, asyncio.Event()
+        woken.set()
+
+    def _save_soon(self) -> None:
+        """At once for few processes. The state of hundreds is not written for each of the thousands of events of a
+        start, which would take the launcher's time for everything else."""
+        if len(self.state.processes) <= _FEW_PROCESSES:
+            self.save()
+        elif self._saving is None:
+            self._saving = asyncio.get_running_loop().call_later(_SAVE_SECONDS, self.save)
+
+    def save(self) -> None:
+        """Writes the state; what cannot be written now is tried again."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
+        try:
+            self.run.write(self.run.state, self.state.model_dump_json(indent=1))
+        except OSError:
+            self.behind = True
+        else:
+            self.behind = False
+
+
+def _to_be(reasons: Collection[str] | None) -> str:
+    return ", ".join(sorted(reasons or ()))
+
+
+async def _unreachable(
+    method: Method,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: str | None = None,
+    seconds: float,
+) -> Answered:
+    return Answered(id=0, status=None, error="the agent of its node is gone")
+
+
+def _nobody(event: dict[str, Any]) -> None:
+    """The listener has gone; the history is still on disk."""

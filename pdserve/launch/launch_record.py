@@ -1,0 +1,139 @@
+"""What is written down before anything starts: recipe, plan, versions, revision, host; and again, if it is deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+from pdserve import __version__
+from pdserve.errors import StateError
+from pdserve.launch.fleet import Fleet
+from pdserve.plan.model import Plan, Versions
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.system.process import output_of
+
+_GIT_SECONDS = 5.0
+
+
+def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) -> None:
+    """Saves the resolved recipe (secrets by name only), the plan and what it was made with."""
+    run.write(run.recipe, recipe_yaml)
+    run.write(run.plan, plan.model_dump_json(indent=2))
+    facts = {
+        "pdserve": __version__,
+        "git_revision": git_revision(Path(__file__).parent),
+        "python": sys.version.split()[0],
+        "kernel": platform.release(),
+        "host": platform.node(),
+        **versions.model_dump(),
+    }
+    run.write(run.versions, json.dumps(facts, indent=2))
+
+
+class KeptRecord:
+    """The same in the launcher's hands: a deployment whose record somebody deletes must still be found, and stopped."""
+
+    def __init__(self, fleet: Fleet, *, engine_key: str | None = None) -> None:
+        """`engine_key` None: its file is nobody's concern here."""
+        self._fleet = fleet
+        self._key = engine_key
+        self._run = fleet.run
+        self._texts: dict[Path, str] = {}
+        self._superseded = False
+        self._good: tuple[int, int, int] | None = None
+        self.keep()
+
+    def keep(self) -> None:
+        """Takes over what is written now."""
+        files = (self._run.recipe, self._run.plan, self._run.versions)
+        self._texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
+
+    def look(self) -> None:
+        """Writes it anew if it is gone, and says so. What cannot be written now is tried at the next look.
+
+        A deletion may go on meanwhile, and take what had just been restored: everything by which `status`, `down` and
+        `up` find the deployment is looked for. As long as the plan is there, the rest is written and nothing is said.
+        """
+        with contextlib.suppress(OSError, StateError):
+            if not self._run.plan.exists():
+                self._restore(self._fleet.state)
+                return
+            for file, text in self._texts.items():
+                if not file.exists():
+                    self._run.write(file, text)
+            self._keep_state()
+            self._point()
+            self._keep_key()
+
+    def _keep_state(self) -> None:
+        """Also one that somebody has emptied or overwritten, or that a crash of its disk has torn."""
+        if (there := self._state_there()) is not None and there == self._good:
+            return
+        own = self._fleet.state
+        with contextlib.suppress(StateError):
+            read = self._run.read_state()
+            if (read.run_id, read.launcher) == (own.run_id, own.launcher):
+                self._good = there
+                return
+        if self._run.state.is_dir() and not self._run.state.is_symlink():
+            self._run.state.rename(self._run.state.with_name(f"state.json.folder-{time.time():.3f}"))
+        self._fleet.save()
+
+    def _state_there(self) -> tuple[int, int, int] | None:
+        """What changes when somebody writes there."""
+        try:
+            status = self._run.state.lstat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _keep_key(self) -> None:
+        """A logout takes the folder of the key along, and the next login makes it anew: then the key is there again.
+        Not in a stop, which takes it away."""
+        if self._key is None or self._fleet.state.phase == "draining":
+            return
+        if self._run.read_key_folder() is None:
+            self._run.note_key_folder()
+        if not self._run.key_file.exists():
+            self._run.save_key(self._key)
+
+    def _restore(self, state: DeploymentState) -> None:
+        RunDir.create(self._run.path.parent.parent, self._run.path.parent.name, self._run.run_id)
+        state.note = (
+            f"its record was deleted at {time.strftime('%H:%M:%S')} and is written anew; the history before is gone, "
+            "and a process has a log again after pdserve restart NAME"
+        )
+        self._run.write(self._run.state, state.model_dump_json(indent=1))
+        self._point()
+        if self._key is not None:
+            self._run.note_key_folder()
+        # The plan is the last one: as long as it is missing, the next look does all of this again.
+        for file, text in sorted(self._texts.items(), key=lambda kept: kept[0] == self._run.plan):
+            self._run.write(file, text)
+        self._fleet.record("record_deleted", said=f"{state.name}: {state.note}")
+
+    def _point(self) -> None:
+        """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
+        ends. This one is then found again, and its own record is kept meanwhile."""
+        other = self._run.keep_current()
+        if bool(other) != self._superseded:
+            self._superseded = bool(other)
+            me = f"run {self._run.run_id}, launcher PID {self._fleet.state.launcher.pid}"
+            said = f"pdserve status and down mean this run again ({me})"
+            if other:
+                said = (
+                    f"another deployment of this name was started: {other}; pdserve status and down mean that one "
+                    f"until it has ended, and TERM ends this one ({me})"
+                )
+            self._fleet.record("said", said=f"{self._fleet.state.name}: {said}")
+
+
+def git_revision(folder: Path) -> str | None:
+    """The commit that this code is, with `-dirty` if it was changed; None outside a checkout."""
+    said = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
+    return said.out.strip() if said.code == 0 else None

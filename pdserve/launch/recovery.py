@@ -1,0 +1,343 @@
+"""What happens when a process of a serving deployment dies, stops answering, or comes back.
+
+A dead engine leaves routing before anything else happens. Whether it is restarted is the recipe's decision; the last
+instance of a role that does not come back ends the deployment. LMCache's death is survivable: its engines leave
+routing, it is restarted on the same port, and they return once they have registered again and passed a canary.
+vllm-router in the proxy's place is restarted after a prefill, which it knows no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pdserve.errors import PdserveError, ServeError
+from pdserve.launch.canary import one_token, until_idle
+from pdserve.launch.failure import serve_error
+from pdserve.launch.fleet import Fleet, Trouble
+from pdserve.lmcache_server import wait_attached
+from pdserve.plan.model import HttpProbe, LmcacheServer, Process
+from pdserve.reach.protocol import Died, Gone, Health, Late
+from pdserve.run.patch_proof import unpatched
+
+_LMCACHE_TRIES = 3
+UNPROVEN = "to be proven"
+"""Reason for holding an engine that is healthy but has not answered its canary yet."""
+
+
+class Recovery:
+    """Reacts to troubles while serving. `fail` ends the deployment."""
+
+    def __init__(self, fleet: Fleet, *, engine_key: str, fail: Callable[[PdserveError], None]) -> None:
+        self._fleet = fleet
+        self._engine_key = engine_key
+        self._fail = fail
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """One recovery a process at most, by its name."""
+        self._router_is_stale = False
+        """A prefill has come back since vllm-router was started."""
+
+    def react(self, trouble: Trouble) -> None:
+        """One trouble. Those of a process that is already being recovered belong to its recovery."""
+        if isinstance(trouble, Gone):
+            self._lose_node(trouble)
+            return
+        if trouble.name not in self._fleet.plan.names() or self._leader(trouble.name) in self._tasks:
+            return
+        if isinstance(trouble, Health):
+            self._react_to_health(trouble)
+        elif self._fleet.plan.process(trouble.name).role == "lmcache":
+            self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
+        else:
+            self._begin(self._leader(trouble.name), self._recover(trouble))
+
+    def _leader(self, name: str) -> str:
+        """Who stands for the instance of a process: a recovery is of all of it."""
+        return self._fleet.plan.instance_of(name)[0].name
+
+    def _lose_node(self, gone: Gone) -> None:
+        """The death of all that ran there, at once. What is left decides, where the recipe lets it."""
+        plan, error = self._fleet.plan, serve_error(gone, self._fleet.plan, self._fleet.run)
+        there = [process for process in plan.processes if process.node == gone.node]
+        if plan.on_node_loss == "fail" or any(process.role == "proxy" for process in there):
+            self._fail(error)
+            return
+        for leader in dict.fromkeys(self._leader(process.name) for process in there):
+            if (task := self._tasks.get(leader)) is not None:
+                task.cancel()
+            self._fleet.route(leader, "dead")
+            if any(process.node != gone.node for process in plan.instance_of(leader)):
+                self._begin(f"rest of {leader}", self._stop_instance(leader))
+        for role in dict.fromkeys(process.role for process in there if process.role not in ("weights", "lmcache")):
+            if not any(self._alive_or_coming(p.name) for p in plan.processes if p.role == role and _leads(p)):
+                self._fail(error)
+                return
+
+    async def _stop_instance(self, name: str) -> None:
+        await asyncio.gather(*(self._fleet.stop(process.name) for process in self._fleet.plan.instance_of(name)))
+
+    async def restart(self, name: str) -> bool:
+        """Restarts one process because somebody asked for it, with the rest of its instance; True when it serves
+        again."""
+        name = self._leader(name)
+        if name not in self._tasks:
+            if self._fleet.plan.process(name).role == "lmcache":
+                self._begin(name, self._recover_lmcache(self._server(name), None))
+            else:
+                self._begin(name, self._restart(name))
+        await asyncio.shield(self._tasks[name])
+        if name != "proxy" and self._fleet.plan.proxy_kind == "vllm-router" and "proxy" in self._tasks:
+            await asyncio.shield(self._tasks["proxy"])  # it learns what is new about this one
+        return self._fleet.phase_of(name) == "ready"
+
+    async def settle(self) -> None:
+        """Ends all recoveries, so that somebody else decides what is started; the processes stay as they are, and
+        those that are held stay held."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        if name in self._tasks:
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._tasks[name] = task
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(ServeError(f"the recovery of {name} failed: {error!r}", where=name))
+        elif name == "proxy" and not task.cancelled():
+            self._renew_router()
+
+    def _server(self, name: str) -> LmcacheServer:
+        return next(server for server in self._fleet.plan.lmcache if server.process == name)
+
+    # Engines and proxy ---------------------------------------------------------------------------------------------
+
+    async def _recover(self, trouble: Died | Late) -> None:
+        """Restarts a dead process as its recipe says, with back-off; otherwise counts who is left of its role."""
+        name = self._leader(trouble.name)
+        self._fleet.route(name, "dead")
+        await self._stop_instance(name)
+        state = self._fleet.state.processes[name]
+        rule = self._fleet.plan.process(name).restart
+        delay = rule.backoff_seconds
+        while rule.policy == "on-failure" and state.restarts < rule.max:
+            state.restarts += 1
+            self._fleet.record("restarting", name=name, attempt=state.restarts, after_seconds=delay)
+            await asyncio.sleep(delay)
+            if await self._start(name):
+                return
+            delay = min(delay * 2, rule.backoff_max_seconds)
+        self._fail_if_last(name, serve_error(trouble, self._fleet.plan, self._fleet.run))
+
+    def _fail_if_last(self, name: str, error: ServeError) -> None:
+        """The last instance of a role that neither lives nor is on its way back ends the deployment."""
+        role = self._fleet.plan.process(name).role
+        others = (p.name for p in self._fleet.plan.processes if p.role == role and p.name != name and _leads(p))
+        if not any(map(self._alive_or_coming, others)):
+            self._fail(error)
+
+    def _alive_or_coming(self, leader: str) -> bool:
+        if leader in self._tasks:
+            return not self._tasks[leader].cancelling()
+        return all(self._serves(process.name) for process in self._fleet.plan.instance_of(leader))
+
+    def _serves(self, name: str) -> bool:
+        return self._fleet.phase_of(name) in ("ready", "degraded")
+
+    async def _restart(self, name: str) -> None:
+        if not await self._restart_once(name):
+            note = self._fleet.state.processes[name].note
+            self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
+
+    async def _restart_once(self, name: str) -> bool:
+        self._fleet.hold(name, "to be restarted")
+        await self._drained(name)
+        await self._stop_instance(name)
+        self._fleet.release(name, "to be restarted")
+        return await self._start(name)
+
+    async def _drained(self, name: str) -> None:
+        """Waits until the proxy has no request running on a worker, for as long as the recipe lets requests finish."""
+        proxy = self._fleet.plan.proxy
+        if all(worker.name != name for worker in proxy.workers):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(proxy.drain_seconds):
+                await until_idle(
+                    self._fleet.on_node_of("proxy"), self._fleet.plan.proxy_url, name, key=self._engine_key
+                )
+
+    async def _start(self, name: str) -> bool:
+        """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
+        servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
+        for server in servers:
+            recovering = self._tasks.get(server.process)
+            if recovering is not None and recovering is not asyncio.current_task():
+                await asyncio.shield(recovering)  # without its server an engine would die in its own start
+        is_engine = self._fleet.plan.process(name).role not in ("proxy", "lmcache")
+        if is_engine:
+            self._fleet.hold(name, UNPROVEN)
+            self._fleet.route(name, "starting")
+        if name == "proxy":
+            self._router_is_stale = False
+        processes = [process.name for process in self._fleet.plan.instance_of(name)]
+        for process in processes:
+            self._fleet.start(process)
+        if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
+            await self._stop_failed(name)
+            return False
+        if is_engine and not (self._patched(name) and await self._attached(servers) and await self._answers(name)):
+            await self._stop_failed(name)
+            return False
+        self._fleet.release(name, UNPROVEN)
+        if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
+            self._router_is_stale = True
+        self._renew_router()
+        return True
+
+    def _renew_router(self) -> None:
+        """vllm-router reads engine ids from a prefill's bootstrap server when it starts, and never again. It waits for
+        every engine then, so that beside a dead one it is better left as it is until that is back."""
+        plan = self._fleet.plan
+        if plan.proxy_kind != "vllm-router" or not self._router_is_stale:
+            return
+        if all(self._serves(worker.name) for worker in plan.proxy.workers):
+            self._begin("proxy", self._restart_router())
+
+    async def _restart_router(self) -> None:
+        """Nobody waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
+        if not await self._restart_once("proxy"):
+            await self._recover(_gave_up("proxy", "did not come back after a prefill did", 0))
+
+    async def _stop_failed(self, name: str) -> None:
+        state = self._fleet.state.processes[name]
+        if state.phase != "dead":
+            state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
+        self._fleet.route(name, "dead")
+        await self._stop_instance(name)
+
+    def _patched(self, name: str) -> bool:
+        names = [process.name for process in self._fleet.plan.instance_of(name)]
+        error = unpatched(self._fleet.plan, self._fleet.run, names)
+        if error is not None:
+            self._fleet.record("failed", error=error.render(), exit_code=error.exit_code, name=name)
+        return error is None
+
+    async def _attached(self, servers: list[LmcacheServer]) -> bool:
+        # Engines of a server whose other engine is dead as well can never be complete: count those that live.
+        seconds = self._fleet.plan.timeouts.attach_seconds
+        living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
+        return all(found.complete for found in await wait_attached(living, self._fleet.on_node_of, seconds=seconds))
+
+    def _expected(self, server: LmcacheServer) -> int:
+        living = sum(1 for engine in server.engines if self._serves(engine))
+        return server.expected_workers * living // len(server.engines)
+
+    async def _answers(self, name: str) -> bool:
+        probe = self._fleet.plan.process(name).probe
+        if not isinstance(probe, HttpProbe):
+            return True
+        canary = await one_token(
+            self._fleet.on_node_of(name),
+            f"http://{probe.host}:{probe.port}",
+            self._fleet.plan.served_name,
+            seconds=self._fleet.plan.timeouts.canary_seconds,
+            key=self._engine_key,
+        )
+        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        return canary.ok
+
+    # Silence -------------------------------------------------------------------------------------------------------
+
+    def _react_to_health(self, trouble: Health) -> None:
+        is_cache = self._fleet.plan.process(trouble.name).role == "lmcache"
+        if not trouble.responsive:
+            if is_cache:
+                for engine in self._server(trouble.name).engines:
+                    self._fleet.hold(engine, _without(trouble.name))
+            self._begin(f"watch {trouble.name}", self._give_up_on(trouble))
+        elif is_cache:
+            self._begin(f"return to {trouble.name}", self._return_engines(self._server(trouble.name)))
+
+    async def _give_up_on(self, trouble: Health) -> None:
+        """A process that does not answer for too long is stopped and treated as dead."""
+        seconds = self._fleet.plan.timeouts.unresponsive_seconds
+        state = self._fleet.state.processes[trouble.name]
+
+        def over() -> bool:
+            return state.phase != "degraded" or not self._fleet.silent(trouble.name)
+
+        try:
+            await asyncio.wait_for(self._fleet.until(over), seconds)
+        except TimeoutError:
+            died = _gave_up(trouble.name, f"did not answer for {seconds:.0f} s ({trouble.why})", seconds)
+            state.phase, state.note = "dead", died.how
+            self._fleet.route(trouble.name, "dead")
+            self._fleet.record("given_up", name=trouble.name, why=died.how)
+            self.react(died)
+
+    # LMCache -------------------------------------------------------------------------------------------------------
+
+    async def _recover_lmcache(self, server: LmcacheServer, trouble: Died | Late | None) -> None:
+        """Engines out of routing, server back on its port, engines registered and proven, engines back."""
+        for engine in server.engines:
+            self._fleet.hold(engine, _without(server.process))
+        self._fleet.record("cache_down", name=server.process, engines=list(server.engines))
+        await self._fleet.stop(server.process)
+        if trouble is not None and server.on_death == "fail":
+            self._fail(serve_error(trouble, self._fleet.plan, self._fleet.run))
+            return
+        state = self._fleet.state.processes[server.process]
+        for _ in range(_LMCACHE_TRIES):
+            state.restarts += 1
+            self._fleet.start(server.process)
+            if await self._fleet.outcome(server.process):
+                await self._return_engines(server)
+                return
+            await self._fleet.stop(server.process)
+        self._fail(
+            serve_error(trouble, self._fleet.plan, self._fleet.run)
+            if trouble is not None
+            else ServeError(f"{server.process} did not come back in {_LMCACHE_TRIES} tries", where=server.process)
+        )
+
+    async def _return_engines(self, server: LmcacheServer) -> None:
+        """Every living engine of a server that answers again: registered and proven, or restarted."""
+        reason = _without(server.process)
+        for engine in server.engines:
+            if engine in self._tasks or not self._serves(engine) or self._fleet.silent(engine):
+                self._fleet.release(engine, reason)  # what else keeps it out is still there
+                continue
+            attached = await self._attached([server])
+            if self._fleet.phase_of(server.process) != "ready":
+                return  # gone again: whoever sees that goes on
+            if attached and await self._answers(engine):
+                self._fleet.release(engine, reason)
+                continue
+            self._fleet.record("engine_not_back", name=engine, attached=attached)
+            back = await self._restart_once(engine)
+            self._fleet.release(engine, reason)
+            if not back:
+                await self._recover(_gave_up(engine, f"did not come back after {server.process} did", 0))
+
+
+def _leads(process: Process) -> bool:
+    """Followers of an instance do not serve by themselves."""
+    return process.instance in (None, process.name)
+
+
+def _without(server: str) -> str:
+    return f"{server} is down"
+
+
+def _gave_up(name: str, how: str, seconds: float) -> Died:
+    """A death that we decided on, not one that the kernel reported."""
+    return Died(name=name, pid=0, code=None, how=how, seconds=seconds, while_starting=False)

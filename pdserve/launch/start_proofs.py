@@ -1,0 +1,107 @@
+"""What a deployment must prove before it says that it is ready. Each proof raises StartError, or is in the history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from pdserve.errors import StartError
+from pdserve.launch.canary import one_token
+from pdserve.launch.failure import not_attached
+from pdserve.launch.fleet import Fleet
+from pdserve.launch.lmcache_fallback import without_kernels
+from pdserve.launch.weights_agreement import same_commit
+from pdserve.lmcache_server import wait_attached
+from pdserve.preflight.nodes.cross_node import Target, side_channels
+from pdserve.run.patch_proof import records, unpatched
+
+_REACH_SECONDS = 3.0
+
+
+class StartProofs:
+    """Of one deployment; asked again whenever something was started."""
+
+    def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
+        self._fleet, self._engine_key = fleet, engine_key
+
+    def patched(self, names: Iterable[str]) -> None:
+        """Every process has the patches that it needs."""
+        if (error := unpatched(self._fleet.plan, self._fleet.run, names)) is not None:
+            raise error
+        found = {name: records(self._fleet.run, name) for name in self._fleet.plan.names()}
+        active = {name: sorted({patch for one in reported for patch in one.active}) for name, reported in found.items()}
+        if patched := {name: patches for name, patches in active.items() if patches}:
+            self._fleet.record("patched", processes=patched)
+
+    async def same_weights(self) -> None:
+        """All nodes have the same commit of the model."""
+        self._fleet.record("weights", commit=await same_commit(self._fleet.plan, self._fleet.run))
+
+    async def attached(self) -> None:
+        """Every LMCache server has the engine workers that the plan expects."""
+        servers = self._fleet.plan.lmcache
+        if not servers:
+            return
+        found = await wait_attached(servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds)
+        if missing := [one for one in found if not one.complete]:
+            raise not_attached(missing, self._fleet.plan, self._fleet.run)
+        if (error := without_kernels(self._fleet.plan, self._fleet.run)) is not None:
+            raise error
+        self._fleet.record("attached", servers={one.server: one.registered for one in found})
+
+    async def reached(self) -> None:
+        """Mooncake's side channels have ports that nobody can choose: only now can it be tried whether decodes on other
+        nodes reach them."""
+        plan = self._fleet.plan
+        asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
+        if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
+            return
+        targets: list[Target] = []
+        for worker in asked:
+            ask = self._fleet.on_node_of(worker.name)
+            answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
+            with contextlib.suppress(ValueError):  # a raw connector may say something else there
+                targets += side_channels(plan, worker.name, answer.body)
+        answers = await asyncio.gather(*(self._reaches(target) for target in targets))
+        if bad := [text for text in answers if text is not None]:
+            raise StartError(
+                f"{len(bad)} of {len(targets)} KV side channels cannot be reached from the node that needs them",
+                where=bad[0].partition(":")[0],
+                cause="a firewall between the nodes, or an address of another network",
+                todo="open all TCP ports between the nodes (these are random), or choose the network (network.cidr)",
+                evidence=tuple(bad),
+            )
+        if targets:
+            self._fleet.record("reached", side_channels=len(targets))
+
+    async def _reaches(self, target: Target) -> str | None:
+        """None, or what is wrong."""
+        link = self._fleet.links.get(target.source)
+        if link is None:
+            return f"{target.source}: its agent is gone"
+        url = f"tcp://{target.address}:{target.port}"
+        answer = await link.ask("CONNECT", url, seconds=_REACH_SECONDS)
+        return None if answer.status == 200 else f"{target.source}: {target.node} at {url}: {answer.error}"
+
+    async def canary(self) -> float:
+        """One token through the proxy; the seconds that it took."""
+        plan = self._fleet.plan
+        url = plan.proxy_url
+        canary = await one_token(
+            self._fleet.on_node_of("proxy"),
+            url,
+            plan.proxy.served_name,
+            seconds=plan.canary_seconds,
+            key=self._engine_key if plan.proxy_kind == "pdserve" else None,
+        )
+        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        if not canary.ok:
+            raise StartError(
+                f"one token through the proxy did not come back: {canary.said}",
+                where=url,
+                cause="every process is healthy by itself, but a request does not get through all of them",
+                todo=f"read the logs of the proxy and of both roles in {self._fleet.run.logs}",
+            )
+        self._fleet.state.endpoint = url
+        return canary.seconds

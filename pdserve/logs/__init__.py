@@ -1,0 +1,1 @@
+"""Logs of engines: lines, progress, rotation, and known causes of death."""

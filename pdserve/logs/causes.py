@@ -1,0 +1,74 @@
+"""Why a process died, as far as its last log lines and its exit code tell, and what to do about it.
+
+The known causes are data (hint_table.py). A cause found in the log wins over the signal, the signal over messages
+that only say that something failed elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
+from pdserve.logs.lines import may_tell_a_cause, plain
+
+_ARGUMENTS = {"lmcache": "lmcache.extra_args", "proxy": "proxy.command"}
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A likely cause and what to do, whole sentences without a full stop."""
+
+    cause: str
+    todo: str
+
+
+def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint | None:
+    """The most specific known cause, None if nothing is recognized.
+
+    `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
+    when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log.
+    """
+    told = [line for line in map(plain, lines) if may_tell_a_cause(line)]
+    text = "\n".join(told)
+    return (
+        _search(RULES, text, role)
+        or _from_exit(exit_code, role)
+        or _search(LAST_RESORT, text, role)
+        or (_clean_exit(role) if exit_code == 0 else None)
+    )
+
+
+def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
+    for rule in rules:
+        if rule.roles is not None and role not in rule.roles:
+            continue
+        if found := rule.pattern.search(text):
+            return _hint(rule.cause, rule.todo, role, found)
+    return None
+
+
+def _hint(cause: str, todo: str, role: str, found: re.Match[str] | None = None) -> Hint:
+    groups = {key: value or "" for key, value in found.groupdict().items()} if found else {}
+    values = {"role": role, "args": _ARGUMENTS.get(role, f"{role}.args (or engine.args)"), **groups}
+    return Hint(cause.format_map(values), todo.format_map(values))
+
+
+def _from_exit(exit_code: int | None, role: str) -> Hint | None:
+    if exit_code is None:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - 128 if exit_code > 128 else 0
+    try:
+        cause, todo = SIGNALS[signal.Signals(number)]
+    except (KeyError, ValueError):
+        return None
+    return _hint(cause, todo, role)
+
+
+def _clean_exit(role: str) -> Hint:
+    return Hint(
+        "it ended by itself with exit code 0; a server that ends before `down` has failed, whatever its code",
+        f"check that {role}'s command stays in the foreground, and the last lines of its log for who asked it to stop",
+    )

@@ -1,0 +1,110 @@
+"""What the log lines of vLLM, LMCache and uvicorn have in common, and how a log is read while it grows."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pdserve.logs.rotation import earlier, lost_of
+
+LINE_CHARACTERS = 2000
+"""Of a line, that anybody looks at: patterns over a line of any length would hold up whoever searches it."""
+_STEP_BYTES = 256 * 1024
+_UNFINISHED_BYTES = 4 * LINE_CHARACTERS  # UTF-8 has at most four a character
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_PREFIX = re.compile(r"^\((?P<who>[\w.-]+(?: [\w.-]+)*) pid=\d+\) ")
+_HARMLESS = re.compile(
+    r"^(?:\([^)]*pid=\d+\) )?(?:INFO|WARNING|DEBUG)\b"  # vLLM, uvicorn
+    r"|\bLMCache (?:INFO|WARNING|DEBUG):"
+    r"|^\S+\.py:\d+: \w*Warning: "  # the warnings module
+    r"|^[IW]\d{4} \d\d:\d\d"  # Mooncake (glog): it says W for "no RDMA devices" and goes on over TCP
+)
+
+
+def plain(line: str) -> str:
+    """The first LINE_CHARACTERS, without colours, and what a progress bar wrote last of what it wrote over."""
+    text = _COLOR.sub("", line[:LINE_CHARACTERS]).rstrip("\r\n")
+    return text.rsplit("\r", 1)[-1]
+
+
+def message(line: str) -> str:
+    """`plain`, without vLLM's `(EngineCore pid=12) `."""
+    return _PREFIX.sub("", plain(line))
+
+
+def may_tell_a_cause(line: str) -> bool:
+    """Whether a plain line can be about a failure: INFO and WARNING mention errors that did not happen."""
+    return not _HARMLESS.search(line[:LINE_CHARACTERS])
+
+
+class GrowingLog:
+    """A log that somebody else writes, in bounded steps: whatever is in it, a step takes a bounded time."""
+
+    def __init__(self, file: Path, offset: int) -> None:
+        """`offset`: the byte at which to begin."""
+        self._file = file
+        self._offset = offset
+        self._unfinished = b""
+        self.behind = False
+        """The last step did not reach the end of the file."""
+
+    def step(self) -> list[str]:
+        """The lines that were finished since the last step, each cut to LINE_CHARACTERS; progress bars (\\r) count as
+        lines. Nothing is read twice, and of a line that does not end only the beginning is kept."""
+        data = self._read()
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not end:
+            self._unfinished = (self._unfinished + data)[:_UNFINISHED_BYTES]
+            return []
+        finished = split(self._unfinished + data[:end])
+        self._unfinished = data[end:][:_UNFINISHED_BYTES]
+        return finished
+
+    def _read(self) -> bytes:
+        data = read_from(self._file, self._offset, _STEP_BYTES)
+        if data is None and (cut := lost_of(self._file)) is not None:
+            self._offset = cut.now_at(self._offset)
+            if not self._offset:
+                self._unfinished = b""  # the line's end is lost
+            data = read_from(self._file, self._offset, _STEP_BYTES)
+        was_cut = data is None
+        if data is None:
+            data = read_from(earlier(self._file), self._offset, _STEP_BYTES) or b""
+        self._offset = 0 if was_cut and not data else self._offset + len(data)
+        self.behind = was_cut or len(data) == _STEP_BYTES
+        return data
+
+
+def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
+    """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
+    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on, or where `lost_of(file)` says."""
+    try:
+        # Nobody must wait for who might write to a pipe.
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if os.fstat(stream.fileno()).st_size < offset:
+                return None
+            stream.seek(offset)
+            return stream.read(limit)
+    except OSError:
+        return b""
+
+
+def end_of(file: Path, limit: int) -> bytes:
+    """The last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
+    data = _end_of_one(file, limit)
+    return data if len(data) == limit else _end_of_one(earlier(file), limit - len(data)) + data
+
+
+def _end_of_one(file: Path, limit: int) -> bytes:
+    try:
+        size = file.stat().st_size
+    except OSError:
+        return b""
+    return read_from(file, max(0, size - limit), limit) or b""
+
+
+def split(data: bytes) -> list[str]:
+    """The lines of a piece of a log, each cut to LINE_CHARACTERS."""
+    return [line[:_UNFINISHED_BYTES].decode(errors="replace")[:LINE_CHARACTERS] for line in data.splitlines()]

@@ -1,0 +1,51 @@
+"""What can be learnt of a process that lives but does not become ready: stacks, children, sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pdserve.system import procfs
+from pdserve.system.process import output_of
+
+_STACK_SECONDS = 10.0
+
+
+async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> None:
+    """Writes one text file. Best effort by design: whatever a tool cannot see is said in the file."""
+    members = sorted(pids)
+    parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
+    parts.append(f"process tree ({len(members)}):")
+    held = {one.pid for one in procfs.identities(members) if procfs.is_stopped(one)}
+    parts += [f"  {pid}{' (stopped)' if pid in held else ''}  {procfs.command(pid)}" for pid in members]
+    parts.append("\nlistening TCP ports:")
+    parts += [f"  {port}  PID {pid}" for port, pid in sorted(procfs.listening_ports(members).items())] or ["  none"]
+    stacks = await asyncio.gather(*(asyncio.to_thread(_python_stack, pid) for pid in members))
+    for pid, stack in zip(members, stacks, strict=True):
+        parts += [f"\nPython stack of {pid}:", stack]
+        parts += [f"kernel: {_wait_channel(pid)}"]
+    _write(file, parts)
+
+
+def _write(file: Path, parts: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _python_stack(pid: int) -> str:
+    tool = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
+    if not Path(tool).exists():
+        return "unknown: py-spy is not installed (pip install 'pdserve[diagnose]')"
+    said = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
+    return said.out.rstrip() if said.code == 0 else f"unknown: py-spy says: {said.err.strip()}"
+
+
+def _wait_channel(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8") or "running"
+    except OSError as error:
+        return f"unknown ({error.strerror})"

@@ -1,0 +1,370 @@
+"""One process in the hands of its agent: started, made ready, watched, stopped; every change is an event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve.health import Answer, Prober, wait_ready
+from pdserve.logs import rotation
+from pdserve.logs.lines import GrowingLog, read_from, split
+from pdserve.logs.progress import describe, is_fatal
+from pdserve.logs.rotation import earlier
+from pdserve.node import diagnostics
+from pdserve.node.socket_shortage import SocketShortage
+from pdserve.plan.model import Env, ExitProbe, Process
+from pdserve.reach.protocol import Died, Event, Health, Late, LogCut, Progress, Ready, Sockets, Started, Stopped
+from pdserve.system import procfs
+from pdserve.system.cgroup import Cgroup
+from pdserve.system.cgroup_memory import OomWatch
+from pdserve.system.cpu_affinity import bring_back, share_of_cpus
+from pdserve.system.process import Child, pid_end, spawn, stop_family
+from pdserve.system.shared_memory import ShmLedger
+
+TAIL_LINES = 400
+"""Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
+_TAIL_BYTES = 64 * 1024
+_MIB = 1 << 20
+_SIZE_SECONDS = 1.0
+_CUT_AGAIN_SECONDS = 60.0
+_FOLLOW_SECONDS = 0.5
+_BEHIND_SECONDS = 0.02
+_SILENT_SECONDS = 60.0
+"""A loading engine writes several lines a minute: silence for longer is said, so that slow differs from stalled."""
+_FATAL_GRACE_SECONDS = 10.0
+"""From the log line that says that a start has failed to its report, should the process itself not end by then: vLLM's
+worker can hang in the teardown of its KV transport for good."""
+_WATCH_SECONDS = 2.0
+_RETURN_SECONDS = 0.2
+"""Between two looks at one that does not answer: no request is to be turned away once it does again."""
+_UNRESPONSIVE_TRIES = 3
+_FIRST_LOOKS, _LOOKS_AT_THE_SAME = 15, 5
+"""Who belongs to a process hardly changes after the first looks, and finding out reads every process of the machine."""
+_VITAL_MEMBER = "VLLM::"
+"""vLLM titles its processes VLLM::EngineCore, VLLM::Worker...: without one of them an engine is dead, whatever its
+API server still answers."""
+
+
+class Supervised:
+    """Owns one child. Everything that happens goes out through `emit`; nothing is decided here."""
+
+    def __init__(
+        self,
+        plan: Process,
+        *,
+        run_dir: Path,
+        marker: str,
+        environ: Mapping[str, str],
+        emit: Callable[[Event], None],
+        ledger: ShmLedger,
+        cgroup: Cgroup | None = None,
+        fatal_grace: float = _FATAL_GRACE_SECONDS,
+    ) -> None:
+        """`marker`: of this life (markers.py). `cgroup`: its own; None: it has none. `fatal_grace`: seconds that a
+        process which has logged its failure gets to end by itself."""
+        self.plan = plan
+        self._run_dir = run_dir
+        self._marker = marker
+        self._environ = environ
+        self._emit = emit
+        self._ledger = ledger
+        self._cgroup = cgroup
+        self._oom = OomWatch(cgroup)
+        self._fatal_grace = fatal_grace
+        self._log = run_dir / plan.log
+        self._log_from = 0
+        self._cut_from: int | None = None
+        """Where this life begins in what was cut off of the log last; None: nothing of it was."""
+        self._child: Child | None = None
+        self._cpus: set[int] | None = None
+        """Its part of them; None: it may use all."""
+        self._death: asyncio.Future[Died] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready = False
+        self.done = False
+        """It had one thing to do, and has ended with it done."""
+        self._stopping = False
+        self._prober = Prober(self.family)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def root_pid(self) -> int | None:
+        """The PID whose exit code is ours to collect, until it was: then it may be another process's."""
+        return None if self._child is None or self._child.reaped else self._child.pid
+
+    def family(self) -> set[int]:
+        """Live PIDs of the tree."""
+        return set() if self._child is None or self.done else self._child.family()
+
+    def start(self, secrets: Mapping[str, str], cpu_share: tuple[int, int] | None = None) -> None:
+        """Spawns the process and begins to watch it. Failure to execute is reported as a death.
+        `cpu_share` as in protocol.Start."""
+        for relative, content in self.plan.files.items():
+            (self._run_dir / relative).write_text(content, encoding="utf-8")
+        self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        began = time.monotonic()
+        if cpu_share is not None:
+            self._cpus = share_of_cpus(os.sched_getaffinity(0), cpu_share)
+        try:
+            self._child = spawn(
+                self.plan.argv,
+                env=environment(self.plan.env, self._environ, secrets),
+                log=self._log,
+                marker=self._marker,
+                control_stdin=self.plan.control == "stdin",
+                cpus=self._cpus,
+                cgroup=self._cgroup,
+            )
+        except OSError as error:
+            self._emit(self._died(0, None, f"could not be executed: {error}", began, None))
+            return
+        self._emit(Started(name=self.name, id=self._child.identity))
+        self._spawn_task(self._watch_exit(self._child))
+        self._spawn_task(self._become_ready(self._child))
+        self._spawn_task(self._bound_log())
+
+    def push(self, about: str, line: str) -> None:
+        """Writes a line to the process's stdin, as far as that reads; a process that no longer does is said in the
+        agent's log, and about to be reported as one that does not answer, or dead."""
+        if self._child is not None:
+            self._child.tell(about, line, self._reads)
+
+    def _reads(self, behind: bool) -> None:
+        what = "does not read its control channel: it gets the newest states when it does" if behind else "reads again"
+        with contextlib.suppress(OSError):  # nobody reads our own log
+            print(f"{self.name} {what}", file=sys.stderr, flush=True)
+
+    async def stop(self, grace: float) -> None:
+        """Ends the tree and reports Stopped. Its own death is no longer news from here on."""
+        began = time.monotonic()
+        self._stopping = True
+        forced = False
+        if self._child is not None and not self.done:
+            forced = await self._child.stop(grace, before_kill=self.record_shm)
+        elif self._cgroup is not None:
+            await stop_family(self._cgroup.members, orphan_grace=0, cgroups=(self._cgroup,))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._prober.close()
+        self._ledger.remove_orphans()
+        self._emit(Stopped(name=self.name, forced=forced, seconds=time.monotonic() - began))
+
+    def record_shm(self) -> None:
+        """Notes the shared memory that the tree has mapped now."""
+        self._ledger.record(self.family())
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(say_failure)
+        self._tasks.append(task)
+        return task
+
+    async def _watch_exit(self, child: Child) -> None:
+        ended = await child.wait()
+        if ended.code == 0 and isinstance(self.plan.probe, ExitProbe):
+            self.done = True
+            return
+        self._report_death(child, child.pid, ended.code, str(ended))
+
+    async def _watch_member(self, child: Child, pid: int, title: str) -> None:
+        await pid_end(pid)
+        self._report_death(child, pid, None, "ended", member=title)
+
+    def _report_death(self, child: Child, pid: int, code: int | None, how: str, *, member: str | None = None) -> None:
+        if self._stopping or self._death.done():
+            return
+        died = self._died(pid, code, how, child.started, member)
+        self._death.set_result(died)
+        self._emit(died)
+
+    def _died(self, pid: int, code: int | None, how: str, began: float, member: str | None) -> Died:
+        how, out_of_memory = self._oom.told(how, code)
+        return Died(
+            name=self.name,
+            pid=pid,
+            code=code,
+            how=how,
+            out_of_memory=out_of_memory,
+            seconds=round(time.monotonic() - began, 3),
+            while_starting=not self._ready,
+            member=member,
+            log_tail=self.log_tail(),
+        )
+
+    async def _become_ready(self, child: Child) -> None:
+        following = self._spawn_task(self._follow_log(child))
+        try:
+            waited = await wait_ready(
+                self._probe, death=self._death, seconds=self.plan.ready_seconds, clock=time.monotonic
+            )
+        finally:
+            following.cancel()
+        if waited.died is not None or self._stopping:
+            return
+        if not waited.ready:
+            file = Path("diagnostics") / f"{self.name}-{int(time.time())}.txt"
+            await diagnostics.snapshot(self.name, self.family(), self._run_dir / file, last_answer=waited.last_answer)
+            self._emit(
+                Late(
+                    name=self.name,
+                    seconds=waited.seconds,
+                    last_answer=waited.last_answer,
+                    diagnostics=str(file),
+                    log_tail=self.log_tail(),
+                )
+            )
+            return
+        self._ready = True
+        if self.done:
+            self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started))
+            return
+        family = self.family()
+        if self._cpus is not None:
+            # NIXL on CPU binds the main thread of every worker to the last core of each NUMA node, the same for all
+            # engines of a machine (nixl/base_worker.py of vLLM 0.32). Can go when it looks at its own affinity.
+            bring_back(family, self._cpus)
+        pinned = set(self.plan.ports.values())
+        found = {
+            f"{port} {procfs.command(pid)[:40]} ({pid})": port
+            for port, pid in sorted(procfs.listening_ports(family).items())
+            if port not in pinned
+        }
+        self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=found))
+        for pid in family - {child.pid}:
+            if (title := procfs.title(pid)).startswith(_VITAL_MEMBER):
+                self._spawn_task(self._watch_member(child, pid, title))
+        await self._watch_health(child)
+
+    async def _watch_health(self, child: Child) -> None:
+        """While it serves: is it stopped, does it still answer, has it sockets? Only changes are events."""
+        failures, responsive = 0, True
+        records = self.plan.env.set.get("PDSERVE_PATCH_RECORD")
+        shortage = SocketShortage(Path(records)) if records and self.plan.patches else None
+        for looks in itertools.count():
+            if looks < _FIRST_LOOKS or looks % _LOOKS_AT_THE_SAME == 0:
+                members = procfs.identities(self.family())
+            await asyncio.sleep(_WATCH_SECONDS if responsive else _RETURN_SECONDS)
+            held = [member.pid for member in members if procfs.is_stopped(member)]
+            answer = Answer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
+            failures = 0 if answer.ready else failures + 1
+            if answer.ready and not responsive:
+                responsive = True
+                self._emit(Health(name=self.name, responsive=True))
+            elif responsive and (held or failures >= _UNRESPONSIVE_TRIES):
+                responsive = False
+                self._emit(Health(name=self.name, responsive=False, why=answer.said))
+            if shortage is not None and shortage.look():
+                self._emit(Sockets(name=self.name, short=shortage.lasts, times=shortage.times))
+
+    async def _probe(self) -> Answer:
+        if self.plan.probe is None:
+            return Answer(True, "not probed")
+        if isinstance(self.plan.probe, ExitProbe):
+            return Answer(self.done, "it still runs")
+        return await self._prober.check(self.plan.probe)
+
+    async def _follow_log(self, child: Child) -> None:
+        """Turns what the log says into Progress events; the text, not the speed, is the news. Its failure is a death,
+        even if it does not die: whoever waits for it would wait for the limit of the whole stage."""
+        log, said, last_line = GrowingLog(self._log, self._log_from), "", time.monotonic()
+        failed_at: float | None = None
+        while True:
+            lines = log.step()
+            if lines:
+                last_line = time.monotonic()
+            elif time.monotonic() - last_line >= _SILENT_SECONDS:
+                self._emit(
+                    Progress(name=self.name, text=f"silent for {_SILENT_SECONDS:.0f} s (last: {said or 'nothing'})")
+                )
+                last_line = time.monotonic()
+            for line in lines:
+                if (text := describe(line)) and text != said:
+                    said = text
+                    self._emit(Progress(name=self.name, text=text))
+                # Others are served between two lines: a chatty engine must not delay the news of another one's death.
+                await asyncio.sleep(0)
+            if failed_at is None and any(map(is_fatal, lines)):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at >= self._fatal_grace:
+                self._report_death(child, child.pid, None, "engine core failed; its processes did not end")
+                return
+            await asyncio.sleep(_BEHIND_SECONDS if log.behind else _FOLLOW_SECONDS)
+
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that THIS process wrote: the log may begin with an earlier life of it."""
+        data = _end_of(self._log, self._log_from, _TAIL_BYTES)
+        if self._cut_from is not None and len(data) < _TAIL_BYTES:
+            data = _end_of(earlier(self._log), self._cut_from, _TAIL_BYTES - len(data)) + data
+        return tuple(split(data)[-TAIL_LINES:])
+
+    async def _bound_log(self) -> None:
+        """Cuts the log whenever it is too large, for as long as the process lives."""
+        limit, keep = self.plan.logs.max_mib * _MIB, self.plan.logs.keep
+        while limit and not self.done:
+            await asyncio.sleep(_SIZE_SECONDS)
+            try:
+                if self._log.stat().st_size <= limit:
+                    continue
+                await self._cut_log(limit, keep)
+            except OSError as error:
+                print(f"{self._log} cannot be cut: {error}", file=sys.stderr)
+                await asyncio.sleep(_CUT_AGAIN_SECONDS)
+
+    async def _cut_log(self, limit: int, keep: int) -> None:
+        """Nothing is awaited between a cut and what is known of it: see `log_tail`."""
+        if (in_place := await rotation.cut(self._log, limit, keep)) is not None:
+            cut, error = in_place
+            self._cut_from, self._log_from = None, cut.now_at(self._log_from)
+            self._emit(LogCut(name=self.name, lost=cut.lost, why=error.strerror or str(error)))
+        else:
+            self._cut_from, self._log_from = (self._log_from if keep else None), 0
+
+
+def _end_of(log: Path, start: int, limit: int) -> bytes:
+    """The last bytes of a log, none from before `start`."""
+    try:
+        size = log.stat().st_size
+    except OSError:
+        return b""
+    return read_from(log, max(start, size - limit), limit) or b""
+
+
+def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """The environment that a rule of the plan means on this node."""
+    if rule.base == "allow":
+        base = {name: inherited[name] for name in rule.allow if name in inherited}
+    else:
+        base = {name: value for name, value in inherited.items() if name not in rule.unset}
+    return {**base, **rule.set, **secrets}
+
+
+def say_failure(task: asyncio.Task[None]) -> None:
+    """For tasks that nobody waits for: a watch that has ended by a fault of ours must not be missed in silence. It goes
+    to the agent's log, with its traceback."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        about = {"message": f"{task.get_coro()} has failed", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(about)
+
+
+def reap_adopted(own: Iterable[int | None]) -> None:
+    """Collects orphans that were re-parented to us and have ended; never a child that somebody waits for."""
+    roots = set(own)
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in roots:
+            return
+        os.waitpid(found.si_pid, 0)

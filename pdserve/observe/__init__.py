@@ -1,0 +1,1 @@
+"""What a running deployment reports of itself: recorded state, engines, LMCache."""

@@ -1,0 +1,204 @@
+"""What engines and LMCache servers say of themselves: the numbers behind `pdserve status` and `pdserve verify`.
+
+Read-only. A process that does not answer, or answers something else, is a snapshot that says so, never an exception:
+`status` has to show it. Metric names as vLLM 0.32.0 and lmcache 0.5.6 report them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pdserve.lmcache_server import registered_workers
+from pdserve.reach.proxy_tls import unverified
+
+_TIMEOUT_SECONDS = 3.0
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """One vLLM instance, its data-parallel ranks summed. None: the engine does not report it (statistics are off
+    with --disable-log-stats, other versions have other names)."""
+
+    url: str
+    error: str | None = None
+    """Why there is nothing to show."""
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_usage: float | None = None
+    """0 to 1, of the fullest data-parallel rank. Stale while the engine is idle: it is set by engine steps."""
+    prefix_queries: int | None = None
+    prefix_hits: int | None = None
+    external_queries: int | None = None
+    external_hits: int | None = None
+    """Tokens that a KV connector found elsewhere: another engine or LMCache."""
+    prompt_tokens: dict[str, int] | None = None
+    """By source: local_compute, local_cache_hit, external_kv_transfer."""
+
+    @property
+    def reachable(self) -> bool:
+        return self.error is None
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        return _rate(self.prefix_hits, self.prefix_queries)
+
+    @property
+    def external_hit_rate(self) -> float | None:
+        return _rate(self.external_hits, self.external_queries)
+
+    @property
+    def received_tokens(self) -> int | None:
+        """Prompt tokens whose KV came from elsewhere instead of being computed here."""
+        return None if self.prompt_tokens is None else self.prompt_tokens.get("external_kv_transfer", 0)
+
+    @property
+    def unfinished(self) -> int | None:
+        if self.running is None or self.waiting is None:
+            return None
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True)
+class LmcacheSnapshot:
+    """One LMCache server."""
+
+    url: str
+    error: str | None = None
+    healthy: bool | None = None
+    workers: int | None = None
+    """Engine workers registered, in whichever transfer mode."""
+    objects: int | None = None
+    """Chunks kept, counted once for every worker that stores its part."""
+    bytes_used: int | None = None
+    bytes_total: int | None = None
+    requested_tokens: int | None = None
+    hit_tokens: int | None = None
+    """Of the tokens that engines looked up."""
+
+    @property
+    def reachable(self) -> bool:
+        return self.error is None
+
+    @property
+    def hit_rate(self) -> float | None:
+        return _rate(self.hit_tokens, self.requested_tokens)
+
+
+@dataclass(frozen=True)
+class SaltUse:
+    """What an LMCache server did for requests of one `cache_salt`: its counters carry the salt as a label, so these
+    numbers are one request's own whatever else the server does meanwhile."""
+
+    chunks_written: int
+    chunks_read: int
+
+
+def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) -> httpx.AsyncClient:
+    """A client for snapshots: short timeouts, and never through a proxy of the environment."""
+    return httpx.AsyncClient(trust_env=False, verify=unverified(), timeout=_TIMEOUT_SECONDS, mounts=mounts)
+
+
+async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:
+    """`url` is http://host:port. /metrics needs no key."""
+    samples = await _metrics(url, client)
+    if isinstance(samples, str):
+        return EngineSnapshot(url, error=samples)
+    sources: dict[str, int] = {}
+    for sample in samples:
+        if sample.name == "vllm:prompt_tokens_by_source_total":
+            source = sample.labels.get("source", "")
+            sources[source] = sources.get(source, 0) + int(sample.value)
+    return EngineSnapshot(
+        url=url,
+        running=_sum(samples, "vllm:num_requests_running"),
+        waiting=_sum(samples, "vllm:num_requests_waiting"),
+        kv_cache_usage=_fold(samples, "vllm:kv_cache_usage_perc", max),
+        prefix_queries=_sum(samples, "vllm:prefix_cache_queries_total"),
+        prefix_hits=_sum(samples, "vllm:prefix_cache_hits_total"),
+        external_queries=_sum(samples, "vllm:external_prefix_cache_queries_total"),
+        external_hits=_sum(samples, "vllm:external_prefix_cache_hits_total"),
+        prompt_tokens={name: sources.get(name, 0) for name in _SOURCES} if sources else None,
+    )
+
+
+async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheSnapshot:
+    """/status and /metrics of one server. Each /status makes the server check its allocator and log four lines."""
+    try:
+        response = await client.get(f"{http_url}/status", timeout=_TIMEOUT_SECONDS)
+        response.raise_for_status()
+        status = response.json()
+        l1 = status["storage_manager"]["l1_manager"]
+        snapshot = LmcacheSnapshot(
+            url=http_url,
+            healthy=bool(status["is_healthy"]),
+            workers=registered_workers(status),
+            objects=int(l1["total_object_count"]),
+            bytes_used=int(l1["memory_used_bytes"]),
+            bytes_total=int(l1["memory_total_bytes"]),
+        )
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        return LmcacheSnapshot(http_url, error=_why(error))
+    samples = await _metrics(http_url, client)
+    if isinstance(samples, str):
+        return snapshot
+    return replace(
+        snapshot,
+        requested_tokens=_sum(samples, "lmcache_mp_lookup_requested_tokens_total"),
+        hit_tokens=_sum(samples, "lmcache_mp_lookup_hit_tokens_total"),
+    )
+
+
+async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.AsyncClient) -> SaltUse | None:
+    """Of these salts together. None: the server cannot be asked, or its metrics are off or carry no salts (yet)."""
+    samples = await _metrics(http_url, client)
+    if isinstance(samples, str) or not any("cache_salt" in sample.labels for sample in samples):
+        return None
+    mine = [sample for sample in samples if sample.labels.get("cache_salt") in salts]
+    return SaltUse(
+        chunks_written=_sum(mine, "lmcache_mp_l1_write_chunks_total") or 0,
+        chunks_read=_sum(mine, "lmcache_mp_l1_read_chunks_total") or 0,
+    )
+
+
+async def _metrics(url: str, client: httpx.AsyncClient) -> list[Sample] | str:
+    """The samples of /metrics, or why there are none."""
+    try:
+        response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)
+        response.raise_for_status()
+        families = await asyncio.to_thread(lambda: list(text_string_to_metric_families(response.text)))
+    except (httpx.HTTPError, ValueError) as error:
+        return _why(error)
+    return [sample for family in families for sample in family.samples]
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {_TIMEOUT_SECONDS:g} s"
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP {error.response.status_code}"
+    if isinstance(error, httpx.ConnectError):
+        return "not listening"
+    if isinstance(error, httpx.HTTPError):
+        return f"no answer: {str(error) or type(error).__name__}"
+    return f"unreadable answer: {error}"
+
+
+def _sum(samples: Iterable[Sample], name: str) -> int | None:
+    total = _fold(samples, name, sum)
+    return None if total is None else int(total)
+
+
+def _fold(samples: Iterable[Sample], name: str, fold: Callable[[list[float]], float]) -> float | None:
+    values = [sample.value for sample in samples if sample.name == name]
+    return fold(values) if values else None
+
+
+def _rate(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or not whole else part / whole

@@ -1,0 +1,132 @@
+"""Everything that `status` shows: the recorded state, what lives, what engines and cache say, what is open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
+from pdserve.observe.remote_http import client, seen_from_here
+from pdserve.patches.proof import PatchRecord, merged_effects
+from pdserve.plan.model import HttpProbe, Plan
+from pdserve.run.directory import RunDir, lives, unheard
+from pdserve.run.orphans import living
+from pdserve.run.patch_proof import records
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_here
+
+LOST = "lost"
+"""Phase of a deployment whose launcher was killed: its agents stop what it left."""
+_TAKEN_SECONDS = 2.0
+"""Who asks for the status does not wait for a launcher that is not there."""
+
+
+@dataclass(frozen=True)
+class StatusView:
+    """One look at one deployment."""
+
+    state: DeploymentState
+    plan: Plan
+    phase: str
+    run_dir: str
+    left: list[str]
+    """Recorded processes that live although the launcher is gone."""
+    engines: dict[str, EngineSnapshot] = field(default_factory=dict)
+    caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
+    launcher_lives: bool = False
+    patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
+    """Engine -> what its processes report of their patches."""
+    unheard: float | None = None
+    """Seconds since the last sign of life of a launcher whose next one is late: what is recorded may be over."""
+
+    @property
+    def healthy(self) -> bool:
+        return self.phase == "ready" and self.unheard is None
+
+    def uptime(self, name: str) -> float | None:
+        """Seconds since the process was started; None unless it lives."""
+        process = self.state.processes[name]
+        if process.started_at is None or process.phase in ("pending", "done", "dead", "stopped"):
+            return None
+        return time.time() - process.started_at
+
+    def to_json(self) -> dict[str, Any]:
+        """For `status --json`: stable keys, no secrets."""
+        return {
+            "name": self.state.name,
+            "run": self.run_dir,
+            "phase": self.phase,
+            "note": self.state.note,
+            "endpoint": self.state.endpoint,
+            "launcher_pid": self.state.launcher.pid,
+            "launcher_unheard_seconds": None if self.unheard is None else round(self.unheard, 1),
+            "nodes": {name: node.model_dump() for name, node in self.state.nodes.items()},
+            "processes": {
+                name: {
+                    **process.model_dump(exclude={"id"}),
+                    "pid": process.id.pid if process.id else None,
+                    "ports": self.plan.process(name).ports,
+                    "patches": list(self.plan.process(name).patches),
+                    "patch_processes": [
+                        one.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
+                        for one in self.patches.get(name, [])
+                    ],
+                    "patch_effects": merged_effects(self.patches.get(name, [])),
+                    "uptime_seconds": self.uptime(name),
+                    "engine": asdict(self.engines[name]) if name in self.engines else None,
+                    "lmcache": asdict(self.caches[name]) if name in self.caches else None,
+                }
+                for name, process in self.state.processes.items()
+            },
+            "open_without_key": [one.model_dump() for one in self.plan.exposed],
+            "left_behind": self.left,
+        }
+
+
+def look(run: RunDir) -> StatusView:
+    """Reads the run directory and asks the live endpoints; what does not answer says so in its row."""
+    state, plan = run.read_state(), run.read_plan()
+    alive = lives(run, state)
+    here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
+    over = state.phase in ("stopped", "failed")
+    phase = state.phase if alive or over else LOST
+    if not alive:
+        for process in state.processes.values():
+            if process.phase != "done" and (process.node not in here or process.id is None or not process.id.alive()):
+                process.phase = "stopped" if process.phase in ("stopped", "pending") else "dead"
+        return StatusView(state, plan, phase, str(run.path), living(state, run))
+    for process in state.processes.values():
+        if process.node not in here or process.phase not in ("ready", "degraded"):
+            continue
+        if process.id is not None and not process.id.alive():
+            process.phase = "dead"
+            process.note = "its PID is gone; the launcher has not said so"
+            # What the launcher believes does not matter: it may be stopped, or have lost its agents.
+            phase = "degraded" if phase == "ready" else phase
+    late = unheard(run)
+    patience = _TAKEN_SECONDS if late is None else 0.0
+    engines, caches = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
+    patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
+    return StatusView(state, plan, phase, str(run.path), [], engines, caches, True, patches, late)
+
+
+async def _ask(
+    run: RunDir, state: DeploymentState, plan: Plan, *, taken_within: float
+) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
+    def answers(name: str) -> bool:
+        return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
+
+    engines = {
+        process.name: f"http://{process.probe.host}:{process.probe.port}"
+        for process in plan.processes
+        if isinstance(process.probe, HttpProbe) and process.role != "proxy" and answers(process.name)
+    }
+    caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
+    async with client(run, state, taken_within=taken_within) as everywhere:
+        seen, kept = await asyncio.gather(
+            asyncio.gather(*(engine_snapshot(url, everywhere) for url in engines.values())),
+            asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in caches.values())),
+        )
+    return dict(zip(engines, seen, strict=True)), dict(zip(caches, kept, strict=True))

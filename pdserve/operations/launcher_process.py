@@ -1,0 +1,193 @@
+"""A launcher in this process, or in one of its own that outlives the terminal. Both run the same code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
+from pdserve.launcher import Launcher
+from pdserve.logs.lines import end_of, split
+from pdserve.plan.model import Node, Plan
+from pdserve.preflight import resolve_secrets
+from pdserve.reach.agent_start import open_agent
+from pdserve.reach.link import AgentLink
+from pdserve.reach.protocol import Event
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.system import procfs
+from pdserve.system.markers import new_token
+from pdserve.system.process import Child, send, spawn
+
+Tell = Callable[[dict[str, Any]], None]
+_FOLLOW_SECONDS = 0.1
+_SAID_LINES, _SAID_BYTES = 12, 4096
+"""Of a launcher's log, that are shown when it ends without a word in the history."""
+
+
+def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *, keep: bool, began: float) -> None:
+    """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown, and
+    KeyboardInterrupt when the stop was asked for before it had become ready."""
+    identity = procfs.identify(os.getpid())
+    assert identity is not None
+    state = DeploymentState(
+        name=plan.name,
+        run_id=run.run_id,
+        host=socket.gethostname(),
+        place=procfs.place(),
+        launcher=identity,
+        token=new_token(),
+        started_at=time.time(),
+    )
+
+    def open_one(node: Node, receive: Callable[[Event], None]) -> AgentLink:
+        return open_agent(node, run.path, run.run_id, plan.timeouts, receive)
+
+    async def main() -> None:
+        launcher = Launcher(
+            plan, run, state, secrets=secrets, open_agent=open_one, tell=tell, keep_on_failure=keep, began=began
+        )
+        if not await launcher.run():
+            raise KeyboardInterrupt
+
+    try:
+        with run.only_launcher():
+            run.forget_key_of_the_last()
+            run.write(run.state, state.model_dump_json(indent=1))
+            run.point_current()
+            asyncio.run(main())
+    finally:
+        run.forget_key()  # also of a run that began beside another one, and was never served
+
+
+def start_detached(run: RunDir, *, keep: bool) -> Child:
+    """Starts a launcher in a session of its own; its output goes to logs/launcher.log."""
+    argv = [
+        sys.executable,
+        "-m",
+        "pdserve.operations.launcher_process",
+        str(run.path),
+        *(["--keep-on-failure"] if keep else []),
+    ]
+    return spawn(
+        argv, env=os.environ, log=run.logs / "launcher.log", marker=f"{run.run_id}/launcher", control_stdin=False
+    )
+
+
+def interruptible() -> None:
+    """From here on TERM and a closed terminal are a Ctrl-C, for who has something to clear up before it has a launcher,
+    which hears them itself."""
+    for signum in _interruptions():
+        signal.signal(signum, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """A Ctrl-C or TERM that comes meanwhile interrupts at the end: nobody could stop what is only half started."""
+    came: list[int] = []
+    before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in _interruptions()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+def _interruptions() -> list[signal.Signals]:
+    """Without those that whoever started us wants ignored, as nohup does."""
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [signum for signum in every if signal.getsignal(signum) is not signal.SIG_IGN]
+
+
+def end_launcher(launcher: Child) -> None:
+    """Passes a Ctrl-C or TERM on to a detached launcher and returns once it has ended. Each further one arrives there
+    too, where it shortens every grace."""
+
+    def pass_on(*_: object) -> None:
+        send(launcher.identity, signal.SIGTERM)
+
+    for signum in _interruptions():
+        signal.signal(signum, pass_on)
+    pass_on()
+    asyncio.run(launcher.wait())
+
+
+def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+    """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
+    is not."""
+    if signal.SIGHUP in _interruptions():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a launcher of its own outlives the terminal
+    offset = 0
+    failure: ReportedError | None = None
+    while True:
+        ended = launcher.poll()
+        state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
+        events, offset = run.read_events(offset)
+        for event in events:
+            tell(event)
+            if event["event"] == "up":
+                return
+            if event["event"] == "failed":
+                failure = ReportedError(event["error"], event["exit_code"])
+                if keep:
+                    raise failure
+        if ended is None and state is not None and state.ready_at is not None:
+            tell(
+                {
+                    "at": time.time(),
+                    "event": "said",
+                    "said": f"{state.name} is ready; its history lacks that (full disk?)",
+                }
+            )
+            return
+        if ended is None and keep and state is not None and state.phase == "failed":
+            raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
+        if ended is not None:
+            log = run.logs / "launcher.log"
+            said = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
+            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=said)
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _state_of(run: RunDir) -> DeploymentState | None:
+    try:
+        return run.read_state()
+    except (StateError, NotOursError):
+        return None
+
+
+def main() -> int:
+    """Entry of a detached launcher. The plan and the key are where `up` has put them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pdserve.operations.launcher_process", description="A detached launcher."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--keep-on-failure", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+    run = RunDir(options.run_dir)
+    try:
+        plan = run.read_plan()
+        secrets = resolve_secrets(plan, os.environ, run.read_key())
+        run_here(run, plan, secrets, lambda event: None, keep=options.keep_on_failure, began=began)
+    except PdserveError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    finally:
+        run.forget_key()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""From the words of a command line to a plan: load the recipe, learn the versions, place it on nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import PdserveError
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.render.sbatch import render_sbatch
+from pdserve.preflight.engine_packages import read_versions
+from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
+
+_KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made of."""
+
+    plan: Plan
+    loaded: LoadedRecipe
+    versions: Versions
+
+
+def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
+    """Loads a recipe with the overrides of the command line and this process's environment."""
+    return load_recipe(path, set_=set_, unset=unset, environ=os.environ)
+
+
+def plan_for(
+    loaded: LoadedRecipe,
+    nodes: Sequence[Node] | None,
+    *,
+    run_dir: str,
+    run_id: str,
+    versions: Versions | None = None,
+    python: str = sys.executable,
+) -> Planned:
+    """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
+    None: they are this machine, or like it. `python`: what runs pdserve's own processes there."""
+    recipe = loaded.recipe
+    if versions is None:
+        versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
+    with located(loaded):
+        plan = build_plan(
+            recipe,
+            nodes_for(recipe) if nodes is None else nodes,
+            run_dir=run_dir,
+            run_id=run_id,
+            versions=versions,
+            python=python,
+            recipe_dir=str(loaded.path.parent.absolute()),
+            model_config=_model_config(loaded),
+        )
+    return Planned(plan, loaded, versions)
+
+
+def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
+    """The config.json of a local model. A folder without one is the preflight's to refuse: it looks on the node."""
+    if loaded.recipe.model.path is None:
+        return None
+    try:
+        found = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@contextmanager
+def located(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Iterator[None]:
+    """Errors of the pure rooms name a key of the recipe, or of the cluster file, whose sections win over the recipe's;
+    here it becomes file:line."""
+    try:
+        yield
+    except PdserveError as error:
+        if error.where is not None and _KEY.fullmatch(error.where):
+            error.what = f"{error.where}: {error.what}"
+            there = None if cluster is None else cluster.locate(error.where)
+            error.where = there or loaded.locate(error.where)
+        raise
+
+
+def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> list[str]:
+    """The recipe and its overrides as `pdserve up` takes them."""
+    options = [*(("--set", text) for text in set_), *(("--unset", text) for text in unset)]
+    return [str(recipe), *(word for option in options for word in option)]
+
+
+def batch_script(planned: Planned, words: Sequence[str]) -> str:
+    """The script that sbatch takes, on its stdin too; errors name the recipe's lines."""
+    with located(planned.loaded):
+        return render_sbatch(planned.loaded.recipe, planned.plan, words)

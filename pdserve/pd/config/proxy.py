@@ -1,0 +1,58 @@
+"""What the proxy is told at start: plain data, written to the run directory by the launcher. No secrets.
+
+How the proxy serves has defaults: a configuration that names only its port and its workers is complete.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pdserve.pd.config.serving import Serving
+
+WorkerRole = Literal["prefill", "decode", "aggregated"]
+Protocol = Literal["mooncake", "nixl", "aggregated"]
+
+
+class Frozen(BaseModel):
+    """Exact keys, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkerConfig(Frozen):
+    """One engine instance as the proxy sees it."""
+
+    name: str
+    """The process name in the plan: prefill-0."""
+    role: WorkerRole
+    url: str
+    """http://host:port, without a path."""
+    bootstrap_url: str | None = None
+    """Mooncake prefill only: http://host:port of its bootstrap server."""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    """Data-parallel engines behind the URL."""
+    kv_events_url: str | None = None
+    """tcp://host:port where the engine publishes its KV events; the port of DP rank 0, others follow."""
+    kv_replay_url: str | None = None
+    """tcp://host:port where events that were missed can be asked for again."""
+
+
+class ProxyConfig(Serving):
+    """The proxy's whole configuration: how it serves, and for whom. The engine key comes in the environment
+    (PDSERVE_ENGINE_KEY)."""
+
+    # Written by programs, which have what YAML does not: numbers as text, lists as tuples.
+    model_config = ConfigDict(strict=False)
+
+    port: int
+    served_name: str
+    protocol: Protocol
+    workers: tuple[WorkerConfig, ...]
+    transfer_slots: int = 20
+    """Mooncake: transfers that one prefill worker runs at once (2 * num_workers)."""
+    kv_lease_seconds: Annotated[float, Field(gt=0)] = 30
+    """NIXL: how long a prefill keeps KV that no decode has asked for (kv_lease_duration)."""
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Proxy processes that share the port, the load figures and the limits (`proxy.workers` of a recipe)."""

@@ -1,0 +1,66 @@
+"""How the proxy serves: what a recipe's `proxy:` section and the proxy's own configuration have in common.
+
+Both are made of this one model, so that a setting which a recipe takes is one that the proxy is told.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pdserve.pd.config.routing import Routing
+from pdserve.pd.config.settings import (
+    Admin,
+    Admission,
+    AllowedHosts,
+    Auth,
+    Breaker,
+    Count,
+    Health,
+    Limits,
+    LogFormat,
+    Otel,
+    Seconds,
+    Settings,
+    Tls,
+    UpstreamTls,
+)
+
+
+class Serving(Settings):
+    """Files are named by path, times are seconds."""
+
+    host: str = Field(default="127.0.0.1", description="Address that the proxy listens on.")
+    prewarm: bool = Field(
+        default=True,
+        description="As soon as a prefill and a decode are ready, one token goes through the pair: the handshake of "
+        "their KV connectors then is no part of the first request's time to first token.",
+    )
+    request_timeout_seconds: Seconds = Field(default=3600, description="One request, first byte to last.")
+    connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
+    drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
+    max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
+    routing: Routing = Field(default=Routing(), description="Which worker gets a request.")
+    admission: Admission = Field(default=Admission(), description="How many requests are taken, how others wait.")
+    breaker: Breaker = Field(default=Breaker(), description="When a worker that fails is left alone.")
+    health: Health = Field(default=Health(), description="The proxy's own checks of its workers.")
+    limits: Limits = Field(default=Limits(), description="What one client may do to the proxy.")
+    allowed_hosts: AllowedHosts = Field(
+        default=None,
+        description="Names in `Host` and `Origin` by which clients may ask, beside loopback's and `host`; others get "
+        '403. For a gateway on this machine that passes its own Host on, and for web pages. `["*"]`: any. null: as an '
+        "empty list for a proxy on loopback without API keys, which web pages could reach; else any.",
+    )
+    auth: Auth = Field(default=Auth(), description="API keys, and what becomes of a client's Authorization.")
+    tls: Tls | None = Field(default=None, description="TLS towards clients; null: plain HTTP.")
+    upstream_tls: UpstreamTls | None = Field(
+        default=None,
+        description="TLS towards workers that are added while serving (`admin`) by an https URL. The deployment's own "
+        "engines speak plain HTTP, on loopback or on the nodes' network.",
+    )
+    admin: Admin | None = Field(
+        default=None,
+        description="Endpoints that change the running proxy, and /metrics with the series of each API key, which the "
+        "clients' port leaves out; null: there are none.",
+    )
+    log: LogFormat = Field(default="text", description="One line a request, for people or for machines.")
+    otel: Otel | None = Field(default=None, description="OpenTelemetry spans; null: none.")

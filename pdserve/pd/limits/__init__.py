@@ -1,0 +1,1 @@
+"""What a client may use: keys, quotas, admission, allowed hosts."""

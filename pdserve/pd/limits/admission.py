@@ -1,0 +1,268 @@
+"""Who may enter a pool now, who waits, and who is turned away.
+
+A gate for each pool: limits of requests and prompt tokens in flight for each ready worker, and of KV use. Whoever does
+not fit waits in a bounded queue, by priority and within one priority in order of arrival; nobody is overtaken by a
+request of the same or a worse priority, also not by a smaller one. With several proxy processes the limits hold over
+all of them, while each has a queue of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pdserve.pd.config.settings import PoolLimits
+from pdserve.pd.errors import ApiError
+from pdserve.pd.processes.shared_numbers import Numbers
+
+CELLS_PER_PROCESS = 2
+"""Shared numbers that a gate takes, for each process."""
+MAX_PRIORITY = 1_000_000
+_UNLIMITED = math.inf
+_COUNTABLE = 1 << 53
+
+
+class Candidate(Protocol):
+    """A ready worker, as far as a gate looks at it."""
+
+    @property
+    def kv_usage(self) -> float:
+        """0..1; 0 while unknown."""
+
+
+class Ticket:
+    """A place in a pool, until `release`."""
+
+    __slots__ = ("_gate", "tokens")
+
+    def __init__(self, gate: Gate, tokens: int) -> None:
+        self._gate: Gate | None = gate
+        self.tokens = tokens
+
+    def release(self) -> None:
+        """Give the place back; a second time does nothing."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate._leave(self.tokens)
+
+
+class Waiter:
+    """One request in the queue."""
+
+    __slots__ = ("future", "priority", "timer", "tokens")
+
+    def __init__(self, priority: int, tokens: int, future: asyncio.Future[Ticket]) -> None:
+        self.priority = priority
+        self.tokens = tokens
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Gate:
+    """The entrance of one pool. Belongs to one event loop.
+
+    `candidates` gives the pool's ready workers, `nobody` the error when there is none. `refresh` must be called when
+    they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while somebody
+    waits: nothing else tells of places that another process has freed.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        limits: PoolLimits,
+        candidates: Callable[[], Sequence[Candidate]],
+        numbers: Numbers,
+        nobody: Callable[[], ApiError],
+    ) -> None:
+        self.pool = pool
+        self.rejected_full = 0
+        """Requests turned away at once, or pushed out of a full queue by a better priority."""
+        self.rejected_late = 0
+        """Requests whose time in the queue was over."""
+        self.waiting = 0
+        self._limits = limits
+        self._candidates = candidates
+        self._nobody = nobody
+        cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
+        self._lock = numbers.lock
+        self._shared = numbers.processes > 1
+        # A list takes half as long as shared memory.
+        self._cells: memoryview[float] | list[float] = cells if self._shared else [0.0] * CELLS_PER_PROCESS
+        self._own = CELLS_PER_PROCESS * numbers.process
+        # What a process of this index that died had counted.
+        self._cells[self._own] = self._cells[self._own + 1] = 0
+        self._queues: dict[int, OrderedDict[Waiter, None]] = {}
+        self._priorities: list[int] = []
+        self._interval = 0.0
+        self._last_turn = 0.0
+        self._max_requests = self._max_tokens = _UNLIMITED
+        self._kv_open = True
+        self._workers = 0
+        self.refresh()
+
+    @property
+    def requests(self) -> int:
+        """Requests in flight, over all processes."""
+        return int(sum(self._cells[::CELLS_PER_PROCESS]))
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens in flight, over all processes."""
+        return int(sum(self._cells[1::CELLS_PER_PROCESS]))
+
+    def configure(self, limits: PoolLimits) -> None:
+        """Other limits from now on; who is in stays in."""
+        self._limits = limits
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the pool again, and let in who fits now. With no worker left, nobody waits on."""
+        workers = self._candidates()
+        limits, self._workers = self._limits, len(workers)
+        self._max_requests = _limit(limits.max_requests, self._workers)
+        self._max_tokens = _limit(limits.max_prompt_tokens_in_flight, self._workers)
+        uncrowded = self._workers
+        if limits.max_kv_usage is not None:
+            uncrowded = sum(worker.kv_usage < limits.max_kv_usage for worker in workers)
+        self._kv_open = uncrowded > 0
+        if not self.waiting:
+            return
+        if not workers:
+            self._dismiss_all()
+        else:
+            # What a request will take of the KV cache shows late: one more for each worker and new figure, besides one
+            # for each that leaves, and not the whole queue at once.
+            self._let_in(self.waiting if limits.max_kv_usage is None else max(uncrowded, 1))
+
+    def try_admit(self, priority: int = 0, tokens: int = 0) -> Ticket | None:
+        """A ticket if there is room and nobody is before us. Never waits."""
+        if (self.waiting and self._priorities[0] <= priority) or not self._enter(tokens):
+            return None
+        return Ticket(self, tokens)
+
+    def enqueue(self, priority: int = 0, tokens: int = 0) -> Waiter:
+        """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
+        ApiError that ends the wait, and must call `left` if it is cancelled."""
+        if self.waiting >= self._limits.queue_size:
+            self._make_place(priority)
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(priority, tokens, loop.create_future())
+        self._add(waiter)
+        waiter.timer = loop.call_later(self._limits.queue_seconds, self._too_late, waiter)
+        return waiter
+
+    def left(self, waiter: Waiter) -> None:
+        """Its wait was cancelled."""
+        if waiter.future.cancelled():
+            self._dequeue(waiter)
+            self._let_in_next()
+        elif waiter.future.exception() is None:
+            # Let in and cancelled in the same turn of the loop.
+            waiter.future.result().release()
+
+    def retry_after(self) -> int:
+        """Whole seconds after which a place in the queue is likely: its length at the pace of the last turns."""
+        pace = self._interval * (self.waiting + 1)
+        return max(1, min(math.ceil(pace), math.ceil(self._limits.queue_seconds)))
+
+    def _fits(self, tokens: int) -> bool:
+        requests = sum(self._cells[::CELLS_PER_PROCESS]) if self._shared else self._cells[0]
+        if not requests or not self._workers:
+            # An idle pool takes anything: gauges of an idle engine are old, and a prompt over the limit must come in
+            # at some time. Of an empty pool the router speaks.
+            return True
+        if requests >= self._max_requests or not self._kv_open:
+            return False
+        if self._max_tokens == _UNLIMITED:
+            return True
+        flying = sum(self._cells[1::CELLS_PER_PROCESS]) if self._shared else self._cells[1]
+        return flying == 0 or flying + tokens <= self._max_tokens
+
+    def _enter(self, tokens: int) -> bool:
+        with self._lock:
+            if not self._fits(tokens):
+                return False
+            self._cells[self._own] += 1
+            self._cells[self._own + 1] += tokens
+            return True
+
+    def _leave(self, tokens: int) -> None:
+        self._cells[self._own] -= 1
+        self._cells[self._own + 1] -= tokens
+        if self.waiting:
+            self._let_in_next()
+
+    def _let_in_next(self) -> None:
+        """After one has left the pool or the queue. With a limit of tokens, that can make room for several."""
+        paced = self._max_tokens == _UNLIMITED or self._limits.max_kv_usage is not None
+        self._let_in(1 if paced else self.waiting)
+
+    def _let_in(self, most: int) -> None:
+        while most > 0 and self.waiting:
+            waiter = next(iter(self._queues[self._priorities[0]]))
+            if waiter.future.done():  # cancelled, and not yet gone
+                self._dequeue(waiter)
+                continue
+            if not self._enter(waiter.tokens):
+                return
+            most -= 1
+            self._dequeue(waiter)
+            now = waiter.future.get_loop().time()
+            if self._last_turn:
+                self._interval += 0.2 * (min(now - self._last_turn, self._limits.queue_seconds) - self._interval)
+            self._last_turn = now if self.waiting else 0.0
+            waiter.future.set_result(Ticket(self, waiter.tokens))
+
+    def _make_place(self, priority: int) -> None:
+        """Room in a full queue, at the cost of the last one with a worse priority; ApiError if there is none."""
+        self.rejected_full += 1
+        if not self._priorities or self._priorities[-1] <= priority:
+            raise self._busy("and its queue is full")
+        last = next(reversed(self._queues[self._priorities[-1]]))
+        self._turn_away(last, self._busy("and requests of a better priority fill its queue"))
+
+    def _too_late(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            self.rejected_late += 1
+            why = f"and for {self._limits.queue_seconds:g} s no place has become free"
+            self._turn_away(waiter, self._busy(why))
+            self._let_in_next()
+
+    def _dismiss_all(self) -> None:
+        for waiter in [waiter for queue in self._queues.values() for waiter in queue]:
+            self._turn_away(waiter, self._nobody())
+
+    def _turn_away(self, waiter: Waiter, error: ApiError) -> None:
+        self._dequeue(waiter)
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    def _add(self, waiter: Waiter) -> None:
+        queue = self._queues.get(waiter.priority)
+        if queue is None:
+            queue = self._queues[waiter.priority] = OrderedDict()
+            insort(self._priorities, waiter.priority)
+        queue[waiter] = None
+        self.waiting += 1
+
+    def _dequeue(self, waiter: Waiter) -> None:
+        queue = self._queues.get(waiter.priority)
+        if queue is None or waiter not in queue:
+            return
+        del queue[waiter]
+        if not queue:
+            del self._queues[waiter.priority]
+            del self._priorities[bisect_left(self._priorities, waiter.priority)]
+        self.waiting -= 1
+
+    def _busy(self, why: str) -> ApiError:
+        return ApiError(429, f"The {self.pool} pool is busy, {why}.", retry_after=self.retry_after())
+
+
+def _limit(each: int | None, workers: int) -> float:
+    """Of a pool. A number that no float holds is none."""
+    return _UNLIMITED if each is None or each > _COUNTABLE else float(each * workers)

@@ -1,0 +1,208 @@
+"""What one API key may use: requests at once, requests a minute, tokens a minute.
+
+The two rates are counts over the last 60 seconds, kept for each second, so that no 60 seconds ever have more than the
+limit. What has been counted leaves after 60 to 61 seconds, and that is what Retry-After says. Tokens are counted when a
+request enters, by estimate, and corrected by what the engine reports at its end. A request that alone is larger than a
+limit may enter when nothing else has been counted, since it could not enter at any other time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal
+
+from pdserve.pd.errors import ApiError
+from pdserve.pd.limits.keys import ApiKey
+from pdserve.pd.processes.shared_numbers import Numbers
+
+WINDOW_SECONDS = 60
+_SECONDS = WINDOW_SECONDS + 1
+"""Counts kept: the running second and those that are not yet 60 s old at its end."""
+_RATE_CELLS = _SECONDS + 2
+_TOTAL, _LAST = _SECONDS, _SECONDS + 1
+MAX_KEYS = 1024
+"""Keys that can have limits; further ones share the last row."""
+
+Limit = Literal["max_requests", "requests_per_minute", "tokens_per_minute"]
+
+
+def cells_needed(processes: int) -> int:
+    """Shared numbers that Quotas takes."""
+    return MAX_KEYS * _row_cells(processes)
+
+
+def _row_cells(processes: int) -> int:
+    return 1 + 2 * _RATE_CELLS + processes
+
+
+class _Rate:
+    """A count over the last 60 s, in `cells`: one for each second of a ring, the total, and the last second seen."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self, cells: memoryview[float]) -> None:
+        self._cells = cells
+
+    def total(self, second: int) -> float:
+        """What counts in that second."""
+        if second > self._cells[_LAST]:
+            self._advance(second)
+        return self._cells[_TOTAL]
+
+    def add(self, amount: float, second: int) -> None:
+        """Count `amount` in that second, after `total`. What is no longer counted is not changed."""
+        cells = self._cells
+        place = second % _SECONDS
+        if amount >= 0:
+            cells[place] += amount
+            cells[_TOTAL] += amount
+        elif cells[_LAST] - second < _SECONDS:
+            less = min(-amount, cells[place])
+            cells[place] -= less
+            cells[_TOTAL] -= less
+
+    def _advance(self, second: int) -> None:
+        cells, last = self._cells, int(self._cells[_LAST])
+        if second - last >= _SECONDS:
+            cells[:_SECONDS] = _NOTHING
+            cells[_TOTAL] = 0
+        else:
+            for old in range(last + 1, second + 1):
+                cells[_TOTAL] -= cells[old % _SECONDS]
+                cells[old % _SECONDS] = 0
+        cells[_LAST] = second
+
+    def free_in(self, wanted: float, second: int) -> int:
+        """Whole seconds from the start of `second` until at most `wanted` is counted."""
+        left = self.total(second)
+        for age in range(WINDOW_SECONDS, -1, -1):
+            left -= self._cells[(second - age) % _SECONDS]
+            if left <= wanted:
+                return _SECONDS - age
+        return _SECONDS
+
+
+_NOTHING = memoryview(bytearray(_SECONDS * 8)).cast("d")
+
+
+class _Row:
+    """The counts of one key."""
+
+    __slots__ = ("in_flight", "own", "requests", "tokens")
+
+    def __init__(self, cells: memoryview[float], process: int) -> None:
+        self.requests = _Rate(cells[1 : 1 + _RATE_CELLS])
+        self.tokens = _Rate(cells[1 + _RATE_CELLS : 1 + 2 * _RATE_CELLS])
+        self.in_flight = cells[1 + 2 * _RATE_CELLS :]
+        self.own = process
+
+
+class Use:
+    """What one request has taken, until `end`."""
+
+    __slots__ = ("_estimate", "_quotas", "_row", "_second")
+
+    def __init__(self, quotas: Quotas | None, row: _Row | None, estimate: int, second: int) -> None:
+        self._quotas, self._row = quotas, row
+        self._estimate = estimate
+        self._second = second
+
+    def end(self, prompt: int | None, answer: int = 0) -> None:
+        """The request is over and has used so many tokens. `prompt` None: the estimate stands for it. A second time
+        does nothing."""
+        quotas, self._quotas = self._quotas, None
+        if quotas is not None and self._row is not None:
+            quotas._end(self._row, answer + (0 if prompt is None else prompt - self._estimate), self._second)
+
+
+_UNLIMITED = Use(None, None, 0, 0)
+
+
+class Quotas:
+    """The counts of all keys, over all processes. They outlive a reload of the keys: a row belongs to a name."""
+
+    def __init__(self, numbers: Numbers, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, the same in all processes."""
+        self.rejected: dict[tuple[str, Limit], int] = {}
+        """Requests turned away, by key and limit."""
+        self._numbers = numbers
+        self._clock = clock
+        self._row_cells = _row_cells(numbers.processes)
+        self._cells = numbers.take(cells_needed(numbers.processes))
+        self._rows: dict[str, _Row] = {}
+        for index in range(MAX_KEYS):
+            # What a process of this index that died had in flight.
+            self._cells[(index + 1) * self._row_cells - numbers.processes + numbers.process] = 0
+
+    def enter(self, key: ApiKey, estimate: int) -> Use:
+        """Count a request of about so many tokens. ApiError 429 with Retry-After when a limit is reached: then nothing
+        is counted."""
+        if not key.limited:
+            return _UNLIMITED
+        row = self._rows.get(key.name)
+        if row is None:
+            row = self._rows[key.name] = self._find_row(key.name)
+        now = self._clock()
+        second = int(now)
+        with self._numbers.lock:
+            if key.max_requests is not None and sum(row.in_flight) >= key.max_requests:
+                raise self._refusal(key, "max_requests", f"{key.max_requests} requests at once", 1)
+            requests, tokens = row.requests.total(second), row.tokens.total(second)
+            most = key.requests_per_minute
+            too_often = most is not None and 0 < requests > most - 1
+            most = key.tokens_per_minute
+            too_much = most is not None and 0 < tokens > most - estimate
+            if too_often or too_much:
+                raise self._too_many(key, row, estimate, now, too_often=too_often, too_much=too_much)
+            # Counted also where there is no limit now: a reload can bring one.
+            row.requests.add(1, second)
+            row.tokens.add(estimate, second)
+            row.in_flight[row.own] += 1
+        return Use(self, row, estimate, second)
+
+    def in_flight(self, name: str) -> int:
+        """Requests of a key, over all processes."""
+        row = self._rows.get(name)
+        return int(sum(row.in_flight)) if row is not None else 0
+
+    def _too_many(
+        self, key: ApiKey, row: _Row, estimate: int, now: float, *, too_often: bool, too_much: bool
+    ) -> ApiError:
+        """Speaks of the limit that is in the way for longer, or the time that it gives would not be enough."""
+        second = int(now)
+        waits: list[tuple[int, Limit, int]] = []
+        if too_often and (most := key.requests_per_minute) is not None:
+            waits.append((row.requests.free_in(most - 1, second), "requests_per_minute", most))
+        if too_much and (most := key.tokens_per_minute) is not None:
+            waits.append((row.tokens.free_in(max(most - estimate, 0), second), "tokens_per_minute", most))
+        seconds, limit, most = max(waits, key=lambda wait: wait[0])
+        what = f"{most} {limit.removesuffix('_per_minute')} a minute"
+        return self._refusal(key, limit, what, math.ceil(seconds - (now - second)))
+
+    def _refusal(self, key: ApiKey, limit: Limit, what: str, seconds: int) -> ApiError:
+        self.rejected[key.name, limit] = self.rejected.get((key.name, limit), 0) + 1
+        return ApiError(429, f"The limit of this API key is {what}.", retry_after=max(seconds, 1))
+
+    def _end(self, row: _Row, correction: int, second: int) -> None:
+        with self._numbers.lock:
+            row.in_flight[row.own] -= 1
+            if correction:
+                now = int(self._clock())
+                row.tokens.total(now)
+                # What was used beyond the estimate was used now; what was not used was counted then.
+                row.tokens.add(correction, now if correction > 0 else second)
+
+    def _find_row(self, name: str) -> _Row:
+        """The row that has the name's hash, or the first free one."""
+        # 52 bits: exact in a double, and never 0.
+        mark = float((int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 12) | 1)
+        with self._numbers.lock:
+            for index in range(MAX_KEYS):
+                start = index * self._row_cells
+                if self._cells[start] in (0, mark) or index == MAX_KEYS - 1:
+                    self._cells[start] = mark
+                    return _Row(self._cells[start : start + self._row_cells], self._numbers.process)
+        raise AssertionError("unreachable")

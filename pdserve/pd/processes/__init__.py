@@ -1,0 +1,1 @@
+"""The proxy's processes: their parent, signs of life, replacement, shared numbers."""

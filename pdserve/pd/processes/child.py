@@ -1,0 +1,34 @@
+"""One of the proxy's processes as their parent knows it, and what they are started with."""
+
+from __future__ import annotations
+
+from pdserve.pd.processes.heartbeat import Beats
+
+
+class Configured:
+    """The text that members are started with."""
+
+    def __init__(self, text: bytes, before: bytes = b"", refused: str = "") -> None:
+        """`before`: what the members of the program before run with. `refused`: why the file's own cannot be used."""
+        self.text = before if refused else text
+        self.before = before
+        self.refused = refused
+
+
+class Child:
+    def __init__(self, index: int, pid: int, control: int, asks: int, born: float, beats: Beats | None) -> None:
+        self.index = index
+        self.pid = pid
+        self.control = control
+        """We write control lines here."""
+        self.asks = asks
+        """What it wants everybody to hear comes from here."""
+        self.born = born
+        self.beats = beats
+        self.heard = b""
+        self.unread = bytearray()
+        """Lines that its pipe has no room for."""
+        self.old = False
+        """It was there before the program that runs now, and that has not given up."""
+        self.retired = False
+        self.serving = False

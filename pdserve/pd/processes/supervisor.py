@@ -1,0 +1,445 @@
+"""The proxy's processes on one port: who makes them, what reaches all of them, and how they end.
+
+The first process serves nothing. It holds the listening sockets, forks the others, passes the launcher's control lines
+and what one of them asks (an admin's order) on to all, starts one anew that died or hangs, and ends them with itself.
+A new one is told everything again that its siblings know, and takes the connections that waited for the one before it.
+
+A rolling restart (SIGUSR2, or {"restart": true, "config": "..."} among the control lines) makes the first process a
+new program (`handover`): it forks new members, and when all of them serve the old ones stop accepting and end after
+their last request. Nothing is refused meanwhile, because the sockets stay open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from pdserve.pd.processes import handover, heartbeat
+from pdserve.pd.processes.child import Child, Configured
+from pdserve.pd.processes.handover import Heir, Inheritance
+from pdserve.pd.processes.heartbeat import Beats, Vigil
+
+log = logging.getLogger("pdserve.proxy")
+
+SHORT_LIFE_SECONDS = 5.0
+"""A process that ends sooner would only end again: then all end, and the supervisor sees it."""
+RETIRE = signal.SIGUSR2
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RETIRE})
+"""Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills nobody."""
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 65536
+_CHECK_SECONDS = 60.0
+"""For the process that only looks whether a new program could start."""
+_MAX_UNREAD = 1 << 22
+"""Bytes of control lines that wait for a member which does not read them: it is told everything anew when it is."""
+
+Member = Callable[[int, int, int], int]
+"""(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork, and
+unblocks SIGNALS once it handles them."""
+
+
+class Processes:
+    """The parent of `count` members. Must run before there is an event loop or a thread in this process."""
+
+    def __init__(
+        self,
+        count: int,
+        member: Member,
+        stdin: int | None,
+        config: Configured,
+        *,
+        beats: Beats | None = None,
+        sockets: Sequence[int] = (),
+        inherited: Inheritance | None = None,
+        configure: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`stdin`: where the launcher's control lines come from; None: there are none. `beats`: where members beat;
+        None: nobody looks whether they hang. `sockets`: the listening ones, which a new program gets too. `configure`
+        gets the configuration that the launcher wants for the new program."""
+        self.count = count
+        self.member = member
+        self.stdin = stdin
+        self.config = config
+        self.beats = beats
+        self.sockets = sockets
+        self.inherited = inherited
+        self.configure = configure
+        self.generation = 1
+        self.rolling = False
+        """Old members serve until all new ones do."""
+        self._children: dict[int, Child] = {}
+        self._told: list[bytes] = []
+        """What a new member must hear."""
+        self._states: dict[str, bytes] = {}
+        self._ending = False
+        self._code = 0
+        self._partial = b""
+        self._checking: int | None = None
+        """The PID of the process that tries whether a new program could start."""
+        self._check_until = 0.0
+        self._refused = 0
+
+    def run(self) -> int:
+        """Until all members have ended; the exit code."""
+        wake, waker = os.pipe()
+        for end in (wake, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for signum in SIGNALS:
+            signal.signal(signum, self._pass_on)
+        signal.signal(signal.SIGCHLD, _ignore)
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(wake, selectors.EVENT_READ, lambda _: os.read(wake, _READ_BYTES))
+            self._take_over()
+            if self.stdin is not None:
+                selector.register(self.stdin, selectors.EVENT_READ, self._read_stdin)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGCHLD})
+            if self.inherited is not None and self.config.refused:
+                self._keep_old()
+                self._not_restarted(self.config.refused)
+            else:
+                for index in range(self.count):
+                    self._fork(index)
+            vigil = Vigil()
+            while self._children:
+                for key, events in selector.select(None if self.beats is None else heartbeat.BEAT_SECONDS):
+                    key.data(events)
+                self._reap()
+                self._end_hung(vigil)
+        if self._checking is not None:
+            self._end_check()  # again: the signal may have come while it was being started
+            # No signal may find the PID of a process that has just been waited for.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            os.waitpid(self._checking, 0)
+            self._checking = None
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self._code
+
+    # --- lines
+
+    def _read_stdin(self, _: int) -> None:
+        assert self.stdin is not None
+        data = os.read(self.stdin, _READ_BYTES)
+        if not data:
+            # The end of the channel means nothing: its owner stops us.
+            self._selector.unregister(self.stdin)
+            self.stdin = None
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            said = self._remember(line)
+            if said.get("restart") is True:
+                if isinstance(said.get("config"), str):
+                    self.configure(said["config"])
+                self._renew()
+            else:
+                self._tell(line)
+
+    def _read_child(self, child: Child) -> None:
+        data = os.read(child.asks, _READ_BYTES)
+        if not data:
+            self._selector.unregister(child.asks)
+            return
+        *lines, child.heard = (child.heard + data).split(b"\n")
+        for line in lines:
+            if self._remember(line).get("serving") is True:
+                child.serving = True
+                self._retire_old()
+            else:
+                self._tell(line, but=child)
+
+    def _remember(self, line: bytes) -> dict[str, Any]:
+        """What a line says; nothing, if it cannot be read."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return {}
+        if not isinstance(message, dict):
+            return {}
+        if isinstance(message.get("worker"), str):
+            self._states[message["worker"]] = line
+        elif "add" in message or "remove" in message:
+            self._told.append(line)
+        return message
+
+    def _tell(self, line: bytes, *, but: Child | None = None) -> None:
+        for child in self._children.values():
+            if child is not but:
+                self._write(child, line)
+
+    def _write(self, child: Child, line: bytes) -> None:
+        """Never waits: one member that does not read must not hold up the others."""
+        waiting = bool(child.unread)
+        child.unread += line + b"\n"
+        if len(child.unread) > _MAX_UNREAD:
+            child.unread.clear()
+            self._kill(child, "does not read what it is told")
+        elif not waiting:
+            self._flush(child)
+
+    def _flush(self, child: Child) -> None:
+        registered = child.control in self._selector.get_map()
+        try:
+            sent = os.write(child.control, child.unread)
+        except BlockingIOError:
+            sent = 0
+        except BrokenPipeError:
+            log.warning("a proxy process has just ended: it is told again when it is back")
+            sent = len(child.unread)
+        del child.unread[:sent]
+        if child.unread and not registered:
+            self._selector.register(child.control, selectors.EVENT_WRITE, lambda _: self._flush(child))
+        elif registered and not child.unread:
+            self._selector.unregister(child.control)
+
+    # --- processes
+
+    def _fork(self, index: int) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if self._ending:
+            # Heard a moment ago: it would be told of no end.
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return
+        control_out, control_in = os.pipe()
+        asks_out, asks_in = os.pipe()
+        if self.beats is not None:
+            self.beats.beat(index)
+        pid = os.fork()
+        if pid == 0:
+            self._become(index, control_out, asks_in, (control_in, asks_out))
+        child = Child(index, pid, control_in, asks_out, time.monotonic(), self.beats)
+        self._adopt(child)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(control_out)
+        os.close(asks_in)
+        for line in (*self._told, *self._states.values()):
+            self._write(child, line)
+
+    def _adopt(self, child: Child) -> None:
+        os.set_blocking(child.control, False)
+        self._children[child.pid] = child
+        self._selector.register(child.asks, selectors.EVENT_READ, lambda _: self._read_child(child))
+
+    def _become(self, index: int, control: int, asks: int, not_ours: tuple[int, ...]) -> None:
+        """The member. Never returns."""
+        code = 1
+        try:
+            # Members without their parent would hear of no death any more.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # A Ctrl-C reaches the whole group of a terminal: members hear it from their parent, once.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for signum in SIGNALS | {signal.SIGCHLD}:
+                signal.signal(signum, signal.SIG_DFL)
+            self._selector.close()
+            for other in self._children.values():
+                os.close(other.control)
+                os.close(other.asks)
+            for end in not_ours:
+                os.close(end)
+            code = self.member(index, control, asks)
+        finally:
+            if sys.exc_info()[0] is not None:
+                log.error("proxy process %d failed", index, exc_info=True)
+            logging.shutdown()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        self._reap_check()
+        for pid, child in list(self._children.items()):
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._children[pid]  # before a signal is passed on to whoever has its PID by then
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if not ended:
+                continue
+            for end in (child.asks, child.control):
+                if end in self._selector.get_map():
+                    self._selector.unregister(end)
+                os.close(end)
+            code = os.waitstatus_to_exitcode(status)
+            if child.retired:
+                log.info("the %s proxy process %d has ended", "old" if child.old else "new", child.index)
+            elif self._ending:
+                self._code = self._code or code
+            elif child.old and self.rolling:
+                log.error("the old proxy process %d ended (%d) before the new one served", child.index, code)
+            elif self.rolling and time.monotonic() - child.born < SHORT_LIFE_SECONDS:
+                self._give_up(code)
+            elif time.monotonic() - child.born < SHORT_LIFE_SECONDS:
+                log.error("proxy process %d ended at once (%d): all end", child.index, code)
+                self._code = code or 1
+                self._end(signal.SIGTERM)
+            else:
+                log.error("proxy process %d ended (%d): started anew", child.index, code)
+                self._fork(child.index)
+
+    def _end_hung(self, vigil: Vigil) -> None:
+        """A member whose event loop stands still serves nobody, and the kernel gives it its share of connections."""
+        vigil.look()
+        for child in self._children.values():
+            if child.beats is not None and vigil.silent(child.beats.last(child.index)) > heartbeat.HUNG_SECONDS:
+                child.beats.beat(child.index)
+                self._kill(
+                    child, f"has not answered for {heartbeat.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)"
+                )
+
+    def _kill(self, child: Child, why: str) -> None:
+        log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
+        child.born = -SHORT_LIFE_SECONDS  # it is no failed start
+        os.kill(child.pid, signal.SIGKILL)
+
+    # --- signals
+
+    def _pass_on(self, signum: int, _: FrameType | None) -> None:
+        if signum == RETIRE:
+            self._renew()
+        elif signum == signal.SIGHUP:
+            self._signal(signum)
+        else:
+            self._end(signum)
+
+    def _end(self, signum: int) -> None:
+        self._ending = True
+        self._end_check()
+        self._signal(signum)
+
+    def _signal(self, signum: int) -> None:
+        for pid in self._children:
+            os.kill(pid, signum)
+
+    # --- the new program
+
+    def _renew(self) -> None:
+        if self._ending or self.rolling or self._checking is not None:
+            return
+        log.info("rolling restart: looking whether the new proxy could start")
+        self._checking = handover.check()
+        self._check_until = time.monotonic() + _CHECK_SECONDS
+
+    def _end_check(self) -> None:
+        if self._checking is not None:
+            os.kill(self._checking, signal.SIGKILL)
+
+    def _all(self) -> list[Child]:
+        return list(self._children.values())
+
+    def _reap_check(self) -> None:
+        if self._checking is None:
+            return
+        # No signal may find the PID of a process that has just been waited for.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        ended, status = os.waitpid(self._checking, os.WNOHANG)
+        if ended:
+            self._checking = None
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not ended:
+            if time.monotonic() > self._check_until:
+                self._end_check()
+            return
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0 and not self._ending:
+            self._hand_over()
+        elif code:
+            self._not_restarted(f"it does not start (exit code {code})")
+
+    def _hand_over(self) -> None:
+        children = [
+            Heir(
+                child.index,
+                child.pid,
+                child.control,
+                child.asks,
+                child.retired,
+                child.heard.decode("latin-1"),
+                child.unread.decode("latin-1"),
+                None if child.beats is None else child.beats.file,
+            )
+            for child in self._all()
+        ]
+        handover.hand_over(
+            Inheritance(
+                generation=self.generation,
+                sockets=list(self.sockets),
+                children=children,
+                told=[line.decode("latin-1") for line in self._told],
+                states={name: line.decode("latin-1") for name, line in self._states.items()},
+                partial=self._partial.decode("latin-1"),
+                stdin_ended=self.stdin is None,
+                config=self.config.text.decode("latin-1"),
+            ),
+            {*SIGNALS, signal.SIGCHLD},
+        )
+
+    def _take_over(self) -> None:
+        before = self.inherited
+        if before is None:
+            return
+        self.generation = before.generation + 1
+        self._told = [line.encode("latin-1") for line in before.told]
+        self._states = {name: line.encode("latin-1") for name, line in before.states.items()}
+        self._partial = before.partial.encode("latin-1")
+        if before.stdin_ended:
+            self.stdin = None
+        files = {heir.beats for heir in before.children if heir.beats is not None}
+        signs = {file: Beats(file, self.count) for file in files}
+        for heir in before.children:
+            beats_of = None if heir.beats is None else signs[heir.beats]
+            child = Child(heir.number, heir.pid, heir.control, heir.asks, 0.0, beats_of)
+            child.old, child.retired = True, heir.retired
+            child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
+            self._adopt(child)
+            self._flush(child)
+        self.rolling = True
+
+    def _give_up(self, code: int) -> None:
+        """A new member does not live: the old ones go on."""
+        for child in self._children.values():
+            if not child.old:
+                child.retired = True
+                os.kill(child.pid, signal.SIGKILL)
+        self._keep_old()
+        self._not_restarted(f"its processes end at once (exit code {code})")
+
+    def _keep_old(self) -> None:
+        """They are what serves, as if there had been no restart; those that died meanwhile are replaced."""
+        self.rolling = False
+        self.config.text = self.config.before or self.config.text
+        for child in self._children.values():
+            child.old = False
+        serving = {child.index for child in self._children.values() if not child.retired}
+        for index in set(range(self.count)) - serving:
+            self._fork(index)
+
+    def _not_restarted(self, why: str) -> None:
+        self._refused += 1
+        log.error("rolling restart: %s; the proxy that ran serves on", why)
+        self._tell(line_of({"not_restarted": f"{self.generation}.{self._refused}: {why}"}).rstrip())
+
+    def _retire_old(self) -> None:
+        if not self.rolling or not all(child.serving for child in self._all() if not child.old):
+            return
+        self.rolling = False
+        for child in self._children.values():
+            if child.old and not child.retired:
+                child.retired = True
+                os.kill(child.pid, RETIRE)
+
+
+def line_of(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _ignore(_: int, __: FrameType | None) -> None:
+    """Only the wake-up counts."""

@@ -1,0 +1,1 @@
+"""Prefill/decode protocols: Mooncake, NIXL, one engine; dispatch and retries."""

@@ -1,0 +1,190 @@
+"""From a request to the workers that answer it: split or not, which of them, and what to try when one fails.
+
+An attempt that fails before the first byte because of a worker is made again at once with other workers: a new
+transfer and both legs anew. A 4xx is the request's own fault and never tried again. So is what two workers took and
+failed with (5xx): it would fail everywhere, and no worker is blamed. When another worker answers it, the one that
+failed with it is (breaker.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from time import monotonic
+from typing import Protocol
+
+from pdserve.pd.config.proxy import ProxyConfig, WorkerRole
+from pdserve.pd.errors import WorkerFailedError
+from pdserve.pd.protocols.background import Background
+from pdserve.pd.protocols.mooncake import Mooncake
+from pdserve.pd.protocols.nixl import Nixl
+from pdserve.pd.protocols.one_engine import OneEngine
+from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.pools import Pools
+from pdserve.pd.workers.registry import Registry, Worker
+
+log = logging.getLogger("pdserve.proxy")
+
+ATTEMPTS = 3
+DISAGGREGATED = "disaggregated"
+
+Attempt = Callable[[set[Worker]], Awaitable[None]]
+
+
+class Split(Protocol):
+    """A P/D protocol."""
+
+    background: Background
+
+    async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None: ...
+
+
+class Dispatcher:
+    """Of one proxy process."""
+
+    def __init__(
+        self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance
+    ) -> None:
+        self._config = config
+        self._entrance = entrance
+        self._registry = registry
+        self._pools = pools
+        self.failovers: Counter[tuple[str, str]] = Counter()
+        """Attempts made once more, by the role that failed and how."""
+        self._one = OneEngine(engines)
+        self._split: Split = (
+            Nixl(registry, engines, config.kv_lease_seconds)
+            if config.protocol == "nixl"
+            else Mooncake(registry, engines, config.served_name)
+        )
+
+    def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
+        """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
+        by itself."""
+        if self._config.protocol == "aggregated":
+            return self._at_one("aggregated", "aggregated", request, client)
+        field = request.dialect.needs_one_engine(request.body)
+        if field is not None:
+            return self._at_one(self._whole_role(), f"field:{field}", request, client)
+        empty = self._registry.empty_pools()
+        if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
+            role: WorkerRole = "prefill" if empty[0] == "decode" else "decode"
+            return self._at_one(role, f"no-{empty[0]}", request, client)
+        if empty:
+            raise self._registry.nobody(empty[0])
+        decode = self._pools.pick("decode", request.ask)
+        skip = self._pools.skips_prefill(request.ask, decode)
+        if skip is not None:
+            return self._at_one("decode", skip, request, client, first=decode)
+        return self._at_two(request, client, first=decode)
+
+    async def attempt_split(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
+        """One attempt over two workers, whatever the policies say."""
+        await self._split.attempt(request, client, prefill, decode)
+
+    def configure(self, config: ProxyConfig) -> None:
+        """Another configuration from now on."""
+        self._config = config
+
+    async def drained(self) -> None:
+        """Returns when nothing is running in the background."""
+        await self._split.background.drained()
+
+    def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> Awaitable[None]:
+        request.decision = DISAGGREGATED
+
+        def attempt(avoid: set[Worker]) -> Awaitable[None]:
+            prefill = self._pools.pick("prefill", request.ask, avoid)
+            decode = self._chosen("decode", first, request, avoid)
+            request.prefill, request.decode = prefill.name, decode.name
+            return self._split.attempt(request, client, prefill, decode)
+
+        return self._admitted(request, client, self._registry.roles, attempt)
+
+    def _at_one(
+        self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
+    ) -> Awaitable[None]:
+        request.decision = why
+        if not self._registry.ready(role):
+            # Nobody waits in a queue for a pool that has no worker.
+            raise self._registry.nobody(role)
+
+        def attempt(avoid: set[Worker]) -> Awaitable[None]:
+            worker = self._chosen(role, first, request, avoid)
+            request.decode = worker.name
+            return self._one.attempt(request, client, worker)
+
+        return self._admitted(request, client, (role,), attempt)
+
+    def _chosen(self, role: WorkerRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
+        """`first`, if it may still be used when the request has waited for its place."""
+        if first is not None and request.attempts == 1 and first in self._registry.ready(role):
+            return first
+        return self._pools.pick(role, request.ask, avoid)
+
+    async def _admitted(
+        self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
+    ) -> None:
+        """With a place in each pool, until the end; with other workers after a failure."""
+        priority, tokens = request.priority, request.ask.estimate
+        tickets = self._entrance.enter_now(roles, priority, tokens)
+        if len(tickets) < len(roles):
+            tickets = await self._entrance.enter(tickets, roles, client, priority, tokens)
+        request.stages.admitted = monotonic()
+        if len(tickets) > 1:
+            request.prefill_ticket = tickets[0]
+        avoid: set[Worker] = set()
+        suspect: Worker | None = None
+        try:
+            while True:
+                request.attempts += 1
+                try:
+                    await attempt(avoid)
+                except WorkerFailedError as failure:
+                    if failure.suspect and suspect is not None:
+                        # The second worker that failed with it.
+                        raise failure.error from failure
+                    self._once_more(request, client, roles, failure, avoid)
+                    if failure.suspect:
+                        suspect = failure.worker
+                        client.on_answer = partial(_blame, suspect)
+                else:
+                    return
+        finally:
+            for ticket in tickets:
+                ticket.release()
+
+    def _once_more(
+        self,
+        request: ClientRequest,
+        client: Client,
+        roles: Collection[WorkerRole],
+        failure: WorkerFailedError,
+        avoid: set[Worker],
+    ) -> None:
+        """After a failed attempt: what the next one must know, or the error when there cannot be another."""
+        if failure.avoid:
+            avoid.add(failure.worker)
+        others = all(self._registry.ready(role, avoid) for role in roles)
+        if request.attempts == ATTEMPTS or client.started or not failure.retry or not others:
+            raise failure.error from failure
+        reason = f"http-{failure.error.status}" if failure.avoid else "stale"
+        self.failovers[failure.worker.config.role, reason] += 1
+        log.warning("%s: %s; once more", request.request_id, failure)
+
+    def _whole_role(self) -> WorkerRole:
+        """Who computes what cannot be split: decode, whose answers are then its own."""
+        if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
+            return "prefill"
+        return "decode"
+
+
+def _blame(worker: Worker) -> None:
+    """It failed with a request that another worker answers."""
+    worker.breaker.blamed(asyncio.get_running_loop().time())

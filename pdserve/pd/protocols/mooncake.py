@@ -1,0 +1,254 @@
+"""vLLM's MooncakeConnector: prefill pushes the KV of a prompt to decode, and the two meet by a transfer_id.
+
+For every attempt a transfer_id is made and both legs are sent at once; either may arrive first. The contract is that
+of mooncake_connector.py in vLLM 0.21 to 0.33:
+
+- Decode gets transfer_id, remote_bootstrap_addr and remote_engine_id, always all three: with one missing it waits for
+  ever. The engine id is new in each life of a prefill and is read from its bootstrap server.
+- A prefill leg whose client has left gets a moment to finish its one token, so that the KV is delivered and then
+  dropped by decode. If it takes longer both legs are left at once: the patches mooncake-sends and mooncake-pulls then
+  release what both sides hold, which without them would wait for the abort timeout.
+- When one leg is refused or fails, the other one is left, and a transfer that prefill may hold is withdrawn: a decode
+  is asked for something that it is certain to refuse, in the name of the transfer. vLLM then tells prefill that nobody
+  will fetch it (notify_kv_transfer_request_rejected, vllm#41269; the patch mooncake-pulls makes that a message without
+  a wait). Decode does not do so for what its HTTP layer refuses, such as a list of stop words that is too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.protocols import prefill_leg
+from pdserve.pd.protocols.background import Background, settle
+from pdserve.pd.protocols.engine_ids import EngineIds
+from pdserve.pd.protocols.mooncake_legs import Legs, send
+from pdserve.pd.protocols.transfer import Transfer
+from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.leg import Leg
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.requests.body import encode
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.registry import Registry, Worker
+
+log = logging.getLogger("pdserve.proxy")
+
+DELIVER_SECONDS = 1.0
+"""How long a prefill may take to finish its token once nobody waits for it."""
+TAKEN_IN_SECONDS = 1.0
+"""How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
+without a word to prefill."""
+REFUSED_SECONDS = 0.25
+"""How long prefill may take to answer once decode has failed: most of what one refuses the other refuses too, and then
+holds nothing."""
+_WITHDRAW_SECONDS = 5.0
+"""How long a decode may take to refuse."""
+_WITHDRAW_PATH = b"/v1/completions"
+_ANSWER_SECONDS = 0.5
+"""How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
+
+
+class Mooncake:
+    """The protocol object of one proxy."""
+
+    def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:
+        self._registry = registry
+        self._served_name = served_name
+        self._engines = engines
+        self._engine_ids = EngineIds()
+        self.background = Background()
+        registry.on_ready(self._learn)
+
+    async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
+        """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by
+        itself."""
+        watch = Watch(client, (prefill, decode))
+        try:
+            if not prefill.slots.take():
+                await wait_for_slot(prefill, watch)
+            sent = False
+            try:
+                transfer = self._engine_ids.next(prefill) or await self._learnt(prefill, watch)
+                watch.check()
+                legs = send(self._engines, request, transfer, decode, watch.poke)
+                sent = True
+            finally:
+                if not sent:
+                    prefill.slots.give()
+            try:
+                await self._first_event(legs, watch)
+            except WorkerFailedError as failure:
+                await self._after_failure(transfer, legs, failure)
+                raise
+            except (ApiError, ClientGoneError, asyncio.CancelledError):
+                # The client left, its time is up, or this proxy is ending.
+                self.background.start(self._deliver_and_abort(transfer, legs))
+                raise
+            request.stages.decoding = legs.decode.first_byte
+            await self._relay(legs, client, watch)
+        finally:
+            watch.end()
+
+    async def _relay(self, legs: Legs, client: Client, watch: Watch) -> None:
+        """Decode's answer, to its end."""
+        try:
+            client.cached_tokens = prefill_leg.cached_tokens(legs.prefill)
+            client.relay(legs.decode)
+            if not client.ended:
+                await watch.until(lambda: client.ended)
+        except WorkerFailedError as failure:
+            raise failure.error from failure
+        finally:
+            legs.decode.close()
+            if legs.prefill.complete:
+                legs.prefill.close()
+            else:
+                self.background.start(self._finish(legs.prefill))
+
+    async def _learnt(self, prefill: Worker, watch: Watch) -> Transfer:
+        await watch.race(self._engine_ids.learn(prefill))
+        transfer = self._engine_ids.next(prefill)
+        if transfer is None:
+            raise WorkerFailedError(prefill, ApiError(502, f"{prefill.name} has just restarted"), retry=True)
+        return transfer
+
+    async def _first_event(self, legs: Legs, watch: Watch) -> None:
+        """Until decode's answer begins, and prefill's is there; a failure of prefill until then ends the wait at
+        once."""
+        prefill, decode = legs.prefill, legs.decode
+        await watch.until(lambda: decode.settled or (prefill.complete and not prefill_leg.ended_well(prefill)))
+        if not decode.settled:
+            prefill_leg.check(prefill)
+            await watch.until(lambda: decode.settled)
+        _unbroken(decode)
+        watch.forget(prefill.worker)
+        if not prefill.complete:
+            # Its cached tokens are wanted; it comes before decode's first token but for a race.
+            await self._prefill_answered(legs, watch)
+
+    async def _prefill_answered(self, legs: Legs, watch: Watch) -> None:
+        """Waits a moment for that. Nothing of decode's answer has reached the client: should it break now, another may
+        still give one."""
+        prefill, decode = legs.prefill, legs.decode
+        loop = asyncio.get_running_loop()
+        late = loop.time() + _ANSWER_SECONDS
+        timer = loop.call_at(late + EARLY_SECONDS, watch.poke)
+        try:
+            await watch.until(lambda: prefill.complete or decode.failure is not None or loop.time() >= late)
+        finally:
+            timer.cancel()
+        _unbroken(decode)
+
+    # --- what happens to legs that nobody waits for
+
+    async def _after_failure(self, transfer: Transfer, legs: Legs, failure: WorkerFailedError) -> None:
+        """Leave both legs to the background. Raises a better explanation of the failure if there is one."""
+        if failure.worker is not legs.decode.worker:
+            # There will be no KV: decode has nothing to wait for.
+            legs.close()
+        elif failure.error.status < 500 or not legs.decode.reached or failure.worker.state == "dead":
+            self.background.start(self._withdraw(transfer, legs))
+        else:
+            await self._ask_prefill(transfer, legs)
+
+    async def _ask_prefill(self, transfer: Transfer, legs: Legs) -> None:
+        """Decode failed. The fault is the prefill's if that failed too, is gone or has another engine id by now."""
+        failure = legs.decode.failure
+        legs.decode.close()
+        if legs.prefill.failure is not None:
+            legs.close()
+            raise legs.prefill.failure
+        try:
+            ranks = await self._engine_ids.learn(transfer.prefill)
+        except WorkerFailedError:
+            legs.close()
+            raise
+        engine_id = ranks.get(transfer.rank, transfer.engine_id)
+        self.background.start(self._withdraw(transfer.of_engine(engine_id), legs))
+        if engine_id == transfer.engine_id:
+            return
+        error = failure.error if failure is not None else ApiError(502, f"{transfer.prefill.name} was restarted")
+        raise WorkerFailedError(transfer.prefill, error, retry=True, avoid=False) from failure
+
+    async def _deliver_and_abort(self, transfer: Transfer, legs: Legs) -> None:
+        """Let prefill finish its token and decode take the request in, then leave both. A decode that has refused it,
+        or has never got it, does not tell prefill."""
+        prefill, decode = legs.prefill, legs.decode
+        loop = asyncio.get_running_loop()
+        taken_in = loop.time() + TAKEN_IN_SECONDS
+        await settle(
+            (prefill, decode),
+            lambda: prefill.failure is not None or (prefill.complete and decode.delivered),
+            DELIVER_SECONDS,
+        )
+        if prefill.failure is None:
+            await settle((decode,), lambda: decode.settled, max(0.0, taken_in - loop.time()))
+        if prefill.failure is None and (decode.failure is not None or not decode.reached):
+            await self._withdraw(transfer, legs)
+        legs.close()
+
+    async def _withdraw(self, transfer: Transfer, legs: Legs) -> None:
+        """Decode has failed, perhaps without having asked for the KV: prefill is to keep none of it."""
+        prefill = legs.prefill
+        legs.decode.close()
+        await settle((prefill,), lambda: prefill.complete, REFUSED_SECONDS)
+        holds = prefill.failure is None
+        prefill.close()
+        if not holds:
+            return
+        body = _REFUSED % (encode(self._served_name), transfer.for_decode())
+        headers = self._engines.client_headers((), f"withdraw-{transfer.id}", ours=True)
+        failure = legs.decode.failure
+        broken = legs.decode.worker if failure is None or failure.error.status >= 500 else None
+        for decode in sorted(self._registry.ready("decode"), key=lambda worker: worker is broken):
+            if await self._says_no(decode, headers, body):
+                return
+
+    async def _says_no(self, decode: Worker, headers: bytes, body: bytes) -> bool:
+        """Whether that decode has refused what it was asked."""
+        leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never)
+        await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)
+        refused = leg.failure is not None and leg.failure.error.status < 500
+        leg.close()
+        return refused
+
+    async def _finish(self, leg: Leg) -> None:
+        await settle((leg,), lambda: leg.complete)
+        leg.close()
+
+    def _learn(self, worker: Worker) -> None:
+        """Ask a new prefill for its engine ids before its first request does."""
+        if worker.config.role == "prefill":
+            self.background.start(self._query_quietly(worker))
+
+    async def _query_quietly(self, worker: Worker) -> None:
+        try:
+            await self._engine_ids.learn(worker)
+        except WorkerFailedError as failure:
+            log.warning("%s", failure)
+
+
+# Beyond any context: refused before an engine's scheduler sees it. 2**31 - 1 is an integer everywhere.
+_REFUSED = b'{"model":%b,"prompt":[1],"max_tokens":2147483647,"kv_transfer_params":%b}'
+
+
+def _unbroken(decode: Leg) -> None:
+    """WorkerFailedError after a failure. One in the middle of an answer is as good as one before it, while nothing of
+    that has reached the client."""
+    failure = decode.failure
+    if failure is not None:
+        retry = failure.retry or decode.answer is not None
+        raise WorkerFailedError(decode.worker, failure.error, retry=retry, suspect=failure.suspect)
+
+
+async def wait_for_slot(prefill: Worker, watch: Watch) -> None:
+    """For one of the places for transfers at a prefill, in the order of arrival. It is then taken."""
+    slots, poke = prefill.slots, watch.poke
+    slots.enqueue(poke)
+    try:
+        await watch.until(lambda: slots.is_next(poke))
+        slots.take()
+    finally:
+        slots.dequeue(poke)

@@ -1,0 +1,235 @@
+"""vLLM's NixlConnector: decode pulls the KV of a prompt from prefill, and is told where it is by prefill's answer.
+
+Two stages, one after the other. The contract is that of nixl/pull_scheduler.py in vLLM 0.21 to 0.33:
+
+- Prefill is asked to keep the KV (do_remote_decode). Its answer, which must not be a stream, carries
+  kv_transfer_params: they go into the decode leg's body byte for byte. A prefill that ends by stop keeps the KV too.
+- An answer without them means that nothing is kept: decode computes the prompt, and the answer is as right.
+- What is kept is kept for a lease (kv_lease_duration); once decode's scheduler has the request, its heartbeats extend
+  it. After the lease the blocks hold other prompts, and a decode that pulls them all the same computes on wrong KV.
+  So parameters older than half a lease are never used: the request starts anew at prefill.
+- Kept blocks are freed by a decode that has taken the request in, whatever becomes of it there: after the pull, an
+  abort, or a refusal. So parameters that no decode has seen are given to one that drops them; those that one has seen
+  are never used again, because it may have freed the blocks already.
+
+Unlike Mooncake's, these transfers wait for nobody at prefill: there are no slots to take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.protocols import prefill_leg
+from pdserve.pd.protocols.background import Background, settle
+from pdserve.pd.protocols.pulse import Pulse
+from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.leg import Leg
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.registry import Registry, Worker
+
+log = logging.getLogger("pdserve.proxy")
+
+_ASK = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}'
+)
+_USABLE_SHARE = 0.5
+"""Of the lease. The rest is for prefill's answer on its way to us, and for decode to tokenise and take it in."""
+LAST_MOMENT_SECONDS = 0.5
+"""A prefill whose client has left may finish within this time: its answer says what it keeps, and that is dropped.
+Then the leg hangs up and listens on for as long: an answer that was on the wire still arrives. What vLLM has finished
+without having sent its answer is released by the patch nixl-abandoned-kv."""
+TAKEN_IN_SECONDS = 1.0
+"""After this time decode's scheduler has a request that was sent. A stream that is closed earlier may be dropped by
+vLLM's HTTP layer without a word to the scheduler, and so to prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """KV that a prefill keeps for whoever has these parameters."""
+
+    params: bytes
+    """kv_transfer_params as prefill wrote them."""
+    usable_until: float
+    """Loop time."""
+
+    @property
+    def usable(self) -> bool:
+        return asyncio.get_running_loop().time() < self.usable_until
+
+
+class Nixl:
+    """The protocol object of one proxy."""
+
+    def __init__(self, registry: Registry, engines: Engines, lease_seconds: float) -> None:
+        self._registry = registry
+        self._engines = engines
+        self._loop = asyncio.get_running_loop()
+        self._usable_seconds = lease_seconds * _USABLE_SHARE
+        self._pulse = Pulse(min(1.0, lease_seconds / 10))
+        self._turns: dict[str, int] = {}
+        self._silent: set[str] = set()
+        self.background = Background()
+
+    async def attempt(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
+        """Answers the client. Raises ApiError, ClientGoneError or WorkerFailedError; what it leaves running ends by
+        itself."""
+        watch = Watch(client, (prefill, decode))
+        try:
+            sent = self._loop.time()
+            prefill_answer = await self._prefill(request, watch, prefill)
+            kept = self._kept(prefill_answer, sent)
+            leg = await self._decode(request, watch, decode, kept, prefill)
+            watch.forget(prefill)
+            request.stages.decoding = leg.first_byte
+            if kept is not None:
+                # Without, decode has computed the prompt, and what it says of its cache is true.
+                client.cached_tokens = prefill_leg.cached_tokens(prefill_answer)
+            try:
+                client.relay(leg)
+                await watch.until(lambda: client.ended)
+            except WorkerFailedError as failure:
+                raise failure.error from failure
+            finally:
+                leg.close()
+        finally:
+            watch.end()
+
+    # --- first stage
+
+    async def _prefill(self, request: ClientRequest, watch: Watch, prefill: Worker) -> Leg:
+        """The complete leg; it has ended well."""
+        body = request.dialect.prefill_body(request.body, _ASK)
+        rank, sent = self._next_rank(prefill), self._loop.time()
+        leg = prefill_leg.send(self._engines, request, prefill, body, rank_header=rank, poke=watch.poke)
+        try:
+            await watch.until(lambda: leg.complete)
+        except (ApiError, ClientGoneError, WorkerFailedError, asyncio.CancelledError):
+            if leg.failure is None and prefill.state != "dead":
+                self.background.start(self._leave_prefill(request, leg, sent))
+            else:
+                leg.close()
+            raise
+        leg.close()
+        prefill_leg.check(leg)
+        return leg
+
+    def _next_rank(self, prefill: Worker) -> bytes:
+        ranks = prefill.config.ranks
+        if ranks == 1:
+            return b""
+        turn = self._turns[prefill.name] = self._turns.get(prefill.name, -1) + 1
+        return b"x-data-parallel-rank: %d\r\n" % (turn % ranks)
+
+    def _kept(self, leg: Leg, sent: float) -> Kept | None:
+        """What prefill's answer says of the KV. None: it keeps nothing. `sent`: loop time before the request."""
+        try:
+            params = Body(leg.result().data).raw_value("kv_transfer_params")
+        except ApiError as error:
+            message = f"{leg.worker.name} gave an answer that is no JSON object"
+            raise WorkerFailedError(leg.worker, ApiError(502, message), retry=True) from error
+        if params is None or not params.startswith(b"{") or not params[1:-1].strip():
+            if leg.worker.name not in self._silent:
+                self._silent.add(leg.worker.name)
+                log.warning("%s keeps no KV of a prompt: decode computes it (said once)", leg.worker.name)
+            return None
+        answered = max(sent, self._pulse.earliest(leg.first_byte))
+        return Kept(params, answered + self._usable_seconds)
+
+    # --- second stage
+
+    async def _decode(
+        self, request: ClientRequest, watch: Watch, decode: Worker, kept: Kept | None, prefill: Worker
+    ) -> Leg:
+        """The leg as soon as its answer begins."""
+        try:
+            watch.check()
+            if kept is not None and not kept.usable:
+                error = ApiError(503, f"what {prefill.name} has computed was kept too long", retry_after=1)
+                raise WorkerFailedError(prefill, error, retry=True, avoid=False)
+        except (ApiError, ClientGoneError, WorkerFailedError):
+            self._drop(request, kept, avoid=())
+            raise
+        dialect, body = request.dialect, request.body
+        sent = dialect.whole_body(body) if kept is None else dialect.decode_body(body, kept.params)
+        leg = Leg(decode, self._engines.post(decode, request.target, request.headers, sent), sent, watch.poke)
+        began = self._loop.time()
+        try:
+            if kept is not None and not leg.delivered:
+                await self._delivered(leg, watch, kept)
+            await watch.until(lambda: leg.settled)
+            leg.result()
+        except WorkerFailedError as failure:
+            leg.close()
+            if not leg.reached and failure.worker is decode:
+                self._drop(request, kept, avoid={decode} if failure.avoid else ())
+            raise
+        except (ApiError, ClientGoneError, asyncio.CancelledError):
+            # The client left, its time is up, or this proxy is ending.
+            self.background.start(self._leave_decode(request, leg, kept, began + TAKEN_IN_SECONDS))
+            raise
+        return leg
+
+    async def _delivered(self, leg: Leg, watch: Watch, kept: Kept) -> None:
+        """Decode has the request, or will never get it: not after what it names may be gone."""
+        leg.tell_reached = True
+        # Timers count milliseconds and may come early: then nobody would look again.
+        timer = self._loop.call_at(kept.usable_until + EARLY_SECONDS, watch.poke)
+        try:
+            await watch.until(lambda: leg.delivered or not kept.usable)
+        finally:
+            timer.cancel()
+        if not leg.delivered or not kept.usable:
+            error = ApiError(502, f"{leg.worker.name} cannot be reached in time")
+            raise WorkerFailedError(leg.worker, error, retry=True)
+
+    # --- what happens to legs and blocks that nobody waits for
+
+    async def _leave_prefill(self, request: ClientRequest, leg: Leg, sent: float) -> None:
+        await settle((leg,), lambda: leg.complete, LAST_MOMENT_SECONDS)
+        if not leg.complete:
+            leg.hang_up()
+            await settle((leg,), lambda: leg.complete, LAST_MOMENT_SECONDS)
+        answered = leg.answer is not None and leg.answer.complete
+        leg.close()
+        if answered:
+            try:
+                kept = self._kept(leg, sent)
+            except WorkerFailedError as failure:
+                log.warning("%s: %s", request.request_id, failure)
+            else:
+                await self._dropped(request, kept, ())
+
+    async def _leave_decode(self, request: ClientRequest, leg: Leg, kept: Kept | None, until: float) -> None:
+        """Abort there once the scheduler has it; that frees prefill's blocks."""
+        await settle((leg,), lambda: leg.settled, max(0.0, until - self._loop.time()))
+        leg.close()
+        if not leg.reached:
+            await self._dropped(request, kept, {leg.worker})
+
+    def _drop(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
+        if kept is not None:
+            self.background.start(self._dropped(request, kept, avoid))
+
+    async def _dropped(self, request: ClientRequest, kept: Kept | None, avoid: Collection[Worker]) -> None:
+        """No decode has seen these parameters. Have one take them in for a single token, or for an abort when it is
+        busy. Without any, the lease frees the blocks."""
+        for decode in sorted(self._registry.ready("decode", avoid), key=lambda worker: worker.requests):
+            if kept is None or not kept.usable:
+                return
+            body = request.dialect.prefill_body(request.body, kept.params)
+            head = self._engines.post(decode, request.dialect.path.encode(), request.headers, body)
+            if await self._taken_in(Leg(decode, head, body, never)):
+                return
+
+    async def _taken_in(self, leg: Leg) -> bool:
+        await settle((leg,), lambda: leg.complete, TAKEN_IN_SECONDS)
+        leg.close()
+        return leg.reached

@@ -1,0 +1,47 @@
+"""One hand-over of KV over Mooncake, as both engines are told of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pdserve.pd.requests.body import encode
+from pdserve.pd.workers.registry import Worker
+
+
+class Transfer:
+    """From one rank of a prefill."""
+
+    __slots__ = ("engine_id", "id", "prefill", "rank", "ranks")
+
+    def __init__(self, id_: str, prefill: Worker, rank: str, engine_id: str, ranks: int) -> None:
+        """`ranks`: how many that prefill has."""
+        self.id = id_
+        self.prefill = prefill
+        self.rank = rank
+        self.engine_id = engine_id
+        self.ranks = ranks
+
+    def of_engine(self, engine_id: str) -> Transfer:
+        """The same from another life of that prefill."""
+        return Transfer(self.id, self.prefill, self.rank, engine_id, self.ranks)
+
+    def for_prefill(self) -> bytes:
+        return b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"%b"}' % self.id.encode()
+
+    def for_decode(self) -> bytes:
+        return _FOR_DECODE % (_quoted(self.prefill.config.bootstrap_url), _quoted(self.engine_id), self.id.encode())
+
+    def rank_header(self) -> bytes:
+        return b"x-data-parallel-rank: %b\r\n" % self.rank.encode() if self.ranks > 1 else b""
+
+
+_FOR_DECODE = (
+    b'{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":%b,"remote_engine_id":%b,'
+    b'"transfer_id":"%b"}'
+)
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str | None) -> bytes:
+    """As JSON; the same few texts again and again."""
+    return encode(text)

@@ -1,0 +1,1 @@
+"""One leg to one worker, and the client that is answered."""

@@ -1,0 +1,316 @@
+"""One request to one worker, from now until its end.
+
+A leg holds back the head of a stream until its first data event, because vLLM answers 200 before it knows whether the
+KV arrives: up to then a failure still has a proper status, and another attempt is still possible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
+from pdserve.pd.http import event_stream
+from pdserve.pd.http.upstream import Connection
+from pdserve.pd.relay.dial import dial
+from pdserve.pd.relay.waiting import never
+from pdserve.pd.workers.registry import Worker
+
+if TYPE_CHECKING:
+    from pdserve.pd.http.pieces import Payload
+    from pdserve.pd.relay.client import Client
+
+HELD_BYTES = 1024 * 1024
+"""An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A good answer whose beginning has arrived."""
+
+    content_type: str
+    data: bytes
+    """What has come so far and was not relayed yet."""
+    complete: bool
+
+
+class Leg:
+    """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for
+    `reached` if somebody waits for that."""
+
+    __slots__ = (
+        "_body",
+        "_client",
+        "_closed",
+        "_connecting",
+        "_connection",
+        "_content_type",
+        "_counted",
+        "_data",
+        "_head",
+        "_hung_up",
+        "_on_complete",
+        "_reused",
+        "_status",
+        "_streams",
+        "answer",
+        "complete",
+        "failure",
+        "first_byte",
+        "poke",
+        "reached",
+        "settled",
+        "tell_reached",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        worker: Worker,
+        head: bytes,
+        body: Payload,
+        poke: Callable[[], None],
+        on_complete: Callable[[], None] | None = None,
+    ) -> None:
+        """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
+        come or nobody wants it any more."""
+        self.worker = worker
+        self._on_complete = on_complete
+        self.poke = poke
+        self.reached = False
+        """The engine has the whole request."""
+        self.tell_reached = False
+        """Somebody waits for that."""
+        self.answer: Answer | None = None
+        self.failure: WorkerFailedError | None = None
+        self.settled = False
+        """There is an answer or a failure."""
+        self.complete = False
+        """Nothing more will come: a failure, or the end of the answer."""
+        self.first_byte = 0.0
+        """time.monotonic() of the answer's beginning."""
+        self._head, self._body = head, body
+        self._status = 0
+        self._content_type = ""
+        self._streams = False
+        self._data = b""
+        self._client: Client | None = None
+        self._closed = False
+        self._hung_up = False
+        self._counted = False
+        self._connecting: asyncio.Task[None] | None = None
+        worker.opened()
+        self._connection: Connection | None = worker.pool.take()
+        self._reused = self._connection is not None
+        """On a connection that served before: the engine may have closed it without our knowing."""
+        if self._connection is not None:
+            self._connection.send(head, body, self)
+        else:
+            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+
+    @property
+    def delivered(self) -> bool:
+        """The engine has it, or never will."""
+        return self.reached or self.failure is not None
+
+    def close(self) -> None:
+        """Ends the leg: an engine that is still working on it sees its client leave and aborts."""
+        if self._closed:
+            return
+        self._closed = True
+        self.poke = never
+        self._client = None
+        self.worker.closed()
+        if not self.settled:
+            self.worker.breaker.left()
+            self._failed_by(self._failure("was left", retry=False))
+        if self._connecting is not None:
+            self._connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        if not self._counted:
+            self._completed()
+
+    def hang_up(self) -> None:
+        """As `close`, but an answer that the engine has sent before it sees that is still taken. Needs a close."""
+        if self._connection is None:
+            self.close()
+            return
+        self._hung_up = True
+        self._connection.hang_up()
+
+    def relay_to(self, client: Client) -> None:
+        """From now on data goes straight to the client."""
+        self._client = client
+
+    def hold(self, wait: bool) -> None:
+        """Stops reading from the engine while its client does not read from us."""
+        if self._connection is not None:
+            self._connection.pause() if wait else self._connection.resume()
+
+    def result(self) -> Answer:
+        """The answer; raises the failure."""
+        if self.failure is not None:
+            raise self.failure
+        assert self.answer is not None
+        return self.answer
+
+    # --- for dial
+
+    def connected(self, connection: Connection) -> None:
+        self._connecting = None
+        if self._closed:
+            connection.abort()
+            return
+        self._connection = connection
+        connection.send(self._head, self._body, self)
+
+    def unreachable(self, how: str, *, ours: bool = False) -> None:
+        """`ours`: this process has no descriptor left, which says nothing about the worker."""
+        if ours:
+            self.worker.breaker.left()
+        else:
+            self.worker.breaker.unreachable(self.worker.pool.now())
+        error = ApiError(502, f"{self.worker.name} cannot be reached{how}")
+        self._end_with(WorkerFailedError(self.worker, error, retry=True))
+
+    # --- Sink
+
+    def on_status(self, status: int, content_type: str) -> None:
+        self._reused, self._body = False, b""
+        self._status, self._content_type = status, content_type
+        self._streams = content_type.startswith(event_stream.CONTENT_TYPE)
+
+    def on_data(self, data: bytes) -> None:
+        client = self._client
+        if client is not None:
+            client.on_data(data)
+        elif self.answer is not None:
+            self.answer.data += data
+        else:
+            if not self.first_byte:
+                self.first_byte = monotonic()
+            self._data = self._data + data if self._data else data
+            if self._streams and self._status == 200:
+                self._begin()
+            elif len(self._data) <= HELD_BYTES:
+                return
+            elif self._status == 200:
+                self._answer(complete=False)
+            else:
+                self._fail(self._error(b""))
+
+    def on_end(self) -> None:
+        self._connection = None
+        if self.answer is not None:
+            self.answer.complete = self.complete = True
+            self._completed()
+            if self._client is not None:
+                self._client.on_end()
+            else:
+                self.poke()
+        elif self._status != 200:
+            self._fail(self._error(self._data))
+        elif self._streams:
+            self._fail(ApiError(502, f"{self.worker.name} ended the stream before its first event"))
+        else:
+            self._answer(complete=True)
+
+    def on_sent(self) -> None:
+        self.reached = True
+        if not self._reused:
+            self._body = b""
+        if self.tell_reached:
+            self.poke()
+
+    def on_lost(self) -> None:
+        self._connection = None
+        if self._hung_up and not self.settled:
+            poke = self.poke
+            self.close()
+            poke()
+        elif self._reused:
+            # Not a byte of an answer: it was closed before the engine read the request (uvicorn does so behind an
+            # answer of 500, and after a pause). A new connection shows whether the engine is there.
+            self._reused = self.reached = False
+            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+        elif self.answer is None:
+            self._fail(ApiError(502, f"{self.worker.name} closed the connection"))
+        else:
+            client = self._client
+            self._end_with(self._failure("closed the connection in the middle of its answer", retry=False))
+            if client is not None:
+                client.on_cut()
+
+    # --- inside
+
+    def _begin(self) -> None:
+        """Looks whether enough of a stream is there."""
+        event = event_stream.first_event(self._data)
+        if event is None:
+            if len(self._data) > HELD_BYTES:
+                # An event of that size is no error, and it must not wait in our memory.
+                self._answer(complete=False)
+            return
+        if b'"error"' in event and (error := from_event(self.worker.name, event)) is not None:
+            self._fail(error)
+        else:
+            self._answer(complete=False)
+
+    def _error(self, body: bytes) -> ApiError:
+        return from_upstream(self.worker.name, self._status, body, self.worker.key_of_client)
+
+    def _answer(self, *, complete: bool) -> None:
+        now = self.worker.pool.now()
+        self.worker.heard = now
+        self.worker.breaker.succeeded(now)
+        self.answer = Answer(self._content_type, self._data, complete)
+        self._data = b""
+        self.settled, self.complete = True, complete
+        if complete:
+            self._completed()
+        self.poke()
+
+    def _fail(self, error: ApiError) -> None:
+        """The worker took the request and failed with it, or (4xx) has refused it. Neither says anything against the
+        worker yet."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        if self._status:
+            self.worker.heard = self.worker.pool.now()
+        self.worker.breaker.left()
+        failed = error.status >= 500
+        self._end_with(WorkerFailedError(self.worker, error, retry=failed, suspect=failed))
+
+    def _end_with(self, failure: WorkerFailedError) -> None:
+        self._failed_by(failure)
+        self._completed()
+        self.poke()
+
+    def _failed_by(self, failure: WorkerFailedError) -> None:
+        self.failure = failure
+        self.settled = self.complete = True
+
+    def _completed(self) -> None:
+        if self._counted:
+            return
+        self._counted = True
+        self.worker.outcomes[self._outcome()] += 1
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            on_complete()
+
+    def _outcome(self) -> str:
+        if self.failure is not None:
+            if self._closed:
+                return "left"
+            return "refused" if self.failure.error.status < 500 else "failed"
+        return "ok" if self.answer is not None and self.answer.complete else "left"
+
+    def _failure(self, what: str, *, retry: bool) -> WorkerFailedError:
+        return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)

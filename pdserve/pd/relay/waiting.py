@@ -1,0 +1,103 @@
+"""Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up.
+
+A Watch is poked by whatever may have changed something, and looks for itself before it wakes anybody: one future at a
+time, no tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
+
+from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.relay.client import Client
+from pdserve.pd.workers.registry import Worker
+
+T = TypeVar("T")
+EARLY_SECONDS = 0.005
+"""A timer of the event loop may come so much before the time that it was set for."""
+
+
+class Watch:
+    """What may interrupt an attempt: its client, and the death of a worker that it uses.
+
+    The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt.
+    Must be left with `end`, or workers and client keep poking it.
+    """
+
+    __slots__ = ("_client", "_future", "_lives", "_loop", "_ready")
+
+    def __init__(self, client: Client, workers: Collection[Worker]) -> None:
+        self._client = client
+        self._lives: dict[Worker, int] = {}
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._ready: Callable[[], object] | None = None
+        client.watch = self
+        for worker in workers:
+            self._lives[worker] = worker.deaths
+            worker.watches.add(self)
+
+    def poke(self) -> None:
+        """Something has changed that may be waited for."""
+        if self._ready is not None and self._ready():
+            self.wake()
+
+    def wake(self) -> None:
+        """Something has happened that ends the wait, or may."""
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def check(self) -> None:
+        """Raise what has happened: ClientGoneError, ApiError (time is up, shutdown) or WorkerFailedError."""
+        if self._client.interruption is not None:
+            raise self._client.interruption
+        for worker, deaths in self._lives.items():
+            if worker.deaths != deaths:
+                raise WorkerFailedError(worker, ApiError(502, f"{worker.name} died"), retry=True)
+
+    def forget(self, worker: Worker) -> None:
+        """Its death no longer matters."""
+        self._lives.pop(worker, None)
+        worker.watches.discard(self)
+
+    def end(self) -> None:
+        for worker in self._lives:
+            worker.watches.discard(self)
+        self._lives.clear()
+        if self._client.watch is self:
+            self._client.watch = None
+
+    async def until(self, ready: Callable[[], object]) -> None:
+        """Return when `ready()` is true, raise when something interrupts."""
+        self._ready = ready
+        try:
+            while not ready():
+                self.check()
+                self._future = self._loop.create_future()
+                await self._future
+        finally:
+            self._future = self._ready = None
+
+    async def race(self, work: Awaitable[T], unwanted: Callable[[T], object] | None = None) -> T:
+        """The result of `work`, which is cancelled when something interrupts. `unwanted`: gets a result that came in
+        the same moment as the interruption."""
+        task: asyncio.Future[T] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.poke())
+        wanted = False
+        try:
+            await self.until(task.done)
+            wanted = True
+        finally:
+            if not wanted:
+                task.cancel()
+                await asyncio.wait({task})
+                if unwanted is not None and not task.cancelled() and task.exception() is None:
+                    unwanted(task.result())
+        return task.result()
+
+
+def never(_: Any = None) -> None:
+    """Nobody waits."""

@@ -1,0 +1,1 @@
+"""The bodies of requests and the APIs that they belong to."""

@@ -1,0 +1,390 @@
+"""A JSON object as the bytes that a client sent: its members are found, cut out and added, never written anew.
+
+So what nobody here understands survives as it was: the spelling of numbers, the order, the fields of vendors. Names are
+compared after unescaping, and a name that comes twice is refused, because two readers could see two values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from pdserve.pd.errors import bad_request
+from pdserve.pd.http.pieces import Payload, payload
+from pdserve.pd.requests.scan import MAX_MEMBERS, Scan, too_many_members
+
+EASY_BYTES = 1_100_000
+"""Up to here a body is read at once if it has few members: its values are skipped over in at most 5 ms."""
+FEW_BYTES = 16_384
+"""Up to here whatever is in it: a member costs as much as a hundred bytes of a value."""
+
+_MEMBERS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OFTEN_LARGE = (
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "system",
+    "documents",
+    "response_format",
+    "structured_outputs",
+    "text_1",
+    "text_2",
+    "queries",
+)
+"""Members that make a body large."""
+_LARGE_VALUE = 4096
+_LARGE_VALUES = msgspec.json.Decoder(
+    msgspec.defstruct("LargeValues", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _OFTEN_LARGE])
+)
+"""Skips over all others without making anything of them."""
+_IN_PLACE = b"0"
+_VALUE = msgspec.json.Decoder()
+_KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.S)
+_LONGEST_NAME = 1024
+"""Characters, as in a body that is read in steps. To compare a long one with how it is spelled takes long."""
+_LONGEST_KEPT = 64
+"""Characters of a name: clients choose them, and must not choose what we remember."""
+_SEPARATOR = re.compile(rb"[ \t\r\n]*([,}])")
+_MOST_BLANKS = 1024
+"""In a list, before its first item and behind its last one."""
+_FIRST_ITEM = re.compile(rb"\[[ \t\r\n]*")
+_END_OF_LIST = re.compile(rb"[ \t\r\n]*\]")
+_COLON, _COLON_BLANK = b":", b": "
+_MOST_QUOTES = 20_000
+"""That are looked at to find the end of a string in a list."""
+_MOST_BACKSLASHES = 64
+
+
+class Body:
+    """The members of one JSON object, as they were sent."""
+
+    __slots__ = ("_instead", "_spans", "members", "raw")
+
+    def __init__(
+        self,
+        raw: bytes,
+        scan: Scan | None = None,
+        like: Body | None = None,
+        members: dict[str, msgspec.Raw] | None = None,
+    ) -> None:
+        """400 for what is no JSON object, for NaN and the like, for a name that comes twice, and for very many members.
+        `members`: those of a body that is larger than FEW_BYTES (`members_at_once`). `scan`: it has been read in steps.
+        `like`: this one was read."""
+        self.raw = raw
+        self._instead: dict[str, bytes] | None = None
+        """What was put in the place of the client's own, or added."""
+        if scan is not None:
+            self.members, self._spans = scan.members, scan.spans
+            return
+        if like is not None:
+            self.members, self._spans, self._instead = dict(like.members), like._spans, like._instead
+            return
+        self.members = _members(raw, _MEMBERS) if members is None else members
+        """Name -> the value as it was sent."""
+        if len(self.members) > MAX_MEMBERS:
+            raise too_many_members()
+        self._spans = self._walk()
+
+    @property
+    def payload(self) -> Payload:
+        """All of it."""
+        return self.spliced(plus={}) if self._instead is not None else self.raw
+
+    def replaced(self, name: str, value: bytes) -> Body:
+        """The same body with one member that is ours; `value` is JSON, `name` needs no escape."""
+        body = Body(self.raw, like=self)
+        body.members[name] = msgspec.Raw(value)
+        body._instead = {**(self._instead or {}), name: value}
+        return body
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.members
+
+    def raw_value(self, name: str) -> bytes | None:
+        """The value as it was sent; None when there is none."""
+        value = self.members.get(name)
+        return None if value is None else bytes(value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, decoded. For small ones: nothing is remembered."""
+        value = self.members.get(name)
+        return default if value is None else decode(bytes(value))
+
+    def begins(self, name: str) -> bytes:
+        """The first byte of a value, which is its type; empty when there is none."""
+        value = self.members.get(name)
+        return b"" if value is None else bytes(memoryview(value)[:1])
+
+    def count(self, name: str, byte: bytes, most: int) -> int:
+        """How often a byte is in the first `most` bytes of a value, without a copy of it."""
+        if name not in self.members:
+            return 0
+        begin, end = self._place(name)
+        return self.raw.count(byte, begin, min(end, begin + most))
+
+    def length(self, name: str) -> int:
+        """Bytes of a value; 0 when there is none."""
+        value = self.members.get(name)
+        return 0 if value is None else len(memoryview(value))
+
+    def beginning(self, names: Collection[str], most: int) -> bytes:
+        """These values one after the other, as they were sent, up to so many bytes."""
+        parts = []
+        for name in names:
+            if name in self.members and most > 0:
+                parts.append(bytes(memoryview(self.members[name])[:most]))
+                most -= len(parts[-1])
+        return b"".join(parts)
+
+    def has_one_or_plain_items(self, name: str) -> bool:
+        """Whether a value is a list of one item, or one of several numbers and the like: no list, string or object
+        among them. Not decoded: a list may have millions of items. False also when that is not easily seen."""
+        value = self.members.get(name)
+        if value is None or self.begins(name) != b"[":
+            return False
+        begin, end = self._place(name)
+        raw = self.raw
+        first = _FIRST_ITEM.match(raw, begin, min(end, begin + _MOST_BLANKS))
+        at = end if first is None else first.end()
+        byte = raw[at : at + 1]
+        if byte == b'"':
+            at = _end_of_string(raw, at, end)
+        elif byte == b"[":
+            if raw.find(b'"', at, end) >= 0 or raw.find(b"[", at + 1, end) >= 0:
+                return False
+            at = raw.find(b"]", at, end) + 1
+        elif byte in (b"]", b"{"):
+            return False
+        else:
+            return raw.find(b'"', at, end) < 0 and raw.find(b"[", at, end) < 0 and raw.find(b"{", at, end) < 0
+        if end - at > _MOST_BLANKS:
+            return False
+        last = _END_OF_LIST.match(raw, at, end)
+        return at > 0 and last is not None and last.end() == end
+
+    def spliced(self, *, without: Collection[str] = (), plus: Mapping[str, bytes]) -> Payload:
+        """The object with some members cut out and others added at its end; `plus` also replaces. Its values are JSON,
+        its names need no escape."""
+        raw, spans = memoryview(self.raw), self._spans
+        if self._instead is not None:
+            plus = {**{name: value for name, value in self._instead.items() if name not in without}, **plus}
+        begin, end = (spans[0][1], spans[-1][2]) if spans else (self.raw.rindex(b"}"),) * 2
+        # A large one is not copied: each copy would cost more than all else.
+        pieces: list[bytes | memoryview] = [raw[:begin]]
+        # No member is at 0: there stands the brace.
+        first = last = 0
+        for name, start, stop in spans:
+            if name in without or name in plus:
+                if first:
+                    pieces += (raw[first:last], b",")
+                    first = 0
+            else:
+                if not first:
+                    first = start
+                last = stop
+        if first:
+            pieces += (raw[first:last], b",")
+        for name, value in plus.items():
+            pieces += (_quoted(name), b":", value, b",")
+        if len(pieces) > 1:
+            pieces.pop()
+        pieces.append(raw[end:])
+        return payload(pieces, len(raw))
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Where a value of the client's own is."""
+        end = next(end for spelled, _, end in self._spans if spelled == name)
+        return end - self.length(name), end
+
+    def _walk(self) -> list[tuple[str, int, int]]:
+        """(name, start, end) of each member, in order."""
+        # Where the first name ends, if it has no colon itself: what is guessed wrong is walked slowly.
+        colon = self.raw.find(b":")
+        separator = 2 if self.raw[colon + 1 : colon + 2] == b" " else 1
+        spans = self._together(separator) if len(self.raw) <= FEW_BYTES else self._stride(separator)
+        return self._step() if spans is None else spans
+
+    def _together(self, separator: int) -> list[tuple[str, int, int]] | None:
+        """`_stride` for a small object: what its members make when they are put together again is it, or not."""
+        between = b"," if separator == 1 else b", "
+        pieces = []
+        spans = []
+        position = 1
+        for name, value in self.members.items():
+            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
+            piece = (_COLON if separator == 1 else _COLON_BLANK).join((quoted, value))
+            end = position + len(piece)
+            pieces.append(piece)
+            spans.append((name, position, end))
+            position = end + separator
+        return spans if b"{%b}" % between.join(pieces) == self.raw else None
+
+    def _stride(self, separator: int) -> list[tuple[str, int, int]] | None:
+        """The same for an object that is written as programs do, with separators of this length: compact, or with a
+        blank after each. None: it is not. Each byte is accounted for, so that nothing can come twice."""
+        raw = self.raw
+        position = 1
+        spans = []
+        begins = raw.startswith
+        for name, value in self.members.items():
+            start = position
+            quoted = _quoted(name) if len(name) <= _LONGEST_KEPT else _long(name)
+            position += len(quoted) + separator
+            if not (begins(quoted, start) and begins(value, position)):
+                return None
+            position += len(memoryview(value))
+            spans.append((name, start, position))
+            position += separator
+        return spans if position - separator + 1 == len(raw) and raw[:1] == b"{" else None
+
+    def _step(self) -> list[tuple[str, int, int]]:
+        """The same for any object. What msgspec took is walked along; a step that does not fit is a member that it has
+        dropped, which only happens to one of two with the same name."""
+        raw = self.raw
+        position = raw.index(b"{") + 1
+        spans = []
+        for name, value in self.members.items():
+            if len(name) > _LONGEST_NAME:
+                raise _long_name()
+            key = _KEY.match(raw, position)
+            assert key is not None
+            start = key.start(1)
+            if _name(key[1]) != name or not raw.startswith(value, key.end()):
+                raise _twice()
+            end = key.end() + len(memoryview(value))
+            after = _SEPARATOR.match(raw, end)
+            if after is None:
+                raise _twice()
+            spans.append((name, start, end))
+            position = after.end()
+            closed = after[1] == b"}"
+            if closed and len(spans) < len(self.members):
+                raise _twice()
+        if spans and not closed:
+            raise _twice()
+        return spans
+
+
+def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of a body that is larger than FEW_BYTES, if that takes a few milliseconds; None: it must be read in
+    steps (pd.scan). ApiError 400 as for a Body.
+
+    What takes time is many members. The values that make most bodies large are cut out, and what is left is small. A
+    value is looked for behind the first mention of its name: a place that is not the member's own leaves the value in
+    the rest, which then does not have the digit that stands for it.
+    """
+    if len(raw) > EASY_BYTES:
+        return None
+    values = _members(raw, _LARGE_VALUES)
+    large = []
+    for name in _OFTEN_LARGE:
+        value: msgspec.Raw = getattr(values, name)
+        if len(memoryview(value)) > _LARGE_VALUE:
+            key = _KEY.match(raw, raw.find(_quoted(name)))
+            if key is None or not raw.startswith(value, key.end()):
+                return None
+            large.append((key.end(), name, value))
+    large.sort(key=_begin)
+    pieces: list[bytes] = []
+    end = 0
+    for begin, _, value in large:
+        if begin < end:
+            return None  # the name of one is in the value of another one
+        pieces += (raw[end:begin], _IN_PLACE)
+        end = begin + len(memoryview(value))
+    rest = b"".join((*pieces, raw[end:]))
+    if len(rest) > FEW_BYTES and rest.count(b":") > MAX_MEMBERS:
+        return None
+    members: dict[str, msgspec.Raw] = _members(rest, _MEMBERS)
+    for _, name, value in large:
+        if bytes(members[name]) != _IN_PLACE:
+            return None
+        members[name] = value
+    return members
+
+
+def _begin(large: tuple[int, str, msgspec.Raw]) -> int:
+    return large[0]
+
+
+def _members(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    try:
+        if not raw.isascii():
+            # The inside of values is only skipped over below.
+            raw.decode()
+        return decoder.decode(raw)
+    except RecursionError:
+        raise bad_request("The request body is nested too deeply.") from None
+    except msgspec.ValidationError:
+        raise bad_request("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+
+
+def decode(raw: bytes) -> Any:
+    """A JSON value. 400 when it is none: the inside of a value is not looked at before."""
+    try:
+        return _VALUE.decode(raw)
+    except RecursionError:
+        raise bad_request("The request body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+
+
+def encode(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _end_of_string(raw: bytes, begin: int, end: int) -> int:
+    """Behind its last quote; 0 when that is not found soon."""
+    at = begin
+    for _ in range(_MOST_QUOTES):
+        at = raw.find(b'"', at + 1, end)
+        if at < 0:
+            return 0
+        before = raw[max(begin, at - _MOST_BACKSLASHES) : at]
+        backslashes = len(before) - len(before.rstrip(b"\\"))
+        if backslashes == _MOST_BACKSLASHES:
+            return 0
+        if backslashes % 2 == 0:
+            return at + 1
+    return 0
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> bytes:
+    """As programs write a name that needs no escape."""
+    return b'"%b"' % name.encode()
+
+
+def _long(name: str) -> bytes:
+    """`_quoted`, of one that is not remembered."""
+    if len(name) > _LONGEST_NAME:
+        raise _long_name()
+    return b'"%b"' % name.encode()
+
+
+def _name(quoted: bytes) -> str:
+    if b"\\" not in quoted:
+        return quoted[1:-1].decode()
+    name: str = json.loads(quoted)
+    return name
+
+
+def _long_name() -> Exception:
+    return bad_request(f"The request body has a name of more than {_LONGEST_NAME} characters.")
+
+
+def _twice() -> Exception:
+    return bad_request("A name comes twice in the request body.")
+
+
+def _said(error: Exception) -> str:
+    return str(error).removeprefix("JSON is malformed: ")

@@ -1,0 +1,106 @@
+"""The models that engines serve, and what every engine would therefore refuse: it is refused before any leg.
+
+In the engines' words (vLLM 0.32): the name of a model that nobody serves, a conversation without a message, token ids
+beyond the context. Whether a text is too long only a tokenizer can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from pdserve.pd.errors import bad_request
+from pdserve.pd.requests.body import Body, decode, encode
+from pdserve.pd.requests.dialects import Dialect
+
+SHOWN = 256
+"""Characters of a name that a client gives."""
+_EMPTY_LIST_BYTES = 16
+_BEGINNING_BYTES = 64
+_BLANKS = b" \t\r\n"
+_BYTES_OF_AN_ID = 2
+"""At least, with its comma."""
+_LOOK_BYTES = 16_777_216
+_LONGEST_NAME = 16_384
+"""Bytes: nobody reads megabytes to see that no model is called so."""
+
+
+class Served:
+    """Empty until the first engine has said what it serves; until then nothing is refused."""
+
+    __slots__ = ("_as_written", "_least", "_unknown", "names")
+
+    def __init__(self, unknown: Callable[[str], None]) -> None:
+        """`unknown` is asked what becomes of a request for a model that is not served: ApiError, or it is passed on."""
+        self._unknown = unknown
+        self.names: dict[str, int | None] = {}
+        """Name of a model -> the longest prompt that every worker takes, None when they do not say."""
+        self._as_written: dict[bytes, int | None] = {}
+        """The same by the name as JSON."""
+        self._least: int | None = None
+        """Of all models."""
+
+    def merge(self, workers: Iterable[Mapping[str, int | None]]) -> None:
+        """All that workers serve, each with the context of each model."""
+        names: dict[str, int | None] = {}
+        for limits in workers:
+            for name, limit in limits.items():
+                known = names.get(name)
+                names[name] = limit if known is None else known if limit is None else min(known, limit)
+        self.names = names
+        self._as_written = {encode(name): limit for name, limit in names.items()}
+        self._least = min([limit for limit in names.values() if limit is not None], default=None)
+
+    def check(self, dialect: Dialect, body: Body) -> None:
+        """ApiError: every engine would refuse this."""
+        if not self.names:
+            return
+        members = body.members
+        limit = self._limit(_name(members["model"])) if "model" in members else self._least
+        messages = members.get(dialect.list_of_messages) if dialect.list_of_messages is not None else None
+        if messages is not None and len(memoryview(messages)) <= _EMPTY_LIST_BYTES and _is_empty_list(messages):
+            raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        if limit is not None and not dialect.one_prompt and "truncate_prompt_tokens" not in members:
+            _check_ids(body, limit)
+
+    def _limit(self, written: bytes) -> int | None:
+        """Of the model that a body names; `written`: as JSON."""
+        if written in self._as_written:
+            return self._as_written[written]
+        # As vLLM: without a name it is the model that there is. What is no text at all is the engine's to refuse.
+        model = decode(written) if written.startswith(b'"') else ""
+        if model and model not in self.names:
+            self._unknown(str(model))
+        return self.names.get(model, self._least)
+
+
+def _name(value: msgspec.Raw) -> bytes:
+    """As JSON. One that is too long for a name is cut, and so is the name of no model."""
+    written = memoryview(value)
+    if len(written) <= _LONGEST_NAME:
+        return bytes(written)
+    beginning = bytes(written[:SHOWN]).decode("utf-8", "replace")
+    return encode(beginning[1:]) if beginning.startswith('"') else beginning.encode()
+
+
+def _is_empty_list(value: msgspec.Raw) -> bool:
+    return bytes(value).translate(None, _BLANKS) == b"[]"
+
+
+def _check_ids(body: Body, limit: int) -> None:
+    """ApiError: a prompt of more token ids than that."""
+    value = body.members.get("prompt")
+    if value is None or len(memoryview(value)) <= limit * _BYTES_OF_AN_ID:
+        return
+    beginning = bytes(memoryview(value)[:_BEGINNING_BYTES]).translate(None, _BLANKS)
+    if not (beginning[:1] == b"[" and beginning[1:2].isdigit()):
+        return
+    ids = body.count("prompt", b",", _LOOK_BYTES) + 1
+    if ids > limit:
+        raise bad_request(
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {ids} input "
+            "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+            f"input prompt. (parameter=input_tokens, value={ids})",
+            "input_tokens",
+        )

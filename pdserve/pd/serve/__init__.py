@@ -1,0 +1,1 @@
+"""Serving clients: listeners, the gateway, the request parser, admin, accounting."""

@@ -1,0 +1,155 @@
+"""What is kept of a request when it is over: figures, a line in the log, a span, and what its key has used."""
+
+from __future__ import annotations
+
+from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.limits.quotas import Use
+from pdserve.pd.relay.client import Client
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.telemetry.metrics import Metrics
+from pdserve.pd.telemetry.request_log import Outcome, RequestLine, RequestLog
+from pdserve.pd.telemetry.spans import Spans, StageTime, Trace
+from pdserve.pd.telemetry.usage_meter import last_in
+
+_CLIENT_LEFT = 499
+
+
+class Accounting:
+    """Of one proxy process."""
+
+    def __init__(self, metrics: Metrics, log: RequestLog, spans: Spans) -> None:
+        self.metrics, self.log, self.spans = metrics, log, spans
+
+    def over(
+        self,
+        request: ClientRequest | None,
+        client: Client,
+        path: str,
+        reason: ApiError | ClientGoneError | None,
+        *,
+        now: float,
+        key: str = "",
+        model: str = "",
+        use: Use | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        """`reason`: why it was no success. `request`: None when its body could not be read. `now`: time.monotonic()."""
+        status = _CLIENT_LEFT if isinstance(reason, ClientGoneError) else reason.status if reason else 200
+        prompt, completion = _usage(client)
+        line = RequestLine(
+            request_id=client.request_id,
+            path=path,
+            status=200 if client.started and status not in (200, _CLIENT_LEFT) and client.stream else status,
+            outcome=_outcome(reason),
+            key=key,
+            model=model,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=client.cached_tokens,
+            stream=client.stream,
+            chunks=client.chunks,
+            bytes=client.relayed_bytes,
+            error=reason.message if isinstance(reason, ApiError) else "",
+        )
+        if request is not None:
+            self._staged(line, request, client, now)
+            if trace is not None:
+                self._span(trace, line, request, client, now)
+        self._counted(line, request, reason)
+        if use is not None:
+            use.end(prompt, completion or 0)
+        self.log.add(line)
+
+    def _staged(self, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
+        stages, metrics = request.stages, self.metrics
+        received, admitted, prefilled, decoding = stages.received, stages.admitted, stages.prefilled, stages.decoding
+        line.decision, line.prefill, line.decode = request.decision, request.prefill, request.decode
+        line.attempts = request.attempts
+        line.total_ms = metrics.e2e.timed(now - received)
+        if admitted:
+            line.queue_ms = metrics.queue.timed(admitted - received)
+            if prefilled:
+                line.prefill_ms = metrics.prefill.timed(prefilled - admitted)
+        if prefilled and decoding:
+            # A decode that answers before prefill does has had its KV no later.
+            line.kv_transfer_ms = metrics.kv_transfer.timed(max(0.0, decoding - prefilled))
+        if client.first_byte:
+            line.ttft_ms = metrics.ttft.timed(client.first_byte - received)
+
+    def _counted(self, line: RequestLine, request: ClientRequest | None, reason: object) -> None:
+        count = self.metrics.count
+        count("requests", (line.path, str(line.status)))
+        if isinstance(reason, ClientGoneError):
+            count("cancellations", (_stage(request),))
+        elif isinstance(reason, ApiError):
+            count("errors", (_blame(reason),))
+            if line.stream:
+                count("stream_errors", (line.decode,))
+        if request is not None and request.decision:
+            way = "disaggregated" if request.decision == "disaggregated" else "one-engine"
+            count("disagg_decisions", (way, request.decision))
+        if line.prompt_tokens:
+            count("prompt_tokens", (), line.prompt_tokens)
+        if line.completion_tokens:
+            count("completion_tokens", (), line.completion_tokens)
+        if line.cached_tokens:
+            count("cached_prompt_tokens", (), line.cached_tokens)
+
+    def _span(self, trace: Trace, line: RequestLine, request: ClientRequest, client: Client, now: float) -> None:
+        stages = request.stages
+        times = (
+            ("queue", stages.received, stages.admitted),
+            ("prefill", stages.admitted, stages.prefilled),
+            ("kv_transfer", stages.prefilled, stages.decoding),
+            ("decode", client.first_byte, now),
+        )
+        self.spans.end(
+            trace,
+            stages.received,
+            now,
+            [StageTime(name, began, ended) for name, began, ended in times if began and ended >= began],
+            {
+                "http.request.id": line.request_id,
+                "url.path": line.path,
+                "http.response.status_code": line.status,
+                "pdserve.decision": line.decision,
+                "pdserve.prefill": line.prefill,
+                "pdserve.decode": line.decode,
+                "pdserve.attempts": line.attempts,
+            },
+            failed=line.error or ("the client left" if line.outcome == "cancelled" else ""),
+        )
+
+
+def _outcome(reason: ApiError | ClientGoneError | None) -> Outcome:
+    if reason is None:
+        return "ok"
+    if isinstance(reason, ClientGoneError):
+        return "cancelled"
+    return "rejected" if reason.status < 500 else "error"
+
+
+def _blame(error: ApiError) -> str:
+    if error.status == 429:
+        return "limit"
+    if error.status < 500:
+        return "client"
+    return "proxy" if error.status == 500 else "worker"
+
+
+def _stage(request: ClientRequest | None) -> str:
+    if request is None or not request.stages.admitted:
+        return "queue"
+    if request.stages.decoding:
+        return "decode"
+    return "kv_transfer" if request.stages.prefilled else "prefill"
+
+
+def _usage(client: Client) -> tuple[int | None, int | None]:
+    """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
+    if client.counted is not None:
+        return client.counted
+    if client.meter is not None:
+        return client.meter.prompt, client.meter.answer
+    said: tuple[int | None, int | None] = last_in(client.last_words, stream=client.stream)
+    return said

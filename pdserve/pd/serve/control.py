@@ -1,0 +1,79 @@
+"""The control channel: JSON lines from the launcher on stdin, {"worker": "prefill-0", "state": "ready"}.
+
+Between the processes of one proxy an admin's orders travel the same way: {"add": {...}}, {"remove": "decode-3"},
+{"reload": true}; and what a rolling restart of them needs: {"admin": "free"}, {"not_restarted": "why"}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import IO, Protocol
+
+from pdserve.pd.config.proxy import WorkerConfig
+from pdserve.pd.workers.registry import STATES, Registry
+
+log = logging.getLogger("pdserve.proxy")
+
+
+class Controlled(Protocol):
+    """What the lines act on."""
+
+    registry: Registry
+
+    def add_worker(self, config: WorkerConfig) -> None: ...
+
+    not_restarted: str
+
+    def reload(self) -> object: ...
+
+    def open_admin(self) -> None: ...
+
+
+def apply(gateway: Controlled, line: bytes) -> None:
+    """One line. What cannot be read is logged and skipped: the proxy never dies of its control channel."""
+    try:
+        message = json.loads(line)
+        if "add" in message:
+            gateway.add_worker(WorkerConfig.model_validate(message["add"]))
+            return
+        if "remove" in message:
+            gateway.registry.remove(message["remove"])
+            return
+        if "reload" in message:
+            gateway.reload()
+            return
+        if "admin" in message:
+            gateway.open_admin()
+            return
+        if "not_restarted" in message:
+            gateway.not_restarted = str(message["not_restarted"])
+            return
+        worker, state = message["worker"], message["state"]
+    except (ValueError, TypeError, KeyError):
+        log.warning("control: cannot read %r", line[:200])
+        return
+    if not isinstance(worker, str) or worker not in gateway.registry.workers or state not in STATES:
+        log.warning("control: unknown worker or state in %r", line[:200])
+        return
+    gateway.registry.set_state(worker, state)
+    log.info("control: %s is %s", worker, state)
+
+
+async def listen(gateway: Controlled, source: IO[bytes] | IO[str]) -> None:
+    """Read a pipe until its end. The end means nothing: the proxy serves on, its owner stops it."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+    try:
+        while not reader.at_eof():
+            try:
+                line = await reader.readline()
+            except ValueError:
+                log.warning("control: skipped a line that is too long")
+                continue
+            if line:
+                apply(gateway, line)
+    finally:
+        transport.close()

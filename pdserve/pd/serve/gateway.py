@@ -1,0 +1,410 @@
+"""What happens to each request of a client: refused, relayed to engines, or answered by the application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp
+
+from pdserve.errors import PdserveError
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.http import bridge
+from pdserve.pd.http.front import Request
+from pdserve.pd.http.reply import Reply
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS
+from pdserve.pd.limits.allowed_hosts import AllowedHosts
+from pdserve.pd.limits.keys import KeyFile
+from pdserve.pd.limits.quotas import Quotas, Use, cells_needed
+from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.processes.shared_pages import Pages
+from pdserve.pd.protocols.dispatch import Dispatcher
+from pdserve.pd.random_id import new_id
+from pdserve.pd.relay.client import Client
+from pdserve.pd.relay.entrance import Entrance
+from pdserve.pd.requests.dialects import BY_PATH, CANCEL, CHAT, RETRIEVE, Dialect
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.serve.accounting import Accounting
+from pdserve.pd.serve.client_tls import ClientTls
+from pdserve.pd.serve.intake import Intake
+from pdserve.pd.serve.large_bodies import LargeBodies
+from pdserve.pd.serve.prewarm import Prewarm
+from pdserve.pd.serve.request_parser import Reading, request_id_of
+from pdserve.pd.serve.stored_responses import StoredResponses, method_of, stored_at
+from pdserve.pd.telemetry.metrics import Metrics
+from pdserve.pd.telemetry.metrics_page import Labels
+from pdserve.pd.telemetry.request_log import RequestLog
+from pdserve.pd.telemetry.spans import open_spans
+from pdserve.pd.telemetry.usage_meter import Fingerprints
+from pdserve.pd.workers.catalog import Catalog
+from pdserve.pd.workers.engines import Engines, upstream_tls
+from pdserve.pd.workers.health_checks import HealthChecks
+from pdserve.pd.workers.kv_feeds import KvFeeds
+from pdserve.pd.workers.load import LoadBoard
+from pdserve.pd.workers.models import Models
+from pdserve.pd.workers.pools import Pools
+from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry
+
+if TYPE_CHECKING:
+    from pdserve.pd.serve.admin_server import AdminServer
+
+log = logging.getLogger("pdserve.proxy")
+
+_TICK_SECONDS = 0.5
+_TOKENS_OF_BYTES = 1_048_576
+"""Bodies up to which a prompt's tokens are looked at."""
+
+
+class Gateway:
+    """The state of one proxy process: the Handler of its front, and what is Served. Must be made inside its loop."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        key: str | None,
+        numbers: Numbers,
+        app: ASGIApp,
+        read_again: Callable[[], ProxyConfig] | None = None,
+        *,
+        pages: Pages | None = None,
+        tell: Callable[[dict[str, Any]], None] | None = None,
+        succeeds: bool = False,
+    ) -> None:
+        """`read_again`: the configuration as it is now, for `reload`. `pages`, `tell`: figures of the other processes
+        of this proxy, and what reaches all of them; None: there is only this one. `succeeds`: another process has the
+        admin's address until it says {"admin": "free"}. RecipeError, StartError: the files
+        or addresses that the configuration names cannot be used."""
+        self.config = config
+        self._read_again, self._pages, self._tell = read_again, pages, tell
+        self.draining = False
+        self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
+        self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
+        self.engines = Engines(key, config.auth.client_authorization)
+        self.pools = Pools(config, self.registry)
+        self.metrics = Metrics()
+        self.log = RequestLog(write_stderr, config.log)
+        self.quotas = Quotas(numbers) if self.keys is not None else None
+        self._fingerprints = Fingerprints()
+        self.registry.on_ready(lambda worker: self._fingerprints.forget(worker.name))
+        self._spans = open_spans(config.otel, config.served_name)
+        self._app = app
+        self._loop = asyncio.get_running_loop()
+        self._accounting = Accounting(self.metrics, self.log, self._spans)
+        self._entrance = Entrance(config, self.registry, numbers)
+        self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
+        self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
+        self._reading = Reading(config, self.engines)
+        self.models = Models(self.registry, self.engines, config.served_name)
+        self._catalog = Catalog(self.registry, self.engines)
+        self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
+        self._large_bodies = LargeBodies()
+        served = self._catalog.served
+        self._intake = Intake(
+            AllowedHosts.of(config), self.keys, self.quotas, served, self._reading, self.metrics, self._fingerprints
+        )
+        self.tls = None if config.tls is None else ClientTls(config.tls)
+        self._feeds = KvFeeds(self.registry, self.pools, self.engines)
+        self._prewarm = (
+            Prewarm(self.registry, self.engines, self._dispatcher.attempt_split, config.served_name)
+            if config.prewarm and config.protocol != "aggregated" and numbers.process == 0
+            else None
+        )
+        self.not_restarted = ""
+        """Why the last rolling restart was none."""
+        self._has_admin = config.admin is not None and numbers.process == 0
+        self._admin = None if succeeds else self._new_admin()
+        self._clients: set[Client] = set()
+        self._tasks: dict[Request, asyncio.Task[None]] = {}
+        self.metrics.read_gauges_from(self._gauges)
+        self.metrics.read_counters_from(self._counters)
+
+    @staticmethod
+    def numbers(config: ProxyConfig) -> int:
+        """How many shared numbers it takes."""
+        processes = config.processes
+        quotas = cells_needed(processes) if config.auth.keys_file else 0
+        return LoadBoard.cells(processes) + quotas + 2 * CELLS_PER_PROCESS * processes
+
+    # --- Handler
+
+    def refuse(self, request: Request) -> ApiError | None:
+        return self._intake.refuse(request)
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        dialect = BY_PATH.get(request.path)
+        method = b"POST"
+        if dialect is None:
+            dialect = stored_at(request.path)
+            if dialect is None:
+                self._start(self._serve_page(request, reply), request)
+                return
+            method = method_of(dialect)
+        if request.method == method:
+            self._start(self._answer(dialect, request, reply), request)
+        else:
+            self.failed(request, reply, ApiError(405, "Method Not Allowed"))
+            request.release()
+
+    def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
+        dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
+        request_id = request_id_of(request) if request is not None else new_id()
+        client = Client(reply, request_id, dialect or CHAT)
+        client.fail(error)
+        path = "other" if dialect is None else dialect.path
+        self._accounting.over(None, client, path, error, now=monotonic())
+
+    # --- Served
+
+    def begin(self) -> None:
+        for worker in self.registry.workers.values():
+            self._health.watch(worker)
+        self._ticker = self._loop.create_task(self._tick())
+        if self._admin is not None:
+            self._admin.start()
+
+    async def retire(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.stop()
+        if self._tell is not None and self._has_admin:
+            self._tell({"admin": "free"})
+
+    def open_admin(self) -> None:
+        """The address is free."""
+        if self._admin is None and (admin := self._new_admin()) is not None:
+            self._admin = admin
+            admin.start()
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    def cut(self) -> None:
+        limit = ApiError(503, "The proxy is shutting down.", retry_after=RETRY_AFTER_SECONDS)
+        for client in list(self._clients):
+            client.interrupt(limit)
+
+    def reload(self) -> dict[str, str]:
+        """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
+        cannot be read stays as it was, and why is said."""
+        said = {}
+        if self.keys is not None:
+            usable = self.keys.reload()
+            said["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+        if self.tls is not None:
+            said["certificate"] = self.tls.reload()
+        if self._read_again is not None:
+            try:
+                fresh = self._read_again()
+            except PdserveError as error:
+                log.error("the configuration stays as it was: %s", error.what)
+                said["policies"] = f"not usable: {error.what}"
+            else:
+                self._reconfigure(fresh)
+                said["policies"] = "ok"
+        return said
+
+    def _new_admin(self) -> AdminServer | None:
+        if self.config.admin is None or not self._has_admin:
+            return None
+        # It takes 3 MB, which a proxy without an admin does without.
+        from pdserve.pd.serve.admin_server import AdminServer, AdminWorkers
+
+        workers = AdminWorkers(self, self._tell or _nobody_else)
+        return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
+
+    def _reload_all(self) -> dict[str, str]:
+        if self._tell is not None:
+            self._tell({"reload": True})
+        return self.reload()
+
+    def add_worker(self, config: WorkerConfig) -> None:
+        """An admin's: used once it has passed its first check. ValueError: there is one of that name."""
+        added = self.registry.add(config)
+        added.healthy = False
+        self.registry.set_state(config.name, "ready", alive=False)
+        self._health.watch(added)
+
+    def page(self, *, keys: bool = False) -> bytes:
+        """What Prometheus reads, over all processes of this proxy. `keys`: also what names API keys, for the admin."""
+        return self.metrics.page(() if self._pages is None else self._pages.others(), keys=keys)
+
+    def _reconfigure(self, fresh: ProxyConfig) -> None:
+        if fresh.routing != self.config.routing:
+            self.pools.configure(fresh)
+            self._feeds.restart()
+        self._entrance.configure(fresh.admission)
+        # Addresses and workers of a running proxy are not the file's to change.
+        self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
+        self._dispatcher.configure(self.config)
+        self._stored.configure(self.config)
+        self._reading.configure(self.config)
+
+    async def finish(self, seconds: float) -> None:
+        self._health.stop()
+        self._ticker.cancel()
+        if self._prewarm is not None:
+            self._prewarm.stop()
+        if self._admin is not None:
+            await self._admin.stop()
+        await self._feeds.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._dispatcher.drained()
+        self.registry.close()
+        self.log.flush()
+        self._spans.close()
+
+    # --- for the application
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        empty = self.registry.empty_pools()
+        aggregate = self.config.routing.on_empty_pool == "aggregate" and len(empty) < len(self.registry.roles)
+        ready = (not empty or aggregate) and not self.draining
+        return ready, {
+            "ready": ready,
+            "draining": self.draining,
+            "empty_pools": empty,
+            "workers": [worker.describe() for worker in self.registry.workers.values()],
+        }
+
+    def load(self) -> int:
+        """Requests that hold a place at an engine or wait for one, over all processes for those that hold one."""
+        return max(gate.requests + gate.waiting for gate in self._entrance.gates.values())
+
+    # --- inside
+
+    async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
+        received = monotonic()
+        client = Client(reply, request_id_of(request), dialect, self.metrics.itl.observe)
+        self._clients.add(client)
+        client.deadline = received + self.config.request_timeout_seconds
+        asked: ClientRequest | None = None
+        use: Use | None = None
+        parent = request.header(b"traceparent")
+        trace = self._spans.begin(parent.decode("latin-1") if parent is not None else None)
+        reason: ApiError | ClientGoneError | None = None
+        try:
+            stored = dialect is RETRIEVE or dialect is CANCEL
+            if stored:
+                asked = self._stored.read(dialect, request, client.request_id, trace, received)
+            else:
+                body = self._reading.body(request)
+                if body is None:
+                    body = await self._large_bodies.read(request, client)
+                asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
+            if request.key is not None:
+                use = self._intake.count(request.key, asked, client)
+            if self.pools.needs_tokens and not stored and request.body_bytes <= _TOKENS_OF_BYTES:
+                tokens = await self._feeds.tokens(dialect, asked.body, self.config.served_name)
+                if tokens is not None:
+                    asked.ask = replace(asked.ask, tokens=tokens, estimate=len(tokens))
+            serve = self._stored.serve if stored or self._stored.continues(asked) else self._dispatcher.serve
+            await serve(asked, client)
+        except ApiError as error:
+            reason = error
+            client.fail(error)
+        except ClientGoneError as gone:
+            reason = gone
+        finally:
+            self._over(request, reply)
+            self._clients.discard(client)
+            if sys.exc_info()[0] is None:
+                key = request.key.name if request.key is not None else ""
+                self._accounting.over(
+                    asked, client, dialect.path, reason, now=monotonic(), key=key, use=use, trace=trace
+                )
+            elif use is not None:
+                # The rest is `_broken`'s to count.
+                use.end(None)
+
+    def _gauges(self) -> Iterator[tuple[str, Labels, float]]:
+        for worker in self.registry.workers.values():
+            labels = (worker.config.role, worker.name)
+            yield "in_flight", labels, worker.requests
+            yield "prompt_tokens_in_flight", labels, worker.prompt_tokens
+            yield "kv_usage_ratio", labels, worker.kv_usage
+            yield "worker_ready", labels, float(worker.state == "ready" and worker.healthy)
+            yield "breaker_open", labels, float(worker.breaker.state == "open")
+        for role, gate in self._entrance.gates.items():
+            yield "queue_depth", (role,), gate.waiting
+            yield "pool_requests", (role,), gate.requests
+        if self.quotas is not None and self.keys is not None:
+            for name in self.keys.current.names:
+                yield "key_requests", (name,), self.quotas.in_flight(name)
+        yield "draining", (), float(self.draining)
+
+    def _counters(self) -> Iterator[tuple[str, Labels, int]]:
+        for decision, count in self.pools.decisions.items():
+            yield "routing_decisions", decision, count
+        for worker in self.registry.workers.values():
+            for outcome, count in worker.outcomes.items():
+                yield "legs", (worker.config.role, worker.name, outcome), count
+        for role, gate in self._entrance.gates.items():
+            yield "admission_rejections", (role, "full"), gate.rejected_full
+            yield "admission_rejections", (role, "late"), gate.rejected_late
+        if self.quotas is not None:
+            for (name, limit), count in self.quotas.rejected.items():
+                yield "quota_rejections", (name, limit), count
+        for failover, count in self._dispatcher.failovers.items():
+            yield "failovers", failover, count
+
+    async def _tick(self) -> None:
+        """What nothing else tells of: time that is up, a changed file, places that another process has freed."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = monotonic()
+            for client in [client for client in self._clients if client.deadline < now]:
+                client.interrupt(ApiError(504, "The request took longer than this deployment allows."))
+            if self.keys is not None:
+                self.keys.reload_if_changed()
+            self._entrance.refresh()
+            if self._pages is not None:
+                self._pages.write(self.metrics.snapshot())
+
+    async def _serve_page(self, request: Request, reply: Reply) -> None:
+        try:
+            await bridge.serve(self._app, request, reply)
+        finally:
+            self._over(request, reply)
+
+    def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
+        self._tasks[request] = self._loop.create_task(work)
+
+    def _over(self, request: Request, reply: Reply) -> None:
+        """To be called in the `finally` of a task's work: what ends the task is known there."""
+        task = self._tasks.pop(request)
+        request.release()
+        if sys.exc_info()[0] is not None:
+            task.add_done_callback(partial(self._broken, request, reply))
+
+    def _broken(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
+        """Nothing may leave a client without an end: what nobody expected is answered here."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
+        if not reply.ended:
+            self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
+
+
+def write_stderr(lines: bytes) -> None:
+    """The request log goes where the rest of the log goes. Its end is not ours to die of."""
+    with contextlib.suppress(OSError):
+        sys.stderr.buffer.write(lines)
+        sys.stderr.buffer.flush()
+
+
+def _nobody_else(_: dict[str, Any]) -> None:
+    """This process is the only one."""

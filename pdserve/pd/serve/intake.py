@@ -1,0 +1,90 @@
+"""What is done with each request before anything waits: refused by its head, read, counted against its key's limits.
+
+Apart from the gateway, so that it is compiled (hatch_build.py): what has a coroutine is not.
+"""
+
+from __future__ import annotations
+
+from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.http.incoming import Request
+from pdserve.pd.limits.allowed_hosts import AllowedHosts
+from pdserve.pd.limits.keys import ApiKey, KeyFile
+from pdserve.pd.limits.quotas import Quotas, Use
+from pdserve.pd.relay.client import Client
+from pdserve.pd.requests.body import Body
+from pdserve.pd.requests.dialects import BY_PATH, CANCEL, Dialect
+from pdserve.pd.requests.request import ClientRequest
+from pdserve.pd.requests.served_models import Served
+from pdserve.pd.serve.request_parser import Reading
+from pdserve.pd.serve.stored_responses import stored_at
+from pdserve.pd.telemetry.metrics import Metrics
+from pdserve.pd.telemetry.spans import Trace
+from pdserve.pd.telemetry.usage_meter import Fingerprints, metered
+
+WITHOUT_KEY = frozenset((b"/health", b"/ready", b"/ping", b"/metrics"))
+"""For probes and Prometheus, which have no key of a client."""
+PAGES = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/models"))
+"""What the application answers, to GET and without a body."""
+
+
+class Intake:
+    """Of one proxy process."""
+
+    def __init__(
+        self,
+        hosts: AllowedHosts | None,
+        keys: KeyFile | None,
+        quotas: Quotas | None,
+        served: Served,
+        reading: Reading,
+        metrics: Metrics,
+        fingerprints: Fingerprints,
+    ) -> None:
+        """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for."""
+        self._hosts, self._keys, self._quotas = hosts, keys, quotas
+        self._served, self._reading, self._metrics = served, reading, metrics
+        self._fingerprints = fingerprints
+
+    def refuse(self, request: Request) -> ApiError | None:
+        """Why a request is not answered, as far as its head says it. Its key is known afterwards."""
+        hosts = self._hosts
+        if hosts is not None:
+            host, origin = request.header(b"host"), request.header(b"origin")
+            if host not in hosts.seen or origin is not None:
+                stranger = hosts.refusal(host, origin)
+                if stranger is not None:
+                    return stranger
+        path = request.path
+        if self._keys is not None and path not in WITHOUT_KEY:
+            try:
+                request.key = self._keys.current.identify(
+                    request.header(b"authorization"), request.header(b"x-api-key")
+                )
+            except ApiError as error:
+                self._metrics.count("unauthorized")
+                return error
+        asked = path in BY_PATH
+        if (not asked or request.method != b"POST") and request.has_body():
+            stored = stored_at(path)
+            if stored is CANCEL and request.method == b"POST":
+                return None
+            known = asked or stored is not None or path in PAGES
+            return ApiError(405, "Method Not Allowed") if known else no_route(path.decode("latin-1"))
+        return None
+
+    def read(
+        self, dialect: Dialect, request: Request, body: Body, request_id: str, trace: Trace | None, received: float
+    ) -> ClientRequest:
+        """ApiError: every engine would refuse it, or the proxy does."""
+        self._served.check(dialect, body)
+        return self._reading.read(dialect, request, body, request_id, trace, received)
+
+    def count(self, key: ApiKey, asked: ClientRequest, client: Client) -> Use | None:
+        """Against the limits of its key; ApiError 429: it has reached one."""
+        if self._quotas is None:
+            return None
+        if key.tokens_per_minute is not None:
+            # Before it is counted: it may find what makes the request none, and then nothing would end its use.
+            asked.body, client.meter = metered(asked.dialect, asked.body, self._fingerprints)
+        use: Use = self._quotas.enter(key, asked.ask.estimate)
+        return use

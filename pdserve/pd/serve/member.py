@@ -1,0 +1,189 @@
+"""One process of the proxy: what clients talk to.
+
+The application here answers what is not relayed: health, lists, figures. Relayed requests go past it (pd.gateway).
+Only processes that serve import this module: their parent stays small without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pdserve.errors import PdserveError, RecipeError
+from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.errors import ApiError, no_route
+from pdserve.pd.http.front import Front
+from pdserve.pd.processes.heartbeat import Beats
+from pdserve.pd.processes.shared_numbers import Numbers
+from pdserve.pd.processes.shared_pages import Pages
+from pdserve.pd.serve import allocator, control, server
+from pdserve.pd.serve.gateway import Gateway
+from pdserve.pd.serve.intake import WITHOUT_KEY
+from pdserve.pd.serve.page_limit import PageLimit
+from pdserve.pd.workers.models import engine_version
+from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS
+
+_LATER = {"retry-after": str(RETRY_AFTER_SECONDS)}
+
+
+def create_app() -> Starlette:
+    """The routes that are not relayed. `app.state.gateway` must be set before the first request. FastAPI, which the
+    admin's routes have, would take 7 MB more in each process for models that nothing here needs."""
+    handlers = {ApiError: _api_error, HTTPException: _http_error}
+    app = Starlette(exception_handlers=handlers)  # type: ignore[arg-type]  # each gets its own class
+    figures = PageLimit(lambda: app.state.gateway.page())  # noqa: PLW0108  (it is set later)
+
+    async def health(_: Request) -> Response:
+        """This process lives. `generation` grows with each rolling restart."""
+        said = {"status": "alive", "generation": app.state.generation}
+        refused: str = app.state.gateway.not_restarted
+        return JSONResponse(said | {"not_restarted": refused} if refused else said)
+
+    async def ready(_: Request) -> Response:
+        """Requests can be served: every pool has a ready worker."""
+        ok, body = app.state.gateway.readiness()
+        return JSONResponse(body, status_code=200 if ok else 503, headers=None if ok else _LATER)
+
+    async def workers(_: Request) -> Response:
+        return JSONResponse({"workers": app.state.gateway.readiness()[1]["workers"]})
+
+    async def metrics(_: Request) -> Response:
+        return Response(figures.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def ping(_: Request) -> Response:
+        """What SageMaker asks: as an engine says that it can serve, the deployment does."""
+        ok = app.state.gateway.readiness()[0]
+        return Response(status_code=200 if ok else 503, headers=None if ok else _LATER)
+
+    async def load(_: Request) -> Response:
+        """Of the deployment, as an engine says it of itself."""
+        return JSONResponse({"server_load": app.state.gateway.load()})
+
+    async def version(_: Request) -> Response:
+        """vLLM's, from the first engine that answers."""
+        gateway: Gateway = app.state.gateway
+        return JSONResponse(await engine_version(gateway.registry, gateway.engines))
+
+    async def list_models(_: Request) -> Response:
+        gateway: Gateway = app.state.gateway
+        return JSONResponse(await gateway.models.listed())
+
+    for path, answer, methods in (
+        ("/health", health, {"GET"}),
+        ("/ready", ready, {"GET"}),
+        ("/workers", workers, {"GET"}),
+        ("/metrics", metrics, {"GET"}),
+        ("/ping", ping, {"GET", "POST"}),
+        ("/load", load, {"GET"}),
+        ("/version", version, {"GET"}),
+        ("/v1/models", list_models, {"GET"}),
+    ):
+        route = Route(path, answer)
+        # An engine knows no HEAD.
+        route.methods = methods
+        app.router.routes.append(route)
+    return app
+
+
+async def _api_error(_: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    missing = error.status_code == 404
+    answer = no_route(request.url.path) if missing else ApiError(error.status_code, str(error.detail))
+    return JSONResponse(answer.body(), status_code=answer.status, headers=dict(error.headers or {}))
+
+
+def load_config(path: Path) -> ProxyConfig:
+    """RecipeError: the file cannot be read, or describes what this proxy cannot do."""
+    try:
+        return parse_config(path.read_bytes(), path)
+    except OSError as error:
+        raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
+
+
+def parse_config(text: bytes, path: Path) -> ProxyConfig:
+    """`path`: where it stands. RecipeError: it describes what this proxy cannot do."""
+    try:
+        config = ProxyConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise RecipeError(f"cannot read the proxy's configuration: {error}", where=str(path)) from error
+    for worker in config.workers:
+        if config.protocol == "mooncake" and worker.role == "prefill" and not worker.bootstrap_url:
+            raise RecipeError(f"{worker.name} has no bootstrap_url, which Mooncake needs", where=str(path))
+    return config
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one process of the proxy shares with the others."""
+
+    numbers: Numbers
+    sock: socket.socket
+    """The listening socket, which the parent has too."""
+    control: IO[bytes] | None
+    """Where control lines come from."""
+    with_states: bool
+    """Worker states are among them; else all workers are ready from the start."""
+    pages: Pages | None
+    tell: Callable[[dict[str, Any]], None]
+    beats: Beats
+    generation: int
+    succeeds: bool
+    """The processes of the generation before still serve."""
+
+
+async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) -> None:
+    """One process; serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an
+    address cannot be had."""
+    app = create_app()
+    gateway = Gateway(
+        config,
+        key,
+        place.numbers,
+        app,
+        lambda: load_config(path),
+        pages=place.pages,
+        tell=place.tell,
+        succeeds=place.succeeds,
+    )
+    app.state.gateway, app.state.generation = gateway, place.generation
+    # What is there now stays: the collector need not look at it again and again.
+    gc.freeze()
+    place.beats.keep(place.numbers.process, asyncio.get_running_loop())
+    if not place.with_states:
+        gateway.registry.set_all_ready()
+    listener = None if place.control is None else asyncio.ensure_future(control.listen(gateway, place.control))
+    front = Front(gateway, server.front_limits(config), WITHOUT_KEY)
+    try:
+        await server.Server(config, front, gateway, place.sock, lambda: place.tell({"serving": True})).run()
+    finally:
+        if listener is not None:
+            listener.cancel()
+
+
+def serve(path: Path, config: ProxyConfig, key: str | None, place: Place) -> int:
+    """`run` in an event loop of its own; the exit code."""
+    allocator.keep_for_bodies()
+    try:
+        with asyncio.Runner(loop_factory=server.new_loop) as runner:
+            runner.run(run(path, config, key, place))
+    except PdserveError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0

@@ -1,0 +1,153 @@
+"""The proxy's listening sockets, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import uvloop
+
+from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.http.front import SWEEP_SECONDS, Front
+from pdserve.pd.http.front import Limits as FrontLimits
+from pdserve.pd.processes.supervisor import RETIRE, SIGNALS
+from pdserve.pd.serve import descriptors
+from pdserve.pd.serve.client_tls import ClientTls, TlsListener
+
+log = logging.getLogger("pdserve.proxy")
+
+_BACKLOG = 2048
+_BODIES = 8
+"""Of the largest size, that may be in memory at once."""
+_RETIRING_SECONDS = 1.0
+"""For clients whose connection was accepted just before a successor took over to send their request."""
+_LAST_WORDS_SECONDS = 1.0
+"""For the errors of requests that were cut at the end of the drain to reach their clients."""
+
+
+class Served(Protocol):
+    """What a Server serves."""
+
+    tls: ClientTls | None
+    """None: clients speak plain HTTP."""
+
+    def begin(self) -> None:
+        """The loop runs; nothing is accepted yet."""
+
+    def reload(self) -> object:
+        """SIGHUP: read again what may change while serving."""
+
+    async def retire(self) -> None:
+        """Another process serves from now on: what only one can have is given up."""
+
+    def drain(self) -> None:
+        """No new connection is taken from now on."""
+
+    def busy(self) -> bool:
+        """A request is being answered."""
+
+    def cut(self) -> None:
+        """The drain is over: end what is still running."""
+
+    async def finish(self, seconds: float) -> None:
+        """Ends everything; what runs in the background gets this long."""
+
+
+def front_limits(config: ProxyConfig) -> FrontLimits:
+    limits = config.limits
+    return FrontLimits(
+        max_body_bytes=config.max_body_bytes,
+        max_header_bytes=limits.max_header_bytes,
+        header_seconds=limits.header_seconds,
+        body_idle_seconds=limits.body_idle_seconds,
+        body_seconds=limits.body_seconds,
+        keep_alive_seconds=limits.keep_alive_seconds,
+        max_connections=descriptors.clients_that_fit(
+            limits.max_connections, legs=1 if config.protocol == "aggregated" else 2
+        ),
+        write_buffer_bytes=limits.write_buffer_bytes,
+        max_buffered_bytes=limits.max_buffered_bytes or _BODIES * config.max_body_bytes,
+    )
+
+
+class Server:
+    """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
+    leaves new connections to its successor, and drains."""
+
+    def __init__(
+        self, config: ProxyConfig, front: Front, served: Served, sock: socket.socket, serving: Callable[[], None]
+    ) -> None:
+        """`serving`: called when connections are accepted."""
+        self._serving = serving
+        self._told = asyncio.Event()
+        self._config, self._front, self._served, self._sock = config, front, served, sock
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal says otherwise."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._signalled, signum)
+        loop.add_signal_handler(RETIRE, self._told.set)
+        loop.add_signal_handler(signal.SIGHUP, self._served.reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        self._served.begin()
+        server = await self._listen()
+        sweeper = loop.create_task(self._sweep())
+        host, port = self._sock.getsockname()[:2]
+        log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
+        self._serving()
+        await self._told.wait()
+        log.info("draining")
+        server.close()
+        if not self._stop.is_set():
+            await self._served.retire()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _RETIRING_SECONDS)
+        self._served.drain()
+        self._front.close_idle()
+        began = loop.time()
+        await self._until_quiet(self._config.drain_seconds)
+        if self._served.busy():
+            self._served.cut()
+            await self._until_quiet(_LAST_WORDS_SECONDS)
+        await self._served.finish(max(0.0, self._config.drain_seconds - (loop.time() - began)))
+        self._front.abort()
+        sweeper.cancel()
+
+    async def _listen(self) -> asyncio.Server | TlsListener:
+        if self._served.tls is None:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG)
+        listener = TlsListener(self._front, self._served.tls, self._sock)
+        listener.start(_BACKLOG)
+        return listener
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._front.sweep()
+
+    async def _until_quiet(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (self._served.busy() or self._front.unsent()) and loop.time() < end and not self._hurry.is_set():  # noqa: ASYNC110  (two counters, at the end of a life: polled)
+            await asyncio.sleep(0.02)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        if self._stop.is_set() and signum == signal.SIGINT:
+            # A second Ctrl-C: somebody at a terminal does not want to wait.
+            self._hurry.set()
+        self._stop.set()
+        self._told.set()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

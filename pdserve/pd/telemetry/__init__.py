@@ -1,0 +1,1 @@
+"""Metrics, the request log, spans, token usage."""

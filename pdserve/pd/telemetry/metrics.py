@@ -1,0 +1,94 @@
+"""What /metrics of the proxy shows: plain numbers that are counted where things happen.
+
+Counting must cost nothing next to a request: a histogram is a list of ints and a bisection, a counter a dictionary of
+label values. With several processes each gives its `snapshot`, and the one that is asked adds them up (metrics_page).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES, Labels, Snapshot, merge, render
+
+GaugeReader = Callable[[], Iterable[tuple[str, Labels, float]]]
+"""Gives (name, label values, value) when the page is asked for."""
+CounterReader = Callable[[], Iterable[tuple[str, Labels, int]]]
+"""The same for what is counted elsewhere: it must never become less."""
+
+
+class Histogram:
+    """Counts by upper bound; the last count is for what is beyond all of them."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+    def timed(self, seconds: float) -> float:
+        """`observe`, and the same as the log says it: milliseconds to two digits behind the point, never negative."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+        # round() takes five times as long.
+        return int(seconds * 100_000 + 0.5) / 100 if seconds > 0 else 0.0
+
+
+class Metrics:
+    """The numbers of one process. Histograms are attributes: `metrics.ttft.observe(0.2)`."""
+
+    def __init__(self) -> None:
+        self.queue = Histogram(STAGES["queue"][1])
+        self.prefill = Histogram(STAGES["prefill"][1])
+        self.kv_transfer = Histogram(STAGES["kv_transfer"][1])
+        self.ttft = Histogram(STAGES["ttft"][1])
+        self.itl = Histogram(STAGES["itl"][1])
+        self.e2e = Histogram(STAGES["e2e"][1])
+        self._counters: dict[str, dict[Labels, int]] = {name: {} for name in COUNTERS}
+        self._readers: list[GaugeReader] = []
+        self._counter_readers: list[CounterReader] = []
+
+    def count(self, name: str, labels: Labels = (), amount: int = 1) -> None:
+        """Add to a counter. KeyError: there is no such counter."""
+        series = self._counters[name]
+        series[labels] = series.get(labels, 0) + amount
+
+    def read_gauges_from(self, reader: GaugeReader) -> None:
+        """Ask `reader` whenever the page is made."""
+        self._readers.append(reader)
+
+    def read_counters_from(self, reader: CounterReader) -> None:
+        """Ask `reader` whenever the page is made."""
+        self._counter_readers.append(reader)
+
+    def snapshot(self) -> bytes:
+        """For `page` in another process."""
+        return msgspec.msgpack.encode(self._numbers())
+
+    def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:
+        """The text for Prometheus, with the snapshots of other processes added. `keys`: also what names API keys, which
+        is not for everybody. msgspec.MsgspecError: one of the snapshots is none."""
+        decoded = [msgspec.msgpack.decode(one, type=Snapshot) for one in others]
+        return render(merge([self._numbers(), *decoded]), keys=keys)
+
+    def _numbers(self) -> Snapshot:
+        histograms: dict[str, tuple[list[int], float]] = {}
+        for stage in STAGES:
+            histogram: Histogram = getattr(self, stage)
+            histograms[stage] = (list(histogram.counts), histogram.total)
+        counters = {name: list(series.items()) for name, series in self._counters.items()}
+        for counter_reader in self._counter_readers:
+            for name, labels, value in counter_reader():
+                counters[name].append((labels, value))
+        return Snapshot(
+            histograms=histograms,
+            counters=counters,
+            gauges=[gauge for reader in self._readers for gauge in reader()],
+        )

@@ -1,0 +1,1 @@
+"""The workers: what is known of each, which may be used, what they serve."""

@@ -1,0 +1,86 @@
+"""What every request to an engine says: its request line, and the headers that the engine may see."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+
+from pdserve.errors import RecipeError
+from pdserve.pd.config.settings import UpstreamTls
+from pdserve.pd.http.pieces import Payload
+from pdserve.pd.workers.registry import Worker
+
+PASSED_ON = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
+"""The only headers of a client that reach an engine. Ranks are ours to choose, addresses are nobody's to claim."""
+
+
+class Engines:
+    """Makes the heads of requests. `key` is the deployment's; `authorization` says what becomes of the client's own."""
+
+    def __init__(self, key: str | None, authorization: str = "replace") -> None:
+        self._key = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
+        self._authorization = authorization
+
+    @property
+    def key_header(self) -> bytes:
+        return self._key
+
+    def client_headers(self, headers: Iterable[tuple[bytes, bytes]], request_id: str, *, ours: bool = False) -> bytes:
+        """The lines that both legs of a request carry. `ours`: it is the proxy's own request."""
+        lines = [b"x-request-id: %b\r\n" % request_id.encode("latin-1")]
+        forwarded = b""
+        for name, value in headers:
+            if name in PASSED_ON:
+                lines.append(b"%b: %b\r\n" % (name, value))
+            elif name == b"authorization" and not forwarded:
+                forwarded = b"authorization: %b\r\n" % value
+        if ours or self._authorization == "replace":
+            lines.append(self._key)
+        elif self._authorization == "forward":
+            lines.append(forwarded)
+        return b"".join(lines)
+
+    @staticmethod
+    def bare(worker: Worker, method: bytes, path: bytes, headers: bytes) -> bytes:
+        """The head of a request without a body."""
+        length = b"" if method == b"GET" else b"content-length: 0\r\n"
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b%b\r\n" % (
+            method,
+            path,
+            worker.pool.host_header,
+            headers,
+            length,
+        )
+
+    @staticmethod
+    def post(worker: Worker, path: bytes, headers: bytes, body: Payload) -> bytes:
+        """The head of one request."""
+        return b"".join(
+            (
+                b"POST ",
+                path,
+                b" HTTP/1.1\r\nhost: ",
+                worker.pool.host_header,
+                b"\r\ncontent-type: application/json\r\naccept-encoding: identity\r\n",
+                headers,
+                b"content-length: %d\r\n\r\n" % len(body),
+            )
+        )
+
+
+def upstream_tls(settings: UpstreamTls | None) -> ssl.SSLContext | None:
+    """For workers whose URL is https. RecipeError: a file that is named cannot be used."""
+    if settings is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+        if settings.certificate is not None:
+            context.load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        raise RecipeError(
+            f"the TLS files for the workers cannot be used: {error}", where="proxy.upstream_tls"
+        ) from error
+    if not settings.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,101 @@
+"""How much each worker has to do, over all processes of the proxy: each has its own row, everybody adds them up.
+
+A row has one writer, so no lock is needed; a process that died leaves a row that its successor clears. A proxy of one
+process just counts: routing reads these figures several times a request.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pdserve.pd.processes.shared_numbers import Numbers
+
+MAX_WORKERS = 256
+_FIELDS = 2
+_ROW = MAX_WORKERS * _FIELDS
+
+
+class WorkerLoad(Protocol):
+    """The figures of one worker."""
+
+    @property
+    def requests(self) -> int:
+        """Legs in flight."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated tokens of prompts in flight that are not prefilled yet."""
+        ...
+
+    def add_request(self, count: int) -> None: ...
+
+    def add_prompt_tokens(self, count: int) -> None: ...
+
+
+class _Own:
+    """As the only process sees it."""
+
+    __slots__ = ("prompt_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = 0
+
+    def add_request(self, count: int) -> None:
+        self.requests += count
+
+    def add_prompt_tokens(self, count: int) -> None:
+        self.prompt_tokens += count
+
+
+class _Shared:
+    """As one of several processes sees it."""
+
+    __slots__ = ("_cells", "_first", "_mine")
+
+    def __init__(self, cells: memoryview[float], process: int, index: int) -> None:
+        self._cells = cells
+        self._first = index * _FIELDS
+        self._mine = process * _ROW + self._first
+
+    @property
+    def requests(self) -> int:
+        return int(sum(self._cells[self._first :: _ROW]))
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(sum(self._cells[self._first + 1 :: _ROW]))
+
+    def add_request(self, count: int) -> None:
+        self._cells[self._mine] += count
+
+    def add_prompt_tokens(self, count: int) -> None:
+        self._cells[self._mine + 1] += count
+
+
+class LoadBoard:
+    """All workers' figures, as one process sees and writes them."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._process, self._alone = numbers.process, numbers.processes == 1
+        self._cells = numbers.take(self.cells(numbers.processes))
+        self._names: dict[str, int] = {}
+        self._own: dict[str, _Own] = {}
+        if not self._alone:
+            for index in range(_ROW):
+                self._cells[self._process * _ROW + index] = 0
+
+    @staticmethod
+    def cells(processes: int) -> int:
+        """How many numbers it takes."""
+        return 0 if processes == 1 else _ROW * processes
+
+    def worker(self, name: str) -> WorkerLoad:
+        """Workers get their numbers in the order in which they are asked for: the same in every process. ValueError:
+        there are too many."""
+        if self._alone:
+            return self._own.setdefault(name, _Own())
+        index = self._names.setdefault(name, len(self._names))
+        if index >= MAX_WORKERS:
+            raise ValueError(f"more than {MAX_WORKERS} workers")
+        return _Shared(self._cells, self._process, index)

@@ -1,0 +1,84 @@
+"""GET /v1/models and /version: what the workers serve, each model once, and what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from pdserve.pd.errors import ApiError
+from pdserve.pd.http.fetch import FetchError, fetch
+from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.registry import Registry, Worker
+
+log = logging.getLogger("pdserve.proxy")
+
+_SECONDS = 2.0
+_FRESH_SECONDS = 1.0
+
+
+class Models:
+    """What /v1/models says. Asked for by many at once, or again within a second, the workers are asked once."""
+
+    def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:
+        self._registry, self._engines, self._served_name = registry, engines, served_name
+        self._loop = asyncio.get_running_loop()
+        self._asking: asyncio.Task[dict[str, Any]] | None = None
+        self._fresh_until = 0.0
+
+    async def listed(self) -> dict[str, Any]:
+        if self._asking is None or (self._asking.done() and self._loop.time() >= self._fresh_until):
+            self._asking = self._loop.create_task(models(self._registry, self._engines, self._served_name))
+            self._asking.add_done_callback(self._told)
+        return await asyncio.shield(self._asking)
+
+    def _told(self, _: asyncio.Task[dict[str, Any]]) -> None:
+        self._fresh_until = self._loop.time() + _FRESH_SECONDS
+
+
+async def models(registry: Registry, engines: Engines, served_name: str) -> dict[str, Any]:
+    """A model is listed when a worker of every role has it: only then can it be served. While no worker answers, what
+    the configuration says."""
+    listed: dict[str, Any] = {}
+    of_roles = []
+    for role in reversed(registry.roles):
+        answers = await asyncio.gather(*(models_of(worker, engines) for worker in registry.ready(role)))
+        cards = {card["id"]: card for cards in answers for card in cards}
+        if cards:
+            of_roles.append(set(cards))
+            listed = cards | listed
+    if of_roles:
+        everywhere = set.intersection(*of_roles)
+        return {"object": "list", "data": [card for name, card in listed.items() if name in everywhere]}
+    card = {"id": served_name, "object": "model", "created": 0, "owned_by": "pdserve"}
+    return {"object": "list", "data": [card]}
+
+
+async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]:
+    """What an engine answers, of those that clients get their answers from. ApiError: none is ready, or none says."""
+    role = registry.roles[-1]
+    workers = registry.ready(role)
+    if not workers:
+        raise registry.nobody(role)
+    for worker in workers:
+        try:
+            answer = await fetch(worker.pool, "GET", "/version", headers=engines.key_header, timeout=_SECONDS)
+            said = json.loads(answer.body) if answer.status == 200 else None
+        except (FetchError, ValueError) as error:
+            log.warning("%s does not say its version: %s", worker.name, error)
+            continue
+        if isinstance(said, dict):
+            return said
+    raise ApiError(502, "No engine says its version.")
+
+
+async def models_of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:
+    """The cards of what one worker serves; empty when it does not say."""
+    try:
+        answer = await fetch(worker.pool, "GET", "/v1/models", headers=engines.key_header, timeout=_SECONDS)
+        data = json.loads(answer.body)["data"] if answer.status == 200 else []
+    except (FetchError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s does not list its models: %s", worker.name, error)
+        return []
+    return [card for card in data if isinstance(card, dict) and isinstance(card.get("id"), str)]

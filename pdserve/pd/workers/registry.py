@@ -1,0 +1,254 @@
+"""The workers, what is known of each, and which of them may be used.
+
+A worker is used only while the supervisor calls it ready, its health checks pass and its breaker lets requests through.
+Its death is told to every attempt that uses it, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig, WorkerRole
+from pdserve.pd.errors import ApiError
+from pdserve.pd.http.upstream import Pool
+from pdserve.pd.workers.breaker import Breaker
+from pdserve.pd.workers.load import LoadBoard
+from pdserve.pd.workers.slots import Slots
+
+if TYPE_CHECKING:
+    from pdserve.pd.relay.waiting import Watch
+
+WorkerState = Literal["starting", "ready", "draining", "dead"]
+STATES: tuple[WorkerState, ...] = get_args(WorkerState)
+RETRY_AFTER_SECONDS = 5
+
+
+class Worker:
+    """One engine. Must be made inside a running event loop. Satisfies routing.policy.Candidate."""
+
+    __slots__ = (
+        "breaker",
+        "config",
+        "deaths",
+        "healthy",
+        "heard",
+        "key_of_client",
+        "kv_usage",
+        "life",
+        "load",
+        "name",
+        "outcomes",
+        "pool",
+        "served",
+        "slots",
+        "state",
+        "watches",
+    )
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        proxy: ProxyConfig,
+        board: LoadBoard,
+        tls: ssl.SSLContext | None,
+        open_breakers: set[Breaker],
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self.state: WorkerState = "starting"
+        self.healthy = True
+        """What our own checks say."""
+        self.heard = 0.0
+        """Loop time of its last answer to a request, whatever that was."""
+        self.served = 0
+        """Legs ever sent to it by this process."""
+        self.life = 0
+        """Grows each time that it comes up: what was learnt of an earlier life is void."""
+        self.deaths = 0
+        self.kv_usage = 0.0
+        self.key_of_client = proxy.auth.client_authorization == "forward"
+        """Requests carry the client's own key: a 401 is the client's."""
+        self.outcomes: Counter[str] = Counter()
+        """How legs to it have ended: ok, refused (4xx), failed, left."""
+        self.watches: set[Watch] = set()
+        """The attempts that end when it dies."""
+        self.load = board.worker(config.name)
+        self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
+        self.breaker = Breaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
+        self.slots = Slots(proxy.transfer_slots)
+
+    @property
+    def requests(self) -> int:
+        return self.load.requests
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.load.prompt_tokens
+
+    def opened(self) -> None:
+        """A leg to it begins."""
+        self.load.add_request(1)
+        self.served += 1
+        self.breaker.began()
+
+    def closed(self) -> None:
+        """That leg has ended."""
+        self.load.add_request(-1)
+
+    def died(self) -> None:
+        self.deaths += 1
+        for watch in list(self.watches):
+            watch.wake()
+
+    def unfit(self, now: float) -> str:
+        """Why it may not be used at this loop time; empty: it may."""
+        if self.state != "ready":
+            return self.state
+        if not self.healthy:
+            return "failing its health checks"
+        return "" if self.breaker.allows(now) else "left alone after errors"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "role": self.config.role,
+            "state": self.state,
+            "healthy": self.healthy,
+            "breaker": self.breaker.state,
+            "in_flight": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "kv_usage": round(self.kv_usage, 4),
+            "served": self.served,
+        }
+
+
+class Registry:
+    """All workers of the deployment."""
+
+    def __init__(self, config: ProxyConfig, board: LoadBoard, tls: ssl.SSLContext | None = None) -> None:
+        self._config, self._board, self._tls = config, board, tls
+        self._loop = asyncio.get_running_loop()
+        self._on_ready: list[Callable[[Worker], None]] = []
+        self._on_lost: list[Callable[[Worker], None]] = []
+        self._on_change: list[Callable[[], None]] = []
+        self._ready: dict[WorkerRole, list[Worker]] = {}
+        self._empty_pools: list[WorkerRole] | None = None
+        """Both without the breakers' opinion; worked out when they are asked for."""
+        self._open_breakers: set[Breaker] = set()
+        self.workers: dict[str, Worker] = {}
+        self.roles: tuple[WorkerRole, ...] = (
+            ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
+        )
+        for worker in config.workers:
+            self.add(worker)
+
+    def on_ready(self, listener: Callable[[Worker], None]) -> None:
+        """Called with each worker that becomes ready."""
+        self._on_ready.append(listener)
+
+    def on_lost(self, listener: Callable[[Worker], None]) -> None:
+        """Called with each worker whose caches are gone: it died, or was removed."""
+        self._on_lost.append(listener)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Called whenever another set of workers may be used."""
+        self._on_change.append(listener)
+
+    def changed(self) -> None:
+        """Another set of workers may be used."""
+        self._forget_ready()
+        for listener in self._on_change:
+            listener()
+
+    def add(self, config: WorkerConfig) -> Worker:
+        """A new worker, starting. ValueError: there is one of that name."""
+        if config.name in self.workers:
+            raise ValueError(f"there is a worker {config.name} already")
+        worker = Worker(config, self._config, self._board, self._tls, self._open_breakers)
+        self.workers[config.name] = worker
+        self._forget_ready()
+        return worker
+
+    def remove(self, name: str) -> None:
+        """Attempts that use it end as if it had died. KeyError: no such worker."""
+        self.set_state(name, "dead")
+        worker = self.workers.pop(name)
+        worker.pool.close()
+        worker.breaker.forgotten()
+        self.changed()
+
+    def set_state(self, name: str, state: WorkerState, *, alive: bool = True) -> None:
+        """`alive`: somebody has seen it answer; else our own checks must first. KeyError: no such worker."""
+        worker = self.workers[name]
+        before, worker.state = worker.state, state
+        if state == "dead" and before != "dead":
+            worker.died()
+            for listener in self._on_lost:
+                listener(worker)
+        if state == "ready" and before in ("starting", "dead"):
+            worker.life += 1
+            worker.kv_usage = 0.0
+            worker.healthy = alive
+            worker.breaker.renewed()
+        self.changed()
+        if state == "ready" and before != "ready":
+            for listener in self._on_ready:
+                listener(worker)
+
+    def set_health(self, worker: Worker, healthy: bool) -> None:
+        """What our own checks say. Its engine may be another one when it comes back."""
+        back = healthy and not worker.healthy
+        worker.healthy = healthy
+        self.changed()
+        if back:
+            worker.life += 1
+            worker.breaker.renewed()
+            if worker.state == "ready":
+                for listener in self._on_ready:
+                    listener(worker)
+
+    def set_all_ready(self) -> None:
+        for name in self.workers:
+            self.set_state(name, "ready")
+
+    def ready(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
+        """Those that may be used now."""
+        workers = self._ready.get(role)
+        if workers is None:
+            workers = self._ready[role] = [
+                worker
+                for worker in self.workers.values()
+                if worker.state == "ready" and worker.healthy and worker.config.role == role
+            ]
+        if not avoid and not self._open_breakers:
+            return workers
+        now = self._loop.time()
+        return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
+
+    def nobody(self, role: WorkerRole) -> ApiError:
+        """What a client gets while no worker of this role may be used: 503, with how its workers are."""
+        now = self._loop.time()
+        unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
+        # Usable and still here: it is one that this request has just tried.
+        told = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
+        return ApiError(503, f"No {role} worker is ready ({told or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS)
+
+    def empty_pools(self) -> list[WorkerRole]:
+        """Roles without a worker that may be used."""
+        if self._open_breakers:
+            return [role for role in self.roles if not self.ready(role)]
+        if self._empty_pools is None:
+            self._empty_pools = [role for role in self.roles if not self.ready(role)]
+        return self._empty_pools
+
+    def _forget_ready(self) -> None:
+        self._ready.clear()
+        self._empty_pools = None
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.pool.close()

@@ -1,0 +1,1 @@
+"""Engine instances: command line, KV transfer, patches, CPUs and devices."""

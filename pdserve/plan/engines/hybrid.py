@@ -1,0 +1,247 @@
+"""Models whose KV has several groups: on which versions and modes LMCache and vLLM store it whole, and how to cut it.
+
+A pair of versions that would corrupt such KV, or quietly do without it, is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import InvalidVersion
+
+from pdserve.errors import PdserveError, PreflightError, RecipeError
+from pdserve.installed.versions import Versions
+from pdserve.patches.patch import in_range
+from pdserve.plan.engines import kv_transfer
+from pdserve.plan.engines.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal
+from pdserve.plan.engines.model_hints import KvHints, hints_of
+from pdserve.recipe import effective
+from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.load.problems import dotted
+from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.rules.engines import flag_path
+from pdserve.recipe.sections.connectors import LmcacheMp, Raw
+from pdserve.recipe.sections.lmcache import RoleName
+
+MANAGER_OFF = "disable-hybrid-kv-cache-manager"
+"""vLLM's flag: windows are then kept as full attention, in one group; recurrent state cannot be."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One role whose connectors store or move KV, and what is known around it."""
+
+    recipe: Recipe
+    name: RoleName
+    role: Role
+    connector: AnyConnector
+    hints: KvHints
+    versions: Versions
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        return effective.args_of(self.recipe, self.role)
+
+    @property
+    def classes(self) -> frozenset[str]:
+        return kv_transfer.class_names(self.connector)
+
+    @property
+    def lmcache(self) -> bool:
+        return "LMCacheMPConnector" in self.classes
+
+    @property
+    def one_group(self) -> bool:
+        return bool(self.args.get(MANAGER_OFF))
+
+    def flag(self, flag: str) -> str:
+        return dotted(flag_path(self.recipe, self.name, flag))
+
+    def why(self) -> str:
+        kinds = " and ".join(sorted(self.hints.kinds))
+        return f"config.json says by {self.hints.key} that layers keep KV of these kinds: {kinds}"
+
+    def known(self, package: str, text: str) -> bool:
+        """Whether the version is known to be in the range: one that cannot be told or read excludes nothing."""
+        version: str | None = getattr(self.versions, package)
+        try:
+            return version is not None and in_range(version, text)
+        except InvalidVersion:
+            return False
+
+    def number(self, flag: str) -> int | None:
+        """The value of a flag that is a plain number."""
+        value = self.args.get(flag)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def check(recipe: Recipe, config: Mapping[str, Any] | None, versions: Versions) -> Iterator[str]:
+    """Warnings. Raises RecipeError or PreflightError for the first thing that cannot work.
+
+    `config`: the model's config.json, None where it is not at hand: nothing is refused on suspicion then.
+    """
+    hints = KvHints(frozenset({"unknown"}), "") if config is None else hints_of(config)
+    for name, role, connector in effective.roles(recipe):
+        if connector is None:
+            continue
+        case = _Case(recipe, name, role, connector, hints, versions)
+        for rule in _RULES:
+            if (error := rule(case)) is not None:
+                raise error
+        yield from _warnings(case)
+    if recipe.lmcache is not None and "unknown" in hints.kinds and (config is not None or recipe.model.id is not None):
+        yield (
+            "whether this model's KV has several groups (windows, recurrent state) is not known: "
+            + (f"{hints.key} names layers of unknown kinds" if hints.key else "its config.json is not here")
+            + "; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven"
+        )
+
+
+def _state_on_old_vllm(case: _Case) -> PdserveError | None:
+    if not case.hints.recurrent or not case.known("vllm", "<0.23"):
+        return None
+    return PreflightError(
+        f"vllm {case.versions.vllm} cannot load the recurrent state of this model from a connector: its scheduler "
+        "asserts, and the engine dies at the first hit (vllm#42554)",
+        where=f"{case.name}.connector",
+        cause=case.why(),
+        todo="use vllm >= 0.23",
+    )
+
+
+def _state_needs_the_manager(case: _Case) -> PdserveError | None:
+    if not case.hints.recurrent or not case.one_group:
+        return None
+    return RecipeError(
+        "recurrent state has a group of its own, which the hybrid KV cache manager keeps",
+        where=case.flag(MANAGER_OFF),
+        cause=case.why(),
+        todo="remove the flag",
+    )
+
+
+def _manager_is_turned_off(case: _Case) -> PdserveError | None:
+    """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
+    if not case.hints.several or case.one_group:
+        return None
+    if case.known("vllm", "<0.22.1"):
+        guilty = f"vllm {case.versions.vllm} turns its hybrid KV cache manager off for every connector"
+    elif case.lmcache and case.known("lmcache", "<0.4.7"):
+        guilty = f"the connector of lmcache {case.versions.lmcache} knows one KV group only"
+    else:
+        return None
+    instead = "" if case.hints.recurrent else f"; to do without groups on purpose: {case.name}.args.{MANAGER_OFF}: true"
+    return PreflightError(
+        f"{guilty}: this model's KV would be kept in full for every layer, or not at all",
+        where=f"{case.name}.connector",
+        cause=case.why(),
+        todo=f"use vllm >= 0.23 and lmcache >= 0.4.7 (LMCache PR 3419){instead}",
+    )
+
+
+def _engine_driven(case: _Case) -> PdserveError | None:
+    if not case.hints.several or case.one_group:
+        return None
+    leaf = next((leaf for leaf in effective.leaves(case.connector) if isinstance(leaf, LmcacheMp)), None)
+    if leaf is None or effective.transfer_mode_of(case.recipe, leaf)[1] != "engine_driven":
+        return None
+    way_out = "set lmcache.transfer_mode: lmcache_driven"
+    if case.recipe.platform == "cpu" and len(effective.leaves(case.connector)) > 1:
+        way_out += ", with lmcache-mp as the first child"
+    if not case.hints.recurrent:
+        way_out += f"; or keep windows as full attention: {case.name}.args.{MANAGER_OFF}: true"
+    return RecipeError(
+        "LMCache's engine_driven transfer takes one KV group, and vLLM makes several for this model: the engine would "
+        "end when it registers its KV",
+        where="lmcache.transfer_mode" if leaf.transfer_mode is None else f"{case.name}.connector",
+        cause=case.why(),
+        todo=way_out,
+    )
+
+
+def _chunks(case: _Case) -> PdserveError | None:
+    """Blocks that the recipe states: of each group, or the one size that a model with recurrent state has."""
+    section = case.recipe.lmcache
+    if section is None or not case.lmcache:
+        return None
+    groups, batched = _stated_groups(case), case.number("max-num-batched-tokens")
+    dcp = case.number("decode-context-parallel-size") or 1
+    if not groups or (why := lmcache_refusal(groups, section.chunk_size, dcp=dcp, max_batched_tokens=batched)) is None:
+        return None
+    step = batched is not None and lmcache_refusal(groups, section.chunk_size, dcp=dcp) is None
+    chunk = good_chunk(groups, section.chunk_size, dcp)
+    return RecipeError(
+        f"LMCache would end at the start, and nothing could ever be stored: {why}",
+        where=case.flag("max-num-batched-tokens") if step else "lmcache.chunk_size",
+        todo=f"set {case.flag('max-num-batched-tokens')} to a whole block or more" if step else f"use {chunk}",
+    )
+
+
+def _stated_groups(case: _Case) -> Sequence[Group]:
+    if case.recipe.model.kv_group_blocks:
+        return tuple(map(Group, case.recipe.model.kv_group_blocks))
+    block = case.number("block-size")
+    if block is None or not case.hints.recurrent:
+        return ()
+    return (Group(block), Group(block, "recurrent"))
+
+
+def _short_prompts(case: _Case) -> PdserveError | None:
+    """Only whole chunks of a prompt are stored."""
+    section, longest = case.recipe.lmcache, case.number("max-model-len")
+    if section is None or not case.lmcache or longest is None or can_store(section.chunk_size, longest - 1):
+        return None
+    return RecipeError(
+        f"no prompt fills a chunk of {section.chunk_size} tokens, so nothing would ever be stored: max-model-len is "
+        f"{longest}, and one token of it is for the answer",
+        where="lmcache.chunk_size",
+        todo=f"use a smaller chunk, or a larger {case.flag('max-model-len')}",
+    )
+
+
+def _offloading(case: _Case) -> PdserveError | None:
+    """vLLM's own connector for host memory, which only a raw connector can name."""
+    blocks = case.recipe.model.kv_group_blocks
+    if not isinstance(case.connector, Raw) or "OffloadingConnector" not in case.classes or not blocks:
+        return None
+    extra = case.connector.config.get("kv_connector_extra_config")
+    size = extra.get("block_size") if isinstance(extra, Mapping) else None
+    why = offloading_refusal(tuple(map(Group, blocks)), size) if isinstance(size, int) else None
+    if why is None:
+        return None
+    return RecipeError(f"OffloadingConnector would end at the start: {why}", where=f"{case.name}.connector")
+
+
+_RULES: tuple[Callable[[_Case], PdserveError | None], ...] = (
+    _state_on_old_vllm,
+    _state_needs_the_manager,
+    _manager_is_turned_off,
+    _engine_driven,
+    _chunks,
+    _short_prompts,
+    _offloading,
+)
+
+
+def _warnings(case: _Case) -> Iterator[str]:
+    section = case.recipe.lmcache
+    if section is not None and case.lmcache and case.hints.recurrent and not _stated_groups(case):
+        yield (
+            "vLLM enlarges the block of this model to fit its recurrent state (its log: 'Setting attention block size "
+            f"to N tokens'), and LMCache ends unless lmcache.chunk_size, {section.chunk_size}, is a multiple of N: "
+            f"state N as {case.flag('block-size')}"
+        )
+    if case.lmcache and case.hints.recurrent:
+        yield (
+            f"{case.name}: wrong KV was reported where LMCache keeps that of models with recurrent state (GDN layers, "
+            "and MTP drafts beside them; lmcache#4984, lmcache#4247; seen with lmcache 0.5.5rc5): let `pdserve verify` "
+            "compare a reload; where it differs, take LMCache off this model"
+        )
+    if case.name == "decode" and "NixlConnector" in case.classes and case.hints.several and not case.one_group:
+        instead = "" if case.hints.recurrent else f", or {case.name}.args.{MANAGER_OFF}: true"
+        yield (
+            "decode: with NIXL and several KV groups a failed receive is not noticed, and its request is answered with "
+            f"200 and nonsense (vllm#52234; {case.why()}): use connectors of kind mooncake{instead}"
+        )

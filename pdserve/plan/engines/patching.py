@@ -1,0 +1,94 @@
+"""Which patches a role's engines get, and what follows from it for their connectors."""
+
+from __future__ import annotations
+
+from pdserve.errors import RecipeError
+from pdserve.installed.versions import Versions
+from pdserve.patches import registry
+from pdserve.patches.patch import Deployment, Patch
+from pdserve.plan.engines import kv_transfer
+from pdserve.recipe import effective
+from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.sections.connectors import Raw
+
+
+def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
+    """What decides which patches this role needs."""
+    return Deployment(
+        versions=versions,
+        platform=recipe.platform,
+        connectors=kv_transfer.class_names(connector),
+        settings=settings_of(recipe, role, connector),
+    )
+
+
+def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> frozenset[str]:
+    """The settings of this role that only a patch provides."""
+    found = set()
+    if role.load_timeout_seconds is not None:
+        found.add("load_timeout_seconds")
+    lmcache = effective.lmcache_leaves(connector)
+    if any(effective.load_cap_of(recipe, role, leaf) for leaf in lmcache):
+        found.add("max_tokens_per_load")
+    if any(leaf.min_load_tokens for leaf in lmcache):
+        found.add("min_load_tokens")
+    return frozenset(found)
+
+
+def load_cap(recipe: Recipe) -> int | None:
+    """Tokens; the smallest of all roles that load from LMCache."""
+    caps = [
+        effective.load_cap_of(recipe, role, leaf)
+        for _, role, connector in effective.roles(recipe)
+        for leaf in effective.lmcache_leaves(connector)
+    ]
+    return min(filter(None, caps), default=None)
+
+
+def minimum_load(recipe: Recipe) -> int | None:
+    """Tokens; the largest of all roles that load from LMCache."""
+    least = [
+        leaf.min_load_tokens
+        for _, _, connector in effective.roles(recipe)
+        for leaf in effective.lmcache_leaves(connector)
+    ]
+    return max(filter(None, least), default=None)
+
+
+def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> tuple[str, ...]:
+    """The patches of a role's engines, names in the order of the registry.
+
+    Raises RecipeError when the recipe's list leaves out one that it cannot do without: a required one, or the one
+    that provides a setting of the recipe.
+    """
+    for name in recipe.allow_unknown_upstream:
+        registry.find(name, where="allow_unknown_upstream")
+    deployment = deployment_of(recipe, role, connector, versions)
+    named = registry.select(recipe.patches, deployment)
+    selected = tuple(name for name in named if not runs_in_server(registry.find(name)))
+    for patch in registry.REGISTRY:
+        indispensable = not runs_in_server(patch) and bool(patch.required or patch.settings)
+        if indispensable and patch.name not in selected and patch.needed(deployment):
+            raise left_out(patch, deployment)
+    if isinstance(connector, Raw):
+        # Which class vLLM loads is the recipe's own business there.
+        return tuple(name for name in selected if registry.find(name).vehicle != "subclass")
+    return selected
+
+
+def runs_in_server(patch: Patch) -> bool:
+    """Whether it is one for LMCache's server alone, of which engines know nothing (server_patching.py)."""
+    return patch.runs_in == ("lmcache-server",)
+
+
+def left_out(patch: Patch, deployment: Deployment) -> RecipeError:
+    """The error about a list of patches that lacks one which the deployment needs."""
+    asked = sorted(patch.settings & deployment.settings)
+    needs = f"the setting {asked[0]}" if asked else f"vllm {deployment.versions.vllm or '(of unknown version)'}"
+    return RecipeError(
+        f"{needs} needs the patch {patch.name}, not in `patches`",
+        where="patches",
+        cause=f"{patch.summary} ({patch.issue})",
+        todo=f"add {patch.name} to the list, or write patches: auto",
+    )

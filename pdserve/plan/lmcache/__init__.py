@@ -1,0 +1,1 @@
+"""LMCache MP servers."""

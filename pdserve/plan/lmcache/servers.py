@@ -1,0 +1,176 @@
+"""LMCache MP servers of a deployment: one a node that hosts an attached engine, or one a TP rank there.
+
+Never shared across nodes: engines hand it shared memory and IPC handles, which mean nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.errors import RecipeError
+from pdserve.installed.versions import Versions
+from pdserve.plan import environment
+from pdserve.plan.engines.argv import kv_gib_on_cpu
+from pdserve.plan.lmcache.argv import HOST, lmcache_argv
+from pdserve.plan.lmcache.patching import select_server_patches
+from pdserve.plan.model import LmcacheProbe, LmcacheServer, Node, Process
+from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.ports import Need, Ports
+from pdserve.recipe import effective
+from pdserve.recipe.model import Recipe, Restart
+from pdserve.recipe.sections.connectors import LmcacheMp
+from pdserve.recipe.sections.lmcache import Lmcache
+
+START_STAGE = 0
+STOP_STAGE = 3
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server, before it has ports."""
+
+    name: str
+    section: Lmcache
+    node: Node
+    tp_rank: int | None
+    """None: it serves all ranks."""
+    engines: tuple[Instance, ...]
+
+    @property
+    def workers(self) -> int:
+        """Engine workers that will register."""
+        return sum(1 if self.tp_rank is not None else engine.leader.workers for engine in self.engines)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices of all its engines."""
+        return tuple(sorted({device for engine in self.engines for device in engine.leader.devices}))
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need(self.node.name, self.name, "lmcache"), Need(self.node.name, self.name, "lmcache_http"))
+
+
+def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[Server, ...]:
+    """The servers for the instances whose connector attaches, in node order."""
+    section = recipe.lmcache
+    if section is None:
+        return ()
+    engines = [instance for instance in attaching if instance.role_name in section.on]
+    if not engines:
+        raise RecipeError(
+            f"no engine attaches to LMCache: lmcache.on is [{', '.join(section.on)}] and the connectors of those roles "
+            "have no lmcache-mp",
+            where="lmcache.on",
+            todo="give a role in lmcache.on the connector lmcache-mp (alone or in multi), or drop the lmcache section",
+        )
+    _check(section, engines)
+    by_node: dict[str, list[Instance]] = {}
+    for engine in engines:
+        by_node.setdefault(engine.leader.node.name, []).append(engine)
+    servers: list[Server] = []
+    for group in by_node.values():
+        ranks = range(max(e.role.parallel.tp for e in group)) if section.per == "tp-rank" else (None,)
+        for rank in ranks:
+            served = tuple(e for e in group if rank is None or rank < e.role.parallel.tp)
+            servers.append(Server(f"lmcache-{len(servers)}", section, group[0].leader.node, rank, served))
+    return tuple(servers)
+
+
+def servers_of(servers: Sequence[Server], engine: Instance) -> tuple[Server, ...]:
+    """The servers that this engine attaches to, in TP-rank order."""
+    return tuple(server for server in servers if engine in server.engines)
+
+
+def server_process(
+    recipe: Recipe, server: Server, ports: Ports, *, run_dir: str, run_id: str, python: str, versions: Versions
+) -> Process:
+    """The process of one server."""
+    instance_id, pinned = _instance_id(server, run_id), ports.pinned(server.name)
+    patches = select_server_patches(recipe, server.section, versions)
+    env = environment.lmcache_env(recipe, server.section, server.devices)
+    record = posixpath.join(run_dir, "patches", server.name)
+    added = environment.patch_variables(recipe, patches, record) if patches else {}
+    return Process(
+        name=server.name,
+        role="lmcache",
+        node=server.node.name,
+        argv=lmcache_argv(
+            server.section,
+            instance_id=instance_id,
+            port=pinned["request"],
+            http_port=pinned["http"],
+            workers=server.workers,
+            on_cpu=recipe.platform == "cpu",
+            python=python,
+            patched=bool(patches),
+        ),
+        env=env.model_copy(update={"set": {**env.set, **added}}),
+        devices=server.devices,
+        ports=pinned,
+        log=f"logs/{server.name}@{server.node.name}.log",
+        probe=LmcacheProbe(host=HOST, port=pinned["http"], instance_id=instance_id),
+        start_stage=START_STAGE,
+        stop_stage=STOP_STAGE,
+        ready_seconds=recipe.timeouts.lmcache_seconds,
+        stop_seconds=recipe.timeouts.stop_seconds,
+        restart=Restart(policy="on-failure" if server.section.on_death == "restart" else "never"),
+        patches=patches,
+    )
+
+
+def summary(recipe: Recipe, server: Server, ports: Ports, *, run_id: str) -> LmcacheServer:
+    """What the launcher must know of it beyond its process."""
+    return LmcacheServer(
+        process=server.name,
+        http_url=f"http://{HOST}:{ports.first(server.name, 'http')}",
+        instance_id=_instance_id(server, run_id),
+        engines=tuple(engine.name for engine in server.engines),
+        expected_workers=server.workers,
+        l1_bytes=int(server.section.l1_size_gb * _GIB),
+        shm_name=server.section.shm_name,
+        kv_bytes_on_host=sum(_kv_bytes_on_host(recipe, engine) for engine in server.engines),
+        on_death=server.section.on_death,
+    )
+
+
+def moves_kv_to_host(recipe: Recipe, engine: Instance) -> bool:
+    """On a CPU an lmcache_driven engine moves its whole KV into /dev/shm, where the server maps it."""
+    if recipe.platform != "cpu":
+        return False
+    leaves = effective.leaves(effective.connector_of(recipe, engine.role_name, engine.role))
+    return any(
+        isinstance(leaf, LmcacheMp) and effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
+        for leaf in leaves
+    )
+
+
+def _kv_bytes_on_host(recipe: Recipe, engine: Instance) -> int:
+    if not moves_kv_to_host(recipe, engine):
+        return 0
+    return (kv_gib_on_cpu(recipe, engine) or 0) * _GIB * engine.leader.workers
+
+
+def _instance_id(server: Server, run_id: str) -> str:
+    return f"{run_id}-{server.name}"
+
+
+def _check(section: Lmcache, engines: Sequence[Instance]) -> None:
+    for engine in engines:
+        where = f"{engine.role_name}.parallel"
+        if len(engine.shares) > 1:
+            raise RecipeError(
+                f"{engine.name} spans nodes and attaches to LMCache",
+                where=f"{where}.nodes",
+                cause="a server serves its own node only, and the leader looks up what its followers stored",
+                todo=f"take {engine.role_name} out of lmcache.on, or keep its instances within a node",
+            )
+        if section.per == "tp-rank" and (engine.role.parallel.pp > 1 or engine.role.parallel.dp > 1):
+            raise RecipeError(
+                "lmcache.per: tp-rank works with tensor parallelism only",
+                where=where,
+                cause="with several servers LMCache's client supports neither data nor pipeline parallelism",
+                todo="use lmcache.per: node, or pp 1 and dp 1",
+            )

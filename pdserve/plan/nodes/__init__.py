@@ -1,0 +1,1 @@
+"""Nodes: placement, allocation, containers, how each is reached."""

@@ -1,0 +1,253 @@
+"""The container around a node's agent: argument lists only.
+
+The container wraps the agent and not each engine, so that the agent's PIDs, its /proc and its /dev/shm are those of its
+processes, and one pipe holds all of them: when it closes, the agent leaves and the container with it.
+
+What the three kinds share: the run directory, the folder of the pdserve package, a local model and the proxy's files
+are mounted at their own paths; the home is not, because its packages and settings would shadow the image's; variables
+come after the image's, through `env`. A secret is in no argument: `effective.env_of` gives it to the engines, whose
+start orders carry it over the pipe.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pdserve.errors import PreflightError
+from pdserve.recipe.base import SecretRef
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.sections.container import Container
+
+LABEL_RUN, LABEL_NODE = "pdserve.run", "pdserve.node"
+_OPEN_FILES = 1048576
+_DOCKER_DEVICES = {
+    "cpu": (),
+    "cuda": ("--gpus=all",),
+    # AMD's own list for vLLM: ptrace and the calls that seccomp forbids are how ranks map each other's memory.
+    "rocm": (
+        "--device=/dev/kfd",
+        "--device=/dev/dri",
+        "--security-opt=seccomp=unconfined",
+        "--cap-add=SYS_PTRACE",
+    ),
+}
+_APPTAINER_DEVICES = {"cpu": (), "cuda": ("--nv",), "rocm": ("--rocm",)}
+_REGISTRY = re.compile(r"(?P<registry>localhost|[^/]*[.:][^/]*)/(?P<rest>.+)")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the container must know of the deployment and of its node."""
+
+    run_id: str
+    run_dir: str
+    node: str
+    platform: Literal["cpu", "cuda", "rocm"]
+    package: str | None
+    """`source_folder`: mounted and on PYTHONPATH, so that the code inside is the code outside. None: the image has
+    pdserve."""
+    paths: tuple[str, ...] = ()
+    """What the processes read besides: `needed_paths`."""
+    user: str | None = None
+    """docker: `UID:GID` inside, those of the user, so that an NFS that squashes root takes the logs. None: the
+    image's user."""
+    groups: tuple[int, ...] = ()
+    """docker: the user's other groups; those of the device files are among them where the user may use devices."""
+    forward: tuple[str, ...] = ()
+    """docker and pyxis: names of variables that keep the node's value inside. apptainer passes all of them on."""
+    in_slurm: bool = False
+    """Whether srun is what starts it."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """What to run on the node instead of the bare agent."""
+
+    argv: tuple[str, ...]
+    srun_options: tuple[str, ...] = ()
+    """pyxis: options for the srun that runs `argv`; it has no command of its own."""
+
+
+def wrap(container: Container, image: str, arguments: Sequence[str], around: Around) -> Wrapped:
+    """Runs `container.python` with `arguments` (`-m pdserve.node.agent ...`) in `image`, stdin and stdout connected.
+
+    Raises PreflightError where it cannot be: pyxis without Slurm, or a path that no mount option can name.
+    """
+    inside = ("env", *_environment(container, around), container.python, *arguments)
+    match container.kind:
+        case "docker":
+            return Wrapped(_docker(container, image, inside, around))
+        case "apptainer":
+            return Wrapped(_apptainer(container, image, inside, around))
+        case "pyxis":
+            if not around.in_slurm:
+                raise PreflightError(
+                    "container.kind: pyxis is an option of srun, and these nodes are not reached through Slurm",
+                    where="container.kind",
+                    todo="use docker or apptainer, or start it in a Slurm job",
+                )
+            return Wrapped(inside, tuple(_pyxis(container, image, around)))
+
+
+def source_folder(package: str) -> str | None:
+    """The folder to mount for the package `package` (.../pdserve): its parent, if that is a source tree. None where it
+    is installed, because the other packages beside it are the node's and would shadow the image's."""
+    folder = posixpath.dirname(package.rstrip("/"))
+    return None if posixpath.basename(folder) in ("site-packages", "dist-packages") else folder
+
+
+def image_of(recipe: Recipe) -> str:
+    """The image of the recipe's container. Rules guarantee that there is one."""
+    image = (recipe.container.image if recipe.container is not None else None) or recipe.image
+    assert image is not None
+    return image
+
+
+def needed_paths(recipe: Recipe, recipe_dir: str) -> tuple[str, ...]:
+    """What the deployment's processes read outside the run directory: a local model and the proxy's files, each file by
+    its folder, because a file that is replaced would stay the old one inside."""
+    proxy = recipe.proxy
+    files = [proxy.auth.keys_file]
+    files += [proxy.tls.certificate, proxy.tls.key] if proxy.tls is not None else []
+    upstream = proxy.upstream_tls
+    files += [upstream.ca, upstream.certificate, upstream.key] if upstream is not None else []
+    files += [proxy.admin.token_file] if proxy.admin is not None else []
+    folders = [posixpath.dirname(posixpath.join(recipe_dir, file)) for file in files if file is not None]
+    models = [posixpath.join(recipe_dir, recipe.model.path)] if recipe.model.path is not None else []
+    return tuple(dict.fromkeys(posixpath.normpath(path) for path in (*models, *folders)))
+
+
+def docker_list_argv(run_id: str, node: str | None = None) -> tuple[str, ...]:
+    """Prints the ids of the containers of a run, on its node or on all nodes that share this docker."""
+    labels = [f"{LABEL_RUN}={run_id}", *([f"{LABEL_NODE}={node}"] if node is not None else [])]
+    return ("docker", "ps", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
+
+
+def docker_stop_argv(ids: Iterable[str], seconds: float) -> tuple[str, ...]:
+    """Stops containers of ours: TERM, on which the agent stops everything in order, and KILL after `seconds`."""
+    return ("docker", "stop", "-t", str(max(1, round(seconds))), *ids)  # its long form has two names
+
+
+def _docker(container: Container, image: str, inside: Sequence[str], around: Around) -> tuple[str, ...]:
+    program, *arguments = inside
+    # With the node's IPC namespace /dev/shm is the node's, and --shm-size means nothing.
+    shm = ["--ipc=host"]
+    if container.shm_gib is not None:
+        shm = ["--ipc=private", f"--shm-size={round(container.shm_gib * 1024)}m"]
+    ours = [
+        *shm,
+        f"--ulimit=nofile={_OPEN_FILES}:{_OPEN_FILES}",
+        "--ulimit=memlock=-1:-1",
+        *_DOCKER_DEVICES[around.platform],
+        *([f"--user={around.user}"] if around.user is not None else []),
+        *(f"--group-add={group}" for group in around.groups),
+    ]
+    return (
+        *("docker", "run", "--rm", "--init", "--interactive", "--network=host"),
+        f"--label={LABEL_RUN}={around.run_id}",
+        f"--label={LABEL_NODE}={around.node}",
+        *_with_options(ours, container.options),
+        f"--workdir={around.run_dir}",
+        *(f"--volume={mount}" for mount in _mounts(container, around)),
+        *(f"--env={name}" for name in around.forward),
+        # An image's own entry point (`vllm serve`) would take ours for its arguments.
+        f"--entrypoint={program}",
+        image.removeprefix("docker://"),
+        *arguments,
+    )
+
+
+def _apptainer(container: Container, image: str, inside: Sequence[str], around: Around) -> tuple[str, ...]:
+    source = image if _is_file(image) or "://" in image else f"docker://{image}"
+    return (
+        *("apptainer", "exec", "--no-home"),
+        *_with_options(_APPTAINER_DEVICES[around.platform], container.options),
+        f"--pwd={around.run_dir}",
+        *(f"--bind={mount}" for mount in _mounts(container, around)),
+        source,
+        *inside,
+    )
+
+
+def _pyxis(container: Container, image: str, around: Around) -> Iterator[str]:
+    yield f"--container-image={_enroot(image)}"
+    # The steps of a job find it by its name: the image is unpacked once a node, and removed with the job.
+    yield f"--container-name=pdserve-{around.run_id}"
+    yield f"--container-mounts={','.join(_mounts(container, around))}"
+    yield f"--container-workdir={around.run_dir}"
+    if around.forward:
+        yield f"--container-env={','.join(around.forward)}"
+    ours = ["--no-container-mount-home", "--no-container-entrypoint", "--container-writable"]
+    yield from _with_options(ours, container.options)
+
+
+def _enroot(image: str) -> str:
+    """`registry/name:tag` as enroot writes it: `registry#name:tag`."""
+    bare = image.removeprefix("docker://")
+    if _is_file(bare) or "#" in bare or "://" in bare:
+        return bare
+    found = _REGISTRY.fullmatch(bare)
+    if found is None:
+        return bare
+    rest = found.group("rest")
+    return rest if found.group("registry") == "docker.io" else f"{found.group('registry')}#{rest}"
+
+
+def _is_file(image: str) -> bool:
+    return image.startswith(("/", "./", "../")) or image.endswith((".sif", ".sqsh"))
+
+
+def _environment(container: Container, around: Around) -> Iterator[str]:
+    """Arguments of env: what would lead Python astray is unset, then what is ours, then what the recipe says."""
+    yield from ("-u", "PYTHONHOME", "-u", "LD_PRELOAD")
+    if around.package is None:
+        yield from ("-u", "PYTHONPATH")
+    values = {
+        **({"PYTHONPATH": around.package} if around.package is not None else {}),
+        "PYTHONNOUSERSITE": "1",
+        "HOME": _home(container, around),
+        # A bare user id has no name, and getpass.getuser() of torch's compile cache asks for one.
+        **({"USER": "pdserve"} if container.kind == "docker" and around.user is not None else {}),
+        **{name: str(value) for name, value in container.env.items() if not isinstance(value, SecretRef)},
+    }
+    yield from (f"{name}={value}" for name, value in values.items())
+
+
+def _home(container: Container, around: Around) -> str:
+    """The node's home is not there; caches need a place that the user may write to.
+
+    Only docker's /tmp is the container's own and goes with it. Apptainer's is the node's, and enroot's may be: there
+    anybody could make the folder first and fill the caches, which hold code. The run directory is the user's alone.
+    """
+    if container.kind == "docker":
+        return f"/tmp/pdserve-{around.run_id}"  # noqa: S108
+    return posixpath.join(around.run_dir, f"home@{around.node}")
+
+
+def _mounts(container: Container, around: Around) -> list[str]:
+    """SRC:DST[:ro]; what the recipe mounts at one of our paths is meant to be there."""
+    taken = {mount.split(":")[1] for mount in container.mounts}
+    read = [*([around.package] if around.package is not None else []), *around.paths]
+    own = {around.run_dir: "", **{path: ":ro" for path in read if path != around.run_dir}}
+    for path in own:
+        if not path.startswith("/") or set(path) & set(":,"):
+            raise PreflightError(
+                f"{path} cannot be mounted in a container",
+                cause="a mount is an absolute path, and : and , separate its parts",
+                todo="use another folder",
+            )
+    return [*(f"{path}:{path}{mode}" for path, mode in own.items() if path not in taken), *container.mounts]
+
+
+def _with_options(ours: Sequence[str], options: Sequence[str]) -> list[str]:
+    """`ours` without those that an option of the same name, or its opposite, replaces, and then the options."""
+    replaced = {_name(option) for option in options}
+    return [*(option for option in ours if _name(option) not in replaced), *options]
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0].removeprefix("--").removeprefix("no-").replace("readonly", "writable")

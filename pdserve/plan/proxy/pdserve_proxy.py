@@ -1,0 +1,125 @@
+"""The proxy's part of the plan."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.config.serving import Serving
+from pdserve.plan.engines.kv_transfer import Protocol
+from pdserve.plan.environment import proxy_env
+from pdserve.plan.model import HttpProbe, Node, Process
+from pdserve.plan.nodes.placement import Instance
+from pdserve.plan.ports import Need, Ports
+from pdserve.recipe import effective
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.sections.connectors import Mooncake, Nixl
+
+Section = TypeVar("Section", bound=BaseModel)
+
+NAME = "proxy"
+CONFIG_FILE = "proxy.json"
+START_STAGE = 1
+STOP_STAGE = 0
+EXIT_SECONDS = 5.0
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def port_need(node: Node) -> Need:
+    """The proxy's port; it runs on the first node."""
+    return Need(node.name, NAME, "proxy")
+
+
+def proxy_config(
+    recipe: Recipe, protocol: Protocol, instances: Sequence[Instance], ports: Ports, *, recipe_dir: str, run_dir: str
+) -> ProxyConfig:
+    """What the proxy is told: every instance of every role, by its leader's address. Files of the recipe are relative
+    to `recipe_dir`, the admin socket to the run directory."""
+    proxy = recipe.proxy
+    located: dict[str, Any] = {
+        "auth": _located(proxy.auth, recipe_dir, "keys_file"),
+        "tls": proxy.tls and _located(proxy.tls, recipe_dir, "certificate", "key"),
+        "upstream_tls": proxy.upstream_tls and _located(proxy.upstream_tls, recipe_dir, "ca", "certificate", "key"),
+        "admin": proxy.admin and _located(_located(proxy.admin, recipe_dir, "token_file"), run_dir, "socket"),
+    }
+    return ProxyConfig(
+        **{name: getattr(proxy, name) for name in Serving.model_fields.keys() - located.keys()},
+        **located,
+        port=ports.first(NAME, "http"),
+        served_name=recipe.model.served_name,
+        protocol=protocol,
+        workers=tuple(_worker(instance, ports) for instance in instances),
+        transfer_slots=_transfer_slots(recipe),
+        kv_lease_seconds=_lease_seconds(recipe),
+        processes=proxy.workers,
+    )
+
+
+def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: str, python: str) -> Process:
+    """The proxy, on `node`. It answers from its first second and routes once it is told who is ready."""
+    program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", "pdserve.proxy"]
+    host = WILDCARDS.get(config.host, config.host)
+    return Process(
+        name=NAME,
+        role="proxy",
+        node=node.name,
+        argv=(*program, "--config", f"{run_dir}/{CONFIG_FILE}"),
+        env=proxy_env(),
+        ports={"http": config.port, **({"admin": config.admin.port} if config.admin and config.admin.port else {})},
+        log=f"logs/{NAME}@{node.name}.log",
+        files={CONFIG_FILE: config.model_dump_json(indent=2) + "\n"},
+        probe=HttpProbe(host=host, port=config.port, path="/health", scheme="http" if config.tls is None else "https"),
+        start_stage=START_STAGE,
+        stop_stage=STOP_STAGE,
+        ready_seconds=recipe.timeouts.proxy_seconds,
+        stop_seconds=max(recipe.timeouts.stop_seconds, recipe.proxy.drain_seconds + EXIT_SECONDS),
+        control="stdin",
+        restart=recipe.proxy.restart,
+    )
+
+
+def _located(section: Section, folder: str, *fields: str) -> Section:
+    """The section with its paths as seen from `folder`."""
+    paths = {field: path for field in fields if (path := getattr(section, field)) is not None}
+    return section.model_copy(
+        update={field: posixpath.normpath(posixpath.join(folder, path)) for field, path in paths.items()}
+    )
+
+
+def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
+    address = instance.leader.node.address
+    bootstrap = ports.range(instance.name, "bootstrap")
+    events = ports.range(instance.name, "kv_events")
+    return WorkerConfig(
+        name=instance.name,
+        role=instance.role_name,
+        url=_url(address, ports.first(instance.name, "http")),
+        bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
+        ranks=instance.role.parallel.dp,
+        kv_events_url=_url(address, events[0], "tcp") if events else None,
+        kv_replay_url=_url(address, events[len(events) // 2], "tcp") if events else None,
+    )
+
+
+def _transfer_slots(recipe: Recipe) -> int:
+    """vLLM runs two transfers for each sender thread of a prefill worker."""
+    transfer = _transfer_of_prefill(recipe)
+    return 2 * (transfer if isinstance(transfer, Mooncake) else Mooncake()).num_workers
+
+
+def _lease_seconds(recipe: Recipe) -> float:
+    transfer = _transfer_of_prefill(recipe)
+    return (transfer if isinstance(transfer, Nixl) else Nixl()).lease_seconds
+
+
+def _transfer_of_prefill(recipe: Recipe) -> Mooncake | Nixl | None:
+    """None too when it is raw: vLLM's own values are taken to hold then."""
+    return next((effective.transfer_of(c) for name, _, c in effective.roles(recipe) if name == "prefill"), None)
+
+
+def _url(address: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"

@@ -1,0 +1,1 @@
+"""A plan as text: a shell script, a batch script."""

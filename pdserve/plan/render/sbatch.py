@@ -1,0 +1,118 @@
+"""The batch script of a recipe: `render --slurm`, and slurm/disagg.sh, which is the one of the two-node recipe.
+
+It asks Slurm for the recipe's nodes and runs `pdserve up` on the first of them. Everything that needs thought about
+nodes is in `up`, which refuses a job of another shape in its first second.
+
+Slurm 22.05, as tried: the copy of a script that runs lies in slurmd's spool folder; a TERM at the time limit reaches
+the batch shell alone only with `--signal=B:`, up to a minute early; a trap runs only between commands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from pdserve.plan.model import Plan
+from pdserve.plan.nodes.allocation import job_shape
+from pdserve.plan.nodes.submit_line import shape_options
+from pdserve.recipe.model import Recipe
+
+MARGIN_SECONDS = 60
+"""Slurm looks at time limits every half a minute, and KillWait must find nothing left to kill."""
+_REPLACES = {
+    "gpus": "gres",
+    "gpus-per-node": "gres",
+    "mem-per-cpu": "mem",
+    "mem-per-gpu": "mem",
+    "oversubscribe": "exclusive",
+    "requeue": "no-requeue",
+}
+"""An option of the recipe -> ours that it takes the place of, besides the one of its own name."""
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# Brings a recipe up over the nodes of a Slurm job and serves until `pdserve down`, scancel or the time limit.
+#
+#   sbatch [OPTION...] {script} [RECIPE [--set KEY=VALUE ...]]
+#
+# Without arguments: {default}
+# sbatch's own options (--partition, --account, --time, ...) win over the lines below. A recipe of another size needs
+# its own --nodes and --gres: `pdserve render --slurm RECIPE` writes this script with them, and `pdserve up` refuses a
+# job of the wrong shape with the line to type. A container: --set container.kind=docker, apptainer or pyxis.
+{directives}
+set -euo pipefail
+
+# $0 is a copy in slurmd's spool folder; where the job was submitted is the repository, or the folder of the recipes.
+cd -- "${{PDSERVE_REPOSITORY:-${{SLURM_SUBMIT_DIR:-$PWD}}}}"
+pdserve=$(command -v pdserve || true)
+[[ -n $pdserve ]] || pdserve=$PWD/.venv/bin/pdserve
+if [[ ! -x $pdserve ]]; then
+  echo "error: no pdserve in PATH or in $PWD/.venv: submit from the repository, or export PDSERVE_REPOSITORY" >&2
+  exit 2
+fi
+if (($# == 0)); then set -- {words}; fi
+
+# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
+"$pdserve" up "$@" &
+launcher=$!
+trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
+while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
+wait "$launcher"
+"""
+
+
+def render_sbatch(recipe: Recipe, plan: Plan, words: Sequence[str], *, script: str = "THIS_FILE") -> str:
+    """The script. `words`: the recipe's file and the overrides that `up` is given; `script`: what the usage calls it.
+
+    Raises RecipeError where slurm.nodes are too few.
+    """
+    directives = "\n".join(f"#SBATCH {_directive(option)}" for option in _options(recipe, plan))
+    quoted = shlex.join(words)
+    default = quoted if quoted.isprintable() else "the recipe below"  # a line break would end the comment
+    return _SCRIPT.format(script=script, default=default, words=quoted, directives=directives)
+
+
+def signal_seconds(plan: Plan) -> int:
+    """How long before the end of the job the launcher is told: the proxy's drain and the stops of all stages, one after
+    the other as each takes its whole time, and a margin."""
+    by_stage = groupby(sorted(plan.processes, key=lambda p: p.stop_stage), key=lambda p: p.stop_stage)
+    return MARGIN_SECONDS + math.ceil(sum(max(p.stop_seconds for p in stage) for _, stage in by_stage))
+
+
+def _options(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    section = recipe.slurm
+    shape = job_shape(recipe)
+    ours = [
+        f"--job-name={recipe.name}",
+        *shape_options(shape.nodes, shape.gpus_per_node, recipe.exclude_nodes),
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--mem=0",
+        *(
+            f"--{key}={value}"
+            for key in ("time", "partition", "account", "qos", "reservation", "constraint")
+            if (value := getattr(section, key)) is not None
+        ),
+        "--output=pdserve-%j.out",
+        "--open-mode=append",
+        f"--signal=B:TERM@{signal_seconds(plan)}",
+        # A job that failed would fail again with its nodes held; one that was preempted may be wanted back: --requeue.
+        "--no-requeue",
+        *(["--no-kill"] if recipe.on_node_loss == "degrade" else []),
+    ]
+    replaced = {name for option in section.options for name in (_name(option), _REPLACES.get(_name(option)))}
+    yield from (option for option in ours if _name(option) not in replaced)
+    yield from section.options
+
+
+def _directive(option: str) -> str:
+    """As sbatch reads a line: quotes hold words together, and # begins a comment."""
+    name, equals, value = option.partition("=")
+    return option if re.fullmatch(r"[^\s#']*", value) else f'{name}{equals}"{value}"'
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0].removeprefix("--")

@@ -1,0 +1,210 @@
+"""What is installed where the engines will run, without importing any of it, and what is missing for a plan."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pdserve.errors import PreflightError
+from pdserve.installed import distributions, lmcache_kernels
+from pdserve.installed.versions import PACKAGES
+from pdserve.patches import judgement, releases
+from pdserve.patches.here import of_installed
+from pdserve.patches.lmcache import block_copy
+from pdserve.plan.model import Plan, Versions
+from pdserve.recipe.model import Recipe
+from pdserve.system.process import output_of
+
+_ASK_SECONDS = 30.0
+_CONNECTOR_NEEDS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl", "LMCacheMPConnector": "lmcache"}
+_PACKAGES = {"vllm": "vLLM", "lmcache": "LMCache", "mooncake": "Mooncake's transfer engine", "nixl": "NIXL"}
+_MOONCAKE_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1")
+"""Linked by its wheels, whatever the protocol. vLLM hides the failing import behind "Mooncake is not available"."""
+
+
+def read_versions(python: str | None, *, missing_ok: bool = False) -> Versions:
+    """Versions in the environment of `python` (a path or a name on PATH; None: the running interpreter).
+
+    Raises PreflightError when that interpreter cannot be run; with `missing_ok` (a plan for another host) nothing is
+    known of it then.
+    """
+    try:
+        found = _installed(python)
+    except PreflightError:
+        if not missing_ok:
+            raise
+        return Versions()
+    versions = {part: found[part] for part in PACKAGES}
+    return Versions(**versions, same_code=_same_code(python) if _untagged(versions) else {})
+
+
+def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
+    """Raises PreflightError with all that `plan` needs and this host lacks, and how to get it.
+
+    A command of the recipe's own (engine.command, lmcache.command) may run anything: nothing is asked of it.
+    """
+    needed = _needed(plan, recipe)
+    lacking = [part for part in needed if getattr(versions, part) is None]
+    if lacking:
+        names = ", ".join(_PACKAGES[part] for part in lacking)
+        raise PreflightError(
+            f"not installed for {recipe.engine.python or sys.executable}: {names}",
+            where="engine.python" if recipe.engine.python else None,
+            cause=f"the recipe's platform is {plan.platform}; {_origin(plan.platform)}",
+            todo=_how_to_get(plan.platform, lacking, recipe.image),
+        )
+    if plan.platform == "rocm" and "lmcache" in needed:
+        _check_kernels(plan, recipe.engine.python)
+    if any(process.patches for process in plan.processes) and not recipe.engine.command:
+        _check_plugin(recipe.engine.python)
+    if "mooncake" in needed and "LD_LIBRARY_PATH" not in recipe.engine.env:
+        _check_libraries()
+
+
+@functools.cache
+def _installed(python: str | None) -> dict[str, str | None]:
+    if python is None or python == sys.executable:
+        return distributions.installed()
+    # -c puts the current folder on its path.
+    asked = output_of(
+        [python, "-c", Path(distributions.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
+    )
+    if asked.code == 0:
+        try:
+            answer: dict[str, str | None] = json.loads(asked.out)
+        except json.JSONDecodeError:
+            why = "it printed something else than was asked for"
+        else:
+            return answer
+    else:
+        why = (asked.err.strip().splitlines() or [f"exit code {asked.code}"])[-1]
+    raise PreflightError(
+        f"{python} cannot be used as a Python interpreter: {why}",
+        where="engine.python",
+        cause="it is not on this host, or not a Python of this host",
+        todo="correct engine.python, or leave it out to use the interpreter that runs pdserve",
+    )
+
+
+def _untagged(versions: Mapping[str, str | None]) -> bool:
+    return any(
+        version is not None and releases.untagged(package, version)
+        for package, version in versions.items()
+        if package in releases.FINGERPRINTED
+    )
+
+
+@functools.cache
+def _same_code(python: str | None) -> Mapping[str, str]:
+    """Package -> release, as that interpreter finds it; nothing where it cannot be asked, or pdserve is not there."""
+    if python is None or python == sys.executable:
+        return releases.same_code(distributions.installed(), of_installed)
+    asked = output_of([python, "-m", judgement.MODULE, "releases"], timeout=_ASK_SECONDS, cwd=Path("/"))
+    try:
+        return judgement.RELEASES.validate_json(asked.out)
+    except ValidationError:
+        return {}
+
+
+def _needed(plan: Plan, recipe: Recipe) -> list[str]:
+    return [part for part in _PACKAGES if part in set(_parts(plan, recipe))]
+
+
+def _parts(plan: Plan, recipe: Recipe) -> Iterator[str]:
+    if plan.lmcache and not (recipe.lmcache and recipe.lmcache.command):
+        yield "lmcache"
+    if recipe.engine.command:
+        return
+    for process in plan.processes:
+        if process.role not in ("lmcache", "proxy"):
+            yield "vllm"
+            yield from (
+                part for name, part in _CONNECTOR_NEEDS.items() if any(f'"{name}"' in word for word in process.argv)
+            )
+
+
+def _origin(platform: str) -> str:
+    return {
+        "rocm": "there the container image brings the engine",
+        "cpu": "there the engine comes from this repository's pinned environment",
+    }.get(platform, "there the engine comes with pdserve's cuda extra")
+
+
+def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> str:
+    if platform == "cpu":
+        return "./scripts/setup, then run .venv/bin/pdserve"
+    if platform == "rocm":
+        inside = f"run pdserve inside the image ({image})" if image else "run pdserve inside an image that has it"
+        lmcache = "; LMCache: a -rocm wheel of its releases" if "lmcache" in lacking else ""
+        return f"{inside}, or name the interpreter that has it with engine.python{lmcache}"
+    commands = []
+    if set(lacking) - {"nixl"}:
+        commands.append("pip install 'pdserve[cuda]'")
+    if "nixl" in lacking:
+        commands.append("pip install nixl")
+    return " and ".join(commands)
+
+
+def _check_kernels(plan: Plan, python: str | None) -> None:
+    """Without kernels for HIP LMCache copies in Python there, out of the order of the device's stream."""
+    if any(block_copy.PATCH.name in process.patches for process in plan.processes):
+        return
+    found = _kernels(python)
+    if found not in ("cuda", "none"):
+        return
+    raise PreflightError(
+        f"the LMCache of {python or sys.executable} is not a ROCm build: it has "
+        + ("kernels for CUDA only" if found == "cuda" else "no compiled kernels"),
+        where="engine.python" if python else None,
+        cause="PyPI's wheel has CUDA kernels only; on ROCm LMCache then copies in Python, not in the order of the "
+        "device's stream, and stores wrong KV without a word (lmcache#4870)",
+        todo="pip install --no-deps a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1",
+    )
+
+
+@functools.cache
+def _kernels(python: str | None) -> str | None:
+    if python is None or python == sys.executable:
+        return lmcache_kernels.compiled_for()
+    asked = output_of(
+        [python, "-c", Path(lmcache_kernels.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
+    )
+    try:
+        found: str | None = json.loads(asked.out)
+    except json.JSONDecodeError:
+        return None
+    return found
+
+
+def _check_plugin(python: str | None) -> None:
+    if _installed(python)["pdserve"] is None:
+        raise PreflightError(
+            f"pdserve is not installed for {python or sys.executable}, so the patches of this plan cannot be loaded",
+            where="engine.python" if python else None,
+            cause="vLLM finds them through an entry point of the installed package, not through the source folder",
+            todo=f"{python or sys.executable} -m pip install pdserve (from a clone: pip install -e .), or patches: []",
+        )
+
+
+def _check_libraries() -> None:
+    missing = [name for name in _MOONCAKE_LIBRARIES if not _loads(name)]
+    if missing:
+        raise PreflightError(
+            f"system libraries that Mooncake links to are missing: {', '.join(missing)}",
+            cause="minimal images leave them out; they are needed with TCP too",
+            todo="apt-get install -y libibverbs1 librdmacm1 libnuma1",
+        )
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,160 @@
+"""A node's eyes before anything is started there: what it has, what it lacks, whom it reaches.
+
+Run as `python -m pdserve.preflight.nodes.node_probe` by whatever way reaches the node, and in the container in which
+its agent will run. It answers questions, one JSON object a line, until its stdin closes; it owns no process and leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import ExitStack
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from pdserve.plan.frozen import Frozen
+from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.preflight.facts import NodeFacts, gather
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.node_checks import check_node
+from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.reachability import connect, listen
+from pdserve.reach.channel import line_of
+from pdserve.system import utf8
+
+
+class WhatIs(Frozen):
+    """What is there? Answered by Here. `targets`: names or addresses of the other nodes."""
+
+    ask: Literal["what-is"] = "what-is"
+    platform: str
+    targets: tuple[str, ...] = ()
+    python: str | None = None
+    """The interpreter of the engines; None: the one that runs the probe."""
+
+
+class Check(Frozen):
+    """Is everything there that the plan needs? Answered by Findings. `mark`: what the run directory must hold; the
+    other fields are of a deployment that runs (`check_node`)."""
+
+    ask: Literal["check"] = "check"
+    plan: Plan
+    node: str
+    mark: str
+    starting: tuple[str, ...] | None = None
+    gives_back: tuple[LmcacheServer, ...] = ()
+    held_by_us: tuple[int, ...] = ()
+
+
+class Listen(Frozen):
+    """Listen on the plan's ports of this node until somebody asks something else. Answered by Listens."""
+
+    ask: Literal["listen"] = "listen"
+    node: str
+    targets: tuple[Target, ...]
+
+
+class Connect(Frozen):
+    """Connect to the ports of other nodes. The listening goes on. Answered by Findings."""
+
+    ask: Literal["connect"] = "connect"
+    node: str
+    targets: tuple[Target, ...]
+
+
+class Ready(Frozen):
+    """The first line: the probe is there."""
+
+    say: Literal["ready"] = "ready"
+
+
+class Here(Frozen):
+    """Answer to WhatIs."""
+
+    say: Literal["here"] = "here"
+    facts: NodeFacts
+
+
+class Listens(Frozen):
+    """Answer to Listen. `taken`: addresses and ports on which somebody else listens."""
+
+    say: Literal["listens"] = "listens"
+    findings: tuple[Finding, ...] = ()
+    taken: tuple[tuple[str, int], ...] = ()
+
+
+class Findings(Frozen):
+    """Answer to everything else."""
+
+    say: Literal["found"] = "found"
+    findings: tuple[Finding, ...] = ()
+
+
+Question = WhatIs | Check | Listen | Connect
+Answer = Ready | Here | Listens | Findings
+QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
+ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="say")])
+
+
+class Probe:
+    """Answers one question after the other."""
+
+    def __init__(self) -> None:
+        self._facts: NodeFacts | None = None
+        self._listening = ExitStack()
+
+    def answer(self, question: Question) -> Answer:
+        """Does what is asked, which may take seconds."""
+        match question:
+            case WhatIs():
+                self._facts = gather(platform=question.platform, targets=question.targets, python=question.python)
+                return Here(facts=self._facts)
+            case Check():
+                self.close()
+                facts = self._facts or gather(platform=question.plan.platform)
+                found = check_node(
+                    question.plan,
+                    question.node,
+                    facts=facts,
+                    starting=question.starting,
+                    gives_back=question.gives_back,
+                    held_by_us=question.held_by_us,
+                    mark=question.mark,
+                )
+                return Findings(findings=tuple(found))
+            case Listen():
+                self.close()
+                listening = self._listening.enter_context(listen(question.node, question.targets))
+                return Listens(findings=listening.findings, taken=listening.taken)
+            case Connect():
+                return Findings(findings=tuple(asyncio.run(connect(question.node, question.targets))))
+
+    def close(self) -> None:
+        """Listens no longer."""
+        self._listening.close()
+
+
+def main() -> int:
+    """Entry: questions on stdin, answers on stdout."""
+    utf8.ensure()
+    probe = Probe()
+    try:
+        _send(Ready())
+        for line in sys.stdin.buffer:
+            _send(probe.answer(QUESTIONS.validate_json(line)))
+    except BrokenPipeError:
+        return 1
+    finally:
+        probe.close()
+    return 0
+
+
+def _send(answer: Answer) -> None:
+    sys.stdout.buffer.write(line_of(answer))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

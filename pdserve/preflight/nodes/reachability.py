@@ -1,0 +1,259 @@
+"""Whether the nodes reach each other: one listens on the ports of the plan, the others connect and hear who it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.nodes.cross_node import Target
+
+DEADLINE_SECONDS = 3.0
+"""For one connection. A node whose link is down shows after 3 s as "no route" (its ARP), on the first try."""
+_AT_ONCE = 256
+"""Connections of one node: far from the 1024 open files that a process may have to live with."""
+_MOST_EVIDENCE = 8
+_GREETING = "pdserve preflight "
+_LINE_LIMIT = 512
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Listening(NamedTuple):
+    """What became of `listen`."""
+
+    bound: tuple[tuple[str, int], ...]
+    findings: tuple[Finding, ...]
+    """Of the ports that could not be bound."""
+    taken: tuple[tuple[str, int], ...] = ()
+    """Somebody else listens there already."""
+
+
+@contextmanager
+def listen(node: str, targets: Collection[Target]) -> Iterator[Listening]:
+    """Listens on the ports of `targets` that are on this `node`, and tells everybody who connects its name.
+
+    Connections are reset when it ends: a socket that waits for the last segment of an earlier connection would keep an
+    engine from binding its port.
+    """
+    wanted = dict.fromkeys((target.address, target.port) for target in targets if target.node == node)
+    sockets: dict[tuple[str, int], socket.socket] = {}
+    findings, taken = [], []
+    for address, port in wanted:
+        try:
+            sockets[address, port] = socket.create_server((address, port), backlog=_AT_ONCE)
+        except OSError as error:
+            purposes = {target.purpose for target in targets if (target.address, target.port) == (address, port)}
+            findings.append(_not_bound(node, f"{address}:{port} ({', '.join(sorted(purposes))})", error))
+            if error.errno == errno.EADDRINUSE:
+                taken.append((address, port))
+    waking, woken = socket.socketpair()
+    thread = threading.Thread(target=_greet, args=(node, list(sockets.values()), woken), name="preflight-listen")
+    thread.start()
+    try:
+        yield Listening(tuple(sockets), tuple(findings), tuple(taken))
+    finally:
+        waking.close()
+        thread.join()
+        woken.close()
+
+
+def _not_bound(node: str, what: str, error: OSError) -> Finding:
+    fix = {
+        errno.EADDRNOTAVAIL: "the node does not have this address: correct network, or address in the cluster file",
+        errno.EADDRINUSE: "stop the owner (see the finding about ports), or move ours: --set ports.KIND=PORT",
+        errno.EACCES: "use ports above 1023",
+    }.get(error.errno or 0)
+    value = f"{what} cannot be listened on: {os.strerror(error.errno or 0)}"
+    # What is in use may be our own deployment's, which connects all the same: the ports' finding judges that.
+    status = "warning" if error.errno == errno.EADDRINUSE else "failed"
+    return Finding.model_validate(
+        {"node": node, "check": "reach", "status": status, "value": value, "need": "to listen there", "fix": fix}
+    )
+
+
+def _greet(node: str, servers: Sequence[socket.socket], woken: socket.socket) -> None:
+    """Until the other end of `woken` is closed. A connection is kept until its client has left."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(woken, selectors.EVENT_READ)
+        for server in servers:
+            server.setblocking(False)
+            selector.register(server, selectors.EVENT_READ)
+        clients: set[socket.socket] = set()
+        listening = set(servers)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is woken:
+                    for one in (*listening, *clients):
+                        one.close()
+                    return
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj in listening:
+                    if (client := _accept(key.fileobj, node)) is not None:
+                        clients.add(client)
+                        selector.register(client, selectors.EVENT_READ)
+                else:
+                    selector.unregister(key.fileobj)
+                    clients.discard(key.fileobj)
+                    key.fileobj.close()
+
+
+def _accept(server: socket.socket, node: str) -> socket.socket | None:
+    """None: the client has left already."""
+    try:
+        client, _ = server.accept()
+    except OSError:
+        return None
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    client.setblocking(False)
+    try:
+        client.sendall(f"{_GREETING}{node}\n".encode())
+    except OSError:
+        client.close()
+        return None
+    return client
+
+
+class Tried(NamedTuple):
+    """What became of one connection."""
+
+    target: Target
+    problem: str | None
+    """None: it was accepted, by the node that was meant so far as it said who it is."""
+    cause: str | None = None
+    seconds: float = 0.0
+
+
+async def try_all(
+    targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+) -> list[Tried]:
+    """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
+    otherwise, and where the target does not greet, it is enough that somebody does.
+
+    A node whose first port gives no answer at all is not waited for on all its others.
+    """
+    gate = asyncio.Semaphore(_AT_ONCE)
+    nodes: dict[tuple[str, str], list[Target]] = {}
+    for target in targets:
+        nodes.setdefault((target.source, target.node), []).append(target)
+
+    async def one(target: Target) -> Tried:
+        async with gate:
+            return await _try(target, deadline, greeted and target.greets)
+
+    async def node(ports: Sequence[Target]) -> list[Tried]:
+        first = await one(ports[0])
+        if first.cause == _DROPPED:
+            return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
+        return [first, *await asyncio.gather(*(one(port) for port in ports[1:]))]
+
+    return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
+
+
+async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(deadline):
+            reader, writer = await asyncio.open_connection(target.address, target.port, limit=_LINE_LIMIT)
+    except TimeoutError:
+        return Tried(target, f"no answer within {deadline:g} s", _DROPPED)
+    except OSError as error:
+        return Tried(target, *_told(error))
+    connected = time.monotonic() - began
+    said = b""
+    if greeted:
+        # Who greets nobody is no error: it may be our own deployment, while it is changed.
+        with contextlib.suppress(TimeoutError, OSError, ValueError):
+            async with asyncio.timeout(max(0.1, deadline - connected)):
+                said = await reader.readline()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    name = said.decode(errors="replace").strip()
+    if name.startswith(_GREETING) and (who := name.removeprefix(_GREETING)) != target.node:
+        return Tried(target, f"{who} answers instead", _OTHER, connected)
+    return Tried(target, None, None, connected)
+
+
+_DROPPED = "a firewall drops it, or the address is of a network that the other nodes are not on"
+_REFUSED = "the node answers, and nothing listens there: its side was not ready, or a firewall refuses it"
+_NO_ROUTE = "the node is off this network, its link is down, or a firewall rejects it"
+_UNREACHABLE = "this node has no route into that network"
+_OTHER = "the address belongs to several machines: that of a bridge (docker0), or a duplicate"
+_CAUSES = {
+    errno.ECONNREFUSED: ("refused", _REFUSED),
+    errno.EHOSTUNREACH: ("no route to host", _NO_ROUTE),
+    errno.ENETUNREACH: ("network unreachable", _UNREACHABLE),
+    errno.ETIMEDOUT: ("timed out", _DROPPED),
+    errno.EACCES: ("forbidden by this node's firewall", "an output rule of this node"),
+    errno.EPERM: ("forbidden by this node's firewall", "an output rule of this node"),
+}
+
+
+def _told(error: OSError) -> tuple[str, str]:
+    known = _CAUSES.get(error.errno or 0)
+    return known if known is not None else (error.strerror or str(error), "unknown")
+
+
+def judge(tried: Collection[Tried]) -> list[Finding]:
+    """One finding for each pair of nodes."""
+    pairs: dict[tuple[str, str], list[Tried]] = {}
+    for one in tried:
+        pairs.setdefault((one.target.source, one.target.node), []).append(one)
+    return [_pair(source, node, there) for (source, node), there in pairs.items()]
+
+
+def _pair(source: str, node: str, tried: Sequence[Tried]) -> Finding:
+    address = tried[0].target.address
+    need = f"{source} connects to {node} ({address}) on {len(tried)} port(s)"
+    bad = [one for one in tried if one.problem is not None]
+    if not bad:
+        slowest = max(one.seconds for one in tried)
+        value = f"reached in {slowest * 1000:.0f} ms"
+        return Finding(node=source, check="reach", status="ok", value=value, need=need)
+    problems = ", ".join(dict.fromkeys(str(one.problem) for one in bad))
+    shown = f"port {bad[0].target.port}" if len(bad) == 1 else f"{len(bad)} of {len(tried)} ports"
+    if len(bad) == len(tried):
+        fix = f"choose the network (network: {{interface: NAME}} or {{cidr: A.B.C.D/N}}), or open TCP {_ports(bad)}"
+    else:
+        fix = f"open TCP {_ports(bad)} on {node}: other ports of it are reached"
+    return Finding(
+        node=source,
+        check="reach",
+        status="failed",
+        value=f"{node} at {address}, {shown}: {problems}",
+        need=need,
+        fix=fix,
+        evidence=_evidence(bad),
+    )
+
+
+def _evidence(bad: Sequence[Tried]) -> tuple[str, ...]:
+    lines = [
+        f"{one.target.address}:{one.target.port} ({one.target.purpose}): {one.problem}; {one.cause}"
+        for one in bad[:_MOST_EVIDENCE]
+    ]
+    more = len(bad) - len(lines)
+    return (*lines, f"and {more} more") if more else tuple(lines)
+
+
+def _ports(tried: Collection[Tried]) -> str:
+    ports = sorted({one.target.port for one in tried})
+    return ", ".join(map(str, ports)) if len(ports) <= 6 else f"{ports[0]}-{ports[-1]}"
+
+
+async def connect(
+    node: str, targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+) -> list[Finding]:
+    """Tries those of the targets whose source is this `node`: one finding for each node that it must reach."""
+    mine = [target for target in targets if target.source == node]
+    return judge(await try_all(mine, deadline=deadline, greeted=greeted))

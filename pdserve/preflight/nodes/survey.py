@@ -1,0 +1,296 @@
+"""Looks at all nodes at once, through the ways by which their agents will be started, before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pdserve.errors import PreflightError
+from pdserve.installed.versions import Versions
+from pdserve.plan.model import Node, Plan
+from pdserve.plan.nodes.reach import Ssh, reach_argv
+from pdserve.preflight.facts import NodeFacts
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.memory import given_back
+from pdserve.preflight.nodes.address import Asked, Chosen, choose_all, find_addresses
+from pdserve.preflight.nodes.agreement import Skew, clock_skew, compare
+from pdserve.preflight.nodes.cross_node import cross_node
+from pdserve.preflight.nodes.node_probe import (
+    ANSWERS,
+    Answer,
+    Check,
+    Connect,
+    Findings,
+    Here,
+    Listen,
+    Listens,
+    Question,
+    Ready,
+    WhatIs,
+)
+from pdserve.preflight.nodes.together import together
+from pdserve.preflight.run_dir import remove_mark, write_mark
+from pdserve.reach.candidates import Candidate, Candidates
+from pdserve.reach.channel import Channel
+from pdserve.recipe.model import Recipe
+from pdserve.run.change import Change
+from pdserve.run.directory import RunDir
+
+START_SECONDS = 120.0
+"""Until a probe answers: a login or a scheduler comes before it, and perhaps a container."""
+_ANSWER_SECONDS = 60.0
+_LEAVE_SECONDS = 10.0
+_LOGIN_SECONDS = 5.0
+_STEP_SECONDS = 15.0
+"""How much longer the others are waited for once one node has failed: for a login after the connection, or a step of
+Slurm. One error shall name all that do not answer, and one that hangs shall not keep it for as long as a container may
+take."""
+AnswerT = TypeVar("AnswerT", bound=Answer)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is known of all nodes. `findings` hold at least one failure when the plan must not be started."""
+
+    plan: Plan
+    findings: tuple[Finding, ...]
+    addresses: Mapping[str, Chosen]
+    facts: Mapping[str, NodeFacts]
+
+
+class _Probe:
+    """The end here of one node probe. Raises PreflightError where the way to it cannot be run here."""
+
+    def __init__(self, candidate: Candidate, run_dir: Path) -> None:
+        self.name = candidate.name
+        reach = candidate.reach
+        self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
+        self.log = run_dir / "logs" / f"probe@{candidate.name}.log"
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
+        """By earlier probes of this run directory, in bytes of the log."""
+        argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
+        try:
+            self._channel = Channel.open(reach, candidate.name, f"probe-{candidate.name}", argv, log=self.log)
+        except OSError as error:
+            program = reach_argv(reach, candidate.name, "", argv)[0]
+            raise _not_run(program, error, where=f"probe@{self.name}") from error
+
+    async def begin(self) -> None:
+        """Raises PreflightError when it does not come."""
+        await self._hear(Ready, START_SECONDS)
+
+    async def ask(self, question: Question, kind: type[AnswerT]) -> AnswerT:
+        """Raises PreflightError when it does not answer."""
+        self._channel.send(question)
+        return await self._hear(kind, _ANSWER_SECONDS)
+
+    async def _hear(self, kind: type[AnswerT], seconds: float) -> AnswerT:
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._channel.line()
+        except TimeoutError:
+            raise self._error(f"{self.name} has not answered within {seconds:.0f} s") from None
+        if not line:
+            raise self._error(f"nothing can be started on {self.name}")
+        try:
+            answer = ANSWERS.validate_json(line)
+        except ValidationError:
+            answer = None
+        if not isinstance(answer, kind):
+            raise self._error(
+                f"{self.name} answered with something else than was asked for",
+                "another version of pdserve there, or a login script that prints",
+                line.decode(errors="replace").rstrip()[:200],
+            )
+        return answer
+
+    def _error(self, what: str, cause: str | None = None, said: str = "") -> PreflightError:
+        with contextlib.suppress(OSError):
+            said = said or self.log.read_bytes()[self._said_before :].decode(errors="replace")
+        return PreflightError(
+            what,
+            where=f"probe@{self.name}",
+            cause=cause
+            or "the way there (ssh, srun, a container), or pdserve and its interpreter, which must be there "
+            "under the same path as here",
+            todo=f"read {self.log}; leave the node out with exclude_nodes",
+            evidence=tuple(said.splitlines()[-8:]),
+        )
+
+    async def end(self) -> None:
+        """Closes the pipe; what does not leave then is killed, because it owns nothing."""
+        self._channel.hang_up()
+        try:
+            await asyncio.wait_for(self._channel.left(), _LEAVE_SECONDS)
+        except TimeoutError:
+            await self._channel.kill()
+        self._channel.close_reading()
+
+
+def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
+    """Popen names the program in its error; another file is the log."""
+    if error.filename not in (None, program):
+        return PreflightError(f"{error.filename} cannot be written: {error.strerror}", where=where)
+    return PreflightError(
+        f"{program} cannot be run here: {error.strerror}",
+        where=where,
+        cause=f"no {program} in a folder of PATH on this machine" if isinstance(error, FileNotFoundError) else None,
+        todo=f"install {program} on the machine where pdserve is called, or add its folder to PATH",
+    )
+
+
+@asynccontextmanager
+async def _probes(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Probe]]:
+    probes: list[_Probe] = []
+    try:
+        for one in machines:  # one that cannot be started leaves those before it to be ended
+            probes.append(_Probe(one, run_dir))
+        await _all(probes, lambda probe: probe.begin())
+        yield probes
+    finally:
+        await asyncio.gather(*(probe.end() for probe in probes))
+
+
+async def survey(
+    candidates: Candidates,
+    recipe: Recipe,
+    *,
+    run_dir: Path,
+    plan_for: Callable[[Sequence[Node], Versions], Plan],
+    change_for: Callable[[Plan], Change] | None = None,
+) -> Survey:
+    """Facts of all nodes, the plan for them, and what keeps it from being started. `change_for`: of a deployment that
+    runs; what it goes on with is not looked at.
+
+    Raises PreflightError when a node cannot be looked at, or has no address that the others could use.
+    """
+    machines = candidates.machines
+    async with _probes(machines, run_dir) as probes:
+        known = dict(zip((one.name for one in machines), await _facts(probes, machines, recipe), strict=True))
+        facts = {name: one for name, (one, _) in known.items()}
+        network = candidates.network or recipe.network
+        asked = [_asked(one, machines) for one in machines]
+        locate = (lambda _: None) if candidates.file is None else candidates.file.locate
+        addresses = choose_all(asked, facts, network, locate)
+        nodes = [_node(one, facts[one.name], addresses[one.name]) for one in machines]
+        # Whether the others have the same is one of the findings.
+        plan = plan_for(nodes, facts[machines[0].name].versions)
+        findings = [
+            *find_addresses(addresses, same_subnet=network is not None),
+            *compare(plan, facts, {name: skew for name, (_, skew) in known.items()}),
+        ]
+        mark = write_mark(run_dir)
+        try:
+            change = None if change_for is None else change_for(plan)
+            running = None if change is None else RunDir(run_dir).read_plan()
+            checked = await _all(probes, lambda one: one.ask(_check(plan, one.name, mark, change, running), Findings))
+            findings += [finding for found in checked for finding in found.findings]
+        finally:
+            remove_mark(run_dir, mark)
+        findings += await _reach(probes, plan)
+    return Survey(plan, tuple(findings), addresses, facts)
+
+
+async def _facts(
+    probes: Sequence[_Probe], machines: Sequence[Candidate], recipe: Recipe
+) -> list[tuple[NodeFacts, Skew]]:
+    async def one(probe: _Probe) -> tuple[NodeFacts, Skew]:
+        others = tuple(machine.target for machine in machines if machine.name != probe.name)
+        sent = time.time()
+        question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
+        facts = (await probe.ask(question, Here)).facts
+        return facts, clock_skew(facts, sent=sent, received=time.time())
+
+    return await _all(probes, one)
+
+
+def _asked(one: Candidate, machines: Sequence[Candidate]) -> Asked:
+    others = tuple(machine.target for machine in machines if machine.name != one.name)
+    return Asked(one.name, one.address, one.key, others)
+
+
+def _node(one: Candidate, facts: NodeFacts, address: Chosen) -> Node:
+    return Node(
+        name=one.name,
+        address=address.address,
+        devices=facts.devices_visible if one.devices is None else one.devices,
+        hostname=facts.hostname,
+        reach=one.reach,
+        command=one.command,
+    )
+
+
+def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Plan | None) -> Check:
+    if change is None or running is None:
+        return Check(plan=plan, node=node, mark=mark)
+    return Check(
+        plan=plan,
+        node=node,
+        mark=mark,
+        starting=tuple(sorted(change.starting)),
+        gives_back=given_back(running, node, change.replaced),
+        held_by_us=tuple(sorted(change.ports[node])),
+    )
+
+
+async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
+    """All listen before anybody connects, and until everybody has."""
+    targets = cross_node(plan)
+    if not targets:
+        return []
+    listening = await _all(probes, lambda one: one.ask(Listen(node=one.name, targets=targets), Listens))
+    taken = {(one.name, *place) for one, there in zip(probes, listening, strict=True) for place in there.taken}
+    targets = tuple(
+        target.model_copy(update={"greets": (target.node, target.address, target.port) not in taken})
+        for target in targets
+    )
+    reached = await _all(probes, lambda one: one.ask(Connect(node=one.name, targets=targets), Findings))
+    return [
+        *(one for there in listening for one in there.findings),
+        *(one for found in reached for one in found.findings),
+    ]
+
+
+async def _all(probes: Sequence[_Probe], work: Callable[[_Probe], Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """What each probe answers, all at once. Raises one PreflightError with every node that does not answer."""
+    tasks = {probe.name: asyncio.create_task(work(probe)) for probe in probes}
+    try:
+        _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        if pending:
+            await asyncio.wait(pending, timeout=max(probe.patience for probe in probes))
+        failed = {name: task for name, task in tasks.items() if task.done() and task.exception() is not None}
+        if failed:
+            late = [name for name, task in tasks.items() if not task.done()]
+            raise _silence(failed, late, of=len(probes), logs=probes[0].log.parent)
+        return [task.result() for task in tasks.values()]
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+def _silence(failed: Mapping[str, asyncio.Task[Any]], late: Sequence[str], *, of: int, logs: Path) -> BaseException:
+    """The nodes that cannot be looked at, as one error; a bug as it is."""
+    errors = []
+    for task in failed.values():
+        error = task.exception()
+        if not isinstance(error, PreflightError):
+            assert error is not None
+            return error
+        errors.append(error)
+    names = ", ".join(failed)
+    return together(
+        errors,
+        f"{len(failed)} of {of} nodes cannot be looked at: {names}",
+        todo=f"read {logs}/probe@*.log; leave the nodes out with exclude_nodes: [{names}]",
+        also=[f"{name} had not answered either when this was given up" for name in late],
+    )

@@ -1,0 +1,158 @@
+"""Which machines a deployment may use, and how each is reached, before anybody has looked at them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pdserve
+from pdserve.errors import PreflightError
+from pdserve.plan.nodes.container import Around, image_of, needed_paths, source_folder, wrap
+from pdserve.plan.nodes.nodelist import expand
+from pdserve.plan.nodes.reach import Local, Srun, Ssh
+from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.reach.slurm_job import gpus_asked_per_node
+from pdserve.reach.ssh_destination import machine_of
+from pdserve.recipe.model import Recipe
+from pdserve.recipe.sections.nodes import Network
+from pdserve.system.process import output_of
+
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
+_DEFAULT_KILL_WAIT_SECONDS = 30.0
+"""slurm.conf's own."""
+_SCONTROL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One machine. `address` and `devices` None: what it says itself."""
+
+    name: str
+    reach: Local | Srun | Ssh
+    target: str
+    """What the other nodes call it: a name or an address."""
+    address: str | None = None
+    devices: tuple[int, ...] | None = None
+    key: str = ""
+    """Of the cluster file, where it describes the machine: `hosts.1`."""
+    command: tuple[str, ...] = (sys.executable,)
+    """What runs Python there: an interpreter, or a container with one."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All machines, in the order in which roles are placed on them. `origin`: who says so, for messages."""
+
+    origin: str
+    machines: tuple[Candidate, ...]
+    file: LoadedCluster | None = None
+    """The cluster file that says so."""
+    job: str | None = None
+    """The Slurm job whose nodes they are."""
+    gpus_per_node: int | None = None
+    """What the job's steps have on each node, where Slurm says so."""
+    all_names: tuple[str, ...] = ()
+    """Of the job, those included that the recipe excludes."""
+
+    @property
+    def network(self) -> Network | None:
+        """Of the cluster file; it wins over the recipe's."""
+        return None if self.file is None else self.file.cluster.network
+
+
+def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
+    """The hosts of a cluster file, reached by ssh. Raises PreflightError when none is left."""
+    cluster = loaded.cluster
+    machines = tuple(
+        Candidate(
+            name=host.name,
+            reach=Ssh(
+                destination=host.ssh or host.name,
+                config=None if loaded.ssh_config is None else str(loaded.ssh_config),
+                options=tuple(word for option in cluster.ssh.options for word in ("-o", option)),
+                connect_seconds=cluster.ssh.connect_seconds,
+            ),
+            target=host.address or machine_of(host.ssh or host.name),
+            address=host.address,
+            devices=None if host.devices is None else tuple(host.devices),
+            key=f"hosts.{cluster.hosts.index(host)}",
+            command=(host.python or sys.executable,),
+        )
+        for host in cluster.usable(exclude)
+    )
+    if not machines:
+        raise PreflightError("exclude_nodes leaves out every host of the cluster file", where=str(loaded.path))
+    return Candidates(str(loaded.path), machines, file=loaded)
+
+
+def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | None:
+    """The nodes of the Slurm job that this runs in; None outside of one.
+
+    Raises PreflightError for a node list that cannot be read, and when nothing of it is left.
+    """
+    job, nodelist = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
+    if not job or not nodelist:
+        return None
+    everything = expand(nodelist, where="SLURM_JOB_NODELIST")
+    names = [name for name in everything if name not in exclude]
+    if not names:
+        raise PreflightError(
+            f"exclude_nodes leaves out every node of job {job}",
+            where="exclude_nodes",
+            cause=f"the job has {nodelist}",
+            todo="submit with --exclude, so that Slurm gives other nodes",
+        )
+    reach = Srun(job=job, kill_wait=kill_wait())
+    machines = tuple(Candidate(name=name, reach=reach, target=name) for name in names)
+    return Candidates(f"job {job}", machines, job=job, gpus_per_node=_gpus_per_node(environ, job), all_names=everything)
+
+
+def _gpus_per_node(environ: Mapping[str, str], job: str) -> int | None:
+    """What our steps will have of each node: of what the job has, no more than it has asked for."""
+    has = environ.get("SLURM_GPUS_ON_NODE", "")
+    if not has.isdecimal():
+        return None
+    asked = gpus_asked_per_node(job)
+    return int(has) if asked is None else min(int(has), asked)
+
+
+def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_dir: str, recipe_dir: str) -> Candidates:
+    """The same machines with the recipe's container around whatever pdserve starts there.
+
+    Raises PreflightError where the container cannot be had that way.
+    """
+    container = recipe.container
+    if container is None:
+        return candidates
+    image, paths = image_of(recipe), needed_paths(recipe, recipe_dir)
+    package = source_folder(str(Path(pdserve.__file__).parent))
+
+    def wrapped(one: Candidate) -> Candidate:
+        in_slurm = isinstance(one.reach, Srun)
+        around = Around(
+            run_id=run_id,
+            run_dir=run_dir,
+            node=one.name,
+            platform=recipe.platform,
+            package=package,
+            paths=paths,
+            user=f"{os.getuid()}:{os.getgid()}",
+            groups=tuple(os.getgroups()),
+            in_slurm=in_slurm,
+        )
+        found = wrap(container, image, (), around)
+        reach = one.reach.model_copy(update={"options": found.srun_options}) if in_slurm else one.reach
+        return replace(one, command=found.argv, reach=reach)
+
+    return replace(candidates, machines=tuple(map(wrapped, candidates.machines)))
+
+
+def kill_wait() -> float:
+    """Slurm's KillWait in seconds; its default where scontrol does not say."""
+    said = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
+    found = _KILL_WAIT.search(said.out)
+    return float(found.group(1)) if found else _DEFAULT_KILL_WAIT_SECONDS

@@ -1,0 +1,215 @@
+"""The launcher's end of an agent's pipe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from pdserve.errors import AgentProtocolError
+from pdserve.reach.channel import Channel
+from pdserve.reach.protocol import (
+    Answered,
+    Ask,
+    Beat,
+    Because,
+    Event,
+    Gone,
+    Hello,
+    Leaving,
+    Method,
+    Order,
+    Pulse,
+    Said,
+    Start,
+    Stop,
+    ToldToEnd,
+    decode_event,
+)
+
+_MANY_BYTES = 1024 * 1024
+"""Of orders that an agent has not read: then none is sent that can be done without."""
+_SHORTEST_SECONDS = 0.01
+BEATS = 5
+"""Beats in the length of a heartbeat: four may be late before a node counts as lost."""
+_ASK_MARGIN_SECONDS = 5.0
+_SILENT_SECONDS = 5.0
+"""What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""
+
+
+class AgentLink:
+    """Sends orders, hands every event to `receive`, and says Gone once: when the pipe closes or the agent falls silent.
+
+    Closing it stops the node. Belongs to the event loop that runs when it is made.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        channel: Channel,
+        receive: Callable[[Event], None],
+        *,
+        heartbeat: float | None = None,
+    ) -> None:
+        """`heartbeat`: seconds without a sign of life after which the agent is lost; None on this machine, where a pipe
+        closes with its owner and a launcher that is held in a debugger must not end a deployment."""
+        self.node = node
+        self._channel = channel
+        self._receive = receive
+        self._gone = False
+        self.silent = False
+        """It was lost without a word: what its node does is not known."""
+        self._heard: float | None = None
+        """Not before its first word: until then a container may still be on its way."""
+        self._ordered: set[str] = set()
+        """Processes that this agent was told of: it has nothing to say of others."""
+        self._asked: dict[int, asyncio.Future[Answered]] = {}
+        self._ids = count(1)
+        self._heartbeat = heartbeat
+        self._beaten = asyncio.get_running_loop().time()
+        self._held = (0.0, self._beaten)
+        """For how long this process did not run the last time that it was held, and until when."""
+        self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._stopped_reading)
+        self._pulse = None if heartbeat is None else asyncio.create_task(self._keep_in_touch(heartbeat))
+
+    def send(self, order: Order) -> None:
+        """Sends one order; never blocks. An agent that is gone is reported by Gone, not here."""
+        if isinstance(order, Start | Stop):
+            self._ordered.add(order.process.name if isinstance(order, Start) else order.name)
+        if isinstance(order, Beat) and self._channel.waiting > _MANY_BYTES:
+            return  # what waits tells the same
+        self._channel.send(order)
+
+    async def ask(
+        self,
+        method: Method,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+        seconds: float,
+    ) -> Answered:
+        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come says why."""
+        order = Ask(id=next(self._ids), method=method, url=url, headers=dict(headers or {}), body=body, seconds=seconds)
+        if self._gone:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
+        if self._channel.waiting > _MANY_BYTES:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} does not read its orders")
+        answer = self._asked[order.id] = asyncio.get_running_loop().create_future()
+        self.send(order)
+        try:
+            return await asyncio.wait_for(answer, seconds + _ASK_MARGIN_SECONDS)
+        except TimeoutError:
+            return Answered(id=order.id, status=None, error=f"the agent of {self.node} did not answer")
+        finally:
+            self._asked.pop(order.id, None)
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        how = "its pipe closed"
+        try:
+            # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
+            while not self._gone and (line := await self._channel.line()):
+                self._heard = loop.time()
+                self._hear(decode_event(line, self.node))
+        except AgentProtocolError as error:
+            how = error.render()
+        finally:
+            self._channel.close_reading()
+        self._lost(how)
+
+    def _hear(self, said: Said) -> None:
+        if isinstance(said, Answered):
+            if (asked := self._asked.get(said.id)) is not None and not asked.done():
+                asked.set_result(said)
+        elif isinstance(said, Leaving):
+            self._lost(said.how, because=said.because)
+        elif not isinstance(said, Pulse):
+            self._check_own(said)
+            self._receive(said)
+
+    def _check_own(self, event: Event) -> None:
+        """AgentProtocolError: it speaks of a node or a process that is not its own."""
+        if isinstance(event, Gone):
+            whose = "the end of an agent, which only its link can tell"
+        elif isinstance(event, Hello | ToldToEnd):
+            whose = "" if event.node == self.node else f"the node {event.node}"
+        else:
+            whose = "" if event.name in self._ordered else f"{event.name}, which it was never told to start"
+        if whose:
+            raise AgentProtocolError(
+                f"an agent reported {event.event} of {whose}",
+                where=f"agent@{self.node}",
+                cause="the command that starts the agent reaches another node, or another pdserve runs there",
+                todo=f"compare the address of {self.node} with the host that answers there, and `pdserve --version`",
+            )
+
+    async def _keep_in_touch(self, heartbeat: float) -> None:
+        loop, interval = asyncio.get_running_loop(), heartbeat / BEATS
+        while not self._gone:
+            self._beaten = loop.time()
+            self.send(Beat())
+            # Not later than the heartbeat after the last word, which came before whatever cut it off.
+            due = interval if self._heard is None else self._heard + heartbeat - self._beaten
+            await asyncio.sleep(max(_SHORTEST_SECONDS, min(interval, due)))
+            # Time in which we ourselves were held (a full disk, a debugger) says nothing about the other side.
+            held = max(0.0, loop.time() - self._beaten - 2 * interval)
+            if held:
+                self._held = (held, loop.time())
+            if self._heard is None:
+                continue
+            self._heard += held
+            if (silent := loop.time() - self._heard) > heartbeat:
+                self.silent = True
+                self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
+
+    def _lost(self, how: str, *, because: Because | None = None) -> None:
+        """Says so once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
+        its lease is over."""
+        if self._gone:
+            return
+        self._gone = True
+        self._channel.hang_up()
+        self._reader.cancel()
+        for id_, asked in self._asked.items():
+            if not asked.done():
+                asked.set_result(Answered(id=id_, status=None, error=f"the agent of {self.node} is gone: {how}"))
+        self._receive(Gone(node=self.node, how=how, because=because, held=self._held_lately()))
+
+    def _held_lately(self) -> float:
+        """Seconds for which this process has just not run; 0 where nobody beats."""
+        if self._heartbeat is None:
+            return 0.0
+        now, (held, until) = asyncio.get_running_loop().time(), self._held
+        # What came meanwhile may be read before the next beat is due.
+        return max(now - self._beaten - self._heartbeat / BEATS, held if now - until < self._heartbeat else 0.0, 0.0)
+
+    def _stopped_reading(self, reader: asyncio.Task[None]) -> None:
+        """A reader that fails must not leave a launcher that sees nothing any more and believes that all is well."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self._lost(f"its events can no longer be read: {error!r}")
+
+    async def close(self, seconds: float) -> bool:
+        """Closes the pipe and waits until the node's guard has left: nothing of ours runs there any more.
+
+        False when it is still there after `seconds`. A guard is not killed, because it is the one that cleans up;
+        killed is the srun or ssh of a node that was lost, which may wait for it for minutes; that of a silent one soon.
+        """
+        left = True
+        try:
+            async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self.silent else seconds):
+                await self._channel.sent()
+                self._channel.hang_up()
+                await self._channel.left()
+        except TimeoutError:
+            left, lost = False, self._gone
+            self._channel.hang_up()
+            if lost and self._pulse is not None:
+                await self._channel.kill()
+        finally:
+            tasks = [task for task in (self._reader, self._pulse) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return left

@@ -1,0 +1,295 @@
+"""What launcher and agent say to each other: one JSON object a line, over the pipe that started the agent.
+
+When the pipe closes, the agent stops what it owns. Over a network a cut cable closes nothing: there both sides also
+send a beat, and silence ends the agent's lease. Secrets travel here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdserve.errors import AgentProtocolError
+from pdserve.plan.model import Process
+from pdserve.system.cgroup import CgroupId
+from pdserve.system.procfs import Place, ProcessId
+
+Method = Literal["GET", "POST", "CONNECT"]
+"""CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when somebody accepts."""
+
+
+class Message(BaseModel):
+    """Exact keys: another version of pdserve on the other end is an error, not a guess."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# Launcher to agent -------------------------------------------------------------------------------------------------
+
+
+class Start(Message):
+    """Start a process and say when it is ready. `secrets`: variable -> value, resolved by the launcher. `token`: of the
+    run, for the name that it carries (markers.py)."""
+
+    do: Literal["start"] = "start"
+    process: Process
+    token: str = ""
+    secrets: dict[str, str] = {}
+    cpu_share: tuple[int, int] | None = None
+    """(i, n): the i-th of n equal parts of the CPUs that the agent may use. None: all of them."""
+
+
+class Stop(Message):
+    """Stop a process tree; answered by Stopped even when it is gone already."""
+
+    do: Literal["stop"] = "stop"
+    name: str
+    grace: float
+
+
+class Push(Message):
+    """Write a line to the stdin of a process that has `control: stdin`. `about`: what it tells the state of; while the
+    process does not read, a newer line takes the place of an older one about the same."""
+
+    do: Literal["push"] = "push"
+    name: str
+    about: str
+    line: str
+
+
+class Beat(Message):
+    """The launcher lives. An agent with a lease that hears nothing for its length stops everything by itself."""
+
+    do: Literal["beat"] = "beat"
+
+
+class Ask(Message):
+    """Make an HTTP request from the agent's node: LMCache and, by default, the proxy listen on its loopback only.
+    `headers` may hold the engine key."""
+
+    do: Literal["ask"] = "ask"
+    id: int
+    method: Method
+    url: str
+    headers: dict[str, str] = {}
+    body: str | None = None
+    seconds: float
+
+
+class Shutdown(Message):
+    """Stop whatever is left, in stop order, and leave."""
+
+    do: Literal["shutdown"] = "shutdown"
+
+
+Order = Start | Stop | Push | Beat | Ask | Shutdown
+
+# Agent to launcher -------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed. `cgroup`: in which
+    each of its processes gets one of its own; None: they get none, and `no_cgroup` says why."""
+
+    event: Literal["hello"] = "hello"
+    node: str
+    agent: ProcessId
+    guard: ProcessId
+    hostname: str
+    place: Place | None = None
+    cgroup: CgroupId | None = None
+    no_cgroup: str = ""
+
+
+class Started(Message):
+    """The process exists."""
+
+    event: Literal["started"] = "started"
+    name: str
+    id: ProcessId
+
+
+class Progress(Message):
+    """What the log of a starting process says that it is doing."""
+
+    event: Literal["progress"] = "progress"
+    name: str
+    text: str
+
+
+class LogCut(Message):
+    """A log was cut where no copy of it had room: its beginning is lost."""
+
+    event: Literal["log_cut"] = "log_cut"
+    name: str
+    lost: int
+    """Bytes."""
+    why: str
+
+
+class Ready(Message):
+    """The probe passed, and the listening socket belongs to the process's own tree."""
+
+    event: Literal["ready"] = "ready"
+    name: str
+    seconds: float
+    ports: dict[str, int] = {}
+    """Ports that the tree listens on and that the plan did not pin, by `port/pid command`."""
+
+
+class Died(Message):
+    """The process, or a member that it cannot live without, ended without being asked to."""
+
+    event: Literal["died"] = "died"
+    name: str
+    pid: int
+    code: int | None
+    """Exit code; negative: the signal; None: could not be executed, or a member that is not our child."""
+    how: str
+    seconds: float
+    """Since it was started."""
+    while_starting: bool
+    out_of_memory: bool = False
+    """The kernel has killed it, or a process of it, for memory; `how` says of how much."""
+    member: str | None = None
+    """Set when not the root but e.g. VLLM::EngineCore ended."""
+    log_tail: tuple[str, ...] = ()
+
+
+class Late(Message):
+    """Alive, but not ready within its time. Diagnostics were saved before this was sent."""
+
+    event: Literal["late"] = "late"
+    name: str
+    seconds: float
+    last_answer: str
+    diagnostics: str
+    """Path relative to the run directory."""
+    log_tail: tuple[str, ...] = ()
+
+
+class Health(Message):
+    """A ready process stopped answering (or was SIGSTOPped), or answers again."""
+
+    event: Literal["health"] = "health"
+    name: str
+    responsive: bool
+    why: str = ""
+
+
+class Sockets(Message):
+    """A ready engine has run out of sockets or file descriptors, or has had enough of them for a while."""
+
+    event: Literal["sockets"] = "sockets"
+    name: str
+    short: bool
+    times: int
+    """How often since it was started."""
+
+
+class Stopped(Message):
+    """The tree is gone."""
+
+    event: Literal["stopped"] = "stopped"
+    name: str
+    forced: bool
+    seconds: float
+
+
+class Pulse(Message):
+    """The agent lives."""
+
+    event: Literal["pulse"] = "pulse"
+
+
+class ToldToEnd(Message):
+    """Whoever started the agent ends it, and it stops all of its processes: Slurm tells every step at scancel, and at
+    preemption the steps only."""
+
+    event: Literal["told-to-end"] = "told-to-end"
+    node: str
+    signal: str
+
+
+STOPPED = "the agent was stopped by"
+"""So begins what its guard notes of it in the log: an agent that is stopped says nothing itself."""
+Because = Literal["lease", "signal", "killed"]
+
+
+class Leaving(Message):
+    """The agent stops everything and leaves although nobody here said so; when it was killed, its guard says it."""
+
+    event: Literal["leaving"] = "leaving"
+    because: Because
+    how: str
+
+
+class Answered(Message):
+    """What came of an Ask. `status` None: no answer, and `error` says why; `refused`: nothing listens there."""
+
+    event: Literal["answered"] = "answered"
+    id: int
+    status: int | None
+    body: str = ""
+    error: str = ""
+    refused: bool = False
+
+
+class Gone(Message):
+    """The agent's pipe has closed, or it was not heard within the heartbeat. Made by the link, not sent by an agent."""
+
+    event: Literal["gone"] = "gone"
+    node: str
+    how: str
+    because: Because | None = None
+    """None: it said nothing before."""
+    held: float = 0.0
+    """Seconds for which the launcher itself had not run when that became known."""
+
+
+Event = Hello | Started | Progress | LogCut | Ready | Died | Late | Health | Sockets | Stopped | ToldToEnd | Gone
+"""What a link hands on. Pulse, Leaving and Answered end in the link."""
+Said = Event | Pulse | Leaving | Answered
+
+
+class AskNode(Protocol):
+    """Makes an HTTP request from one node. Never raises for what comes of it."""
+
+    async def __call__(
+        self,
+        method: Method,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+        seconds: float,
+    ) -> Answered: ...
+
+
+_ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="do")])
+_EVENTS: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="event")])
+
+
+def decode_order(line: bytes) -> Order:
+    """Raises AgentProtocolError."""
+    try:
+        return _ORDERS.validate_json(line)
+    except ValidationError as error:
+        # The line may carry secrets: name the problem, never the text.
+        raise AgentProtocolError(f"unreadable order: {error.error_count()} problem(s)") from None
+
+
+def decode_event(line: bytes, node: str) -> Said:
+    """Raises AgentProtocolError."""
+    try:
+        return _EVENTS.validate_json(line)
+    except ValidationError:
+        raise AgentProtocolError(
+            "an agent wrote something that is not an event",
+            where=f"agent@{node}",
+            cause="another version of pdserve on that node, or a program that prints to the agent's stdout",
+            todo="compare `pdserve --version` on both nodes",
+            evidence=(line.decode(errors="replace").rstrip()[:200],),
+        ) from None

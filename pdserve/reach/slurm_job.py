@@ -1,0 +1,111 @@
+"""One Slurm job as a login node sees it: submitted, looked at, cancelled. Reads and calls Slurm's own tools."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.errors import PreflightError, StateError
+from pdserve.system.process import output_of
+
+_TOOL_SECONDS = 30.0
+_SHAPE_SECONDS = 10.0
+_FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)", re.MULTILINE)
+"""A value goes on to the next name: paths may have blanks."""
+_ASKED = re.compile(r"(?:^|\s)TresPerNode=(\S+)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu((?:[:=][^:=,]+)*)")
+_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+_ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What Slurm says of a job now."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    exit_code: int
+    """Of the batch script; 128 + the signal that ended it."""
+    output: Path | None
+
+    @property
+    def over(self) -> bool:
+        return self.state in _ENDED
+
+    def __str__(self) -> str:
+        told = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        where = f" on {self.nodes}" if self.nodes not in ("", "(null)") else ""
+        return f"job {self.id}: {self.state.lower()}{told}{where}"
+
+
+def submit(script: str) -> str:
+    """Gives a batch script to sbatch and returns the job's id. Raises PreflightError with sbatch's own words."""
+    said = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)
+    job = said.out.strip().partition(";")[0]
+    if said.code != 0 or not job.isdecimal():
+        raise PreflightError(
+            "sbatch did not take the job",
+            cause=(said.err or said.out).strip() or f"exit code {said.code}",
+            todo="correct the slurm section of the recipe (--set slurm.partition=...); "
+            "pdserve render --slurm RECIPE shows the script",
+        )
+    return job
+
+
+def look(job: str) -> Job | None:
+    """None: Slurm's controller does not answer now; its jobs go on. Raises StateError when it does not know the job
+    (any more)."""
+    said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_TOOL_SECONDS)
+    if said.code != 0 and any(words in said.err for words in _AWAY):
+        return None
+    found = dict(_FIELD.findall(said.out))
+    if said.code != 0 or "JobState" not in found:
+        raise StateError(f"Slurm says nothing of job {job}", cause=said.err.strip() or said.out.strip() or None)
+    code, _, signal = found.get("ExitCode", "0:0").partition(":")
+    return Job(
+        id=job,
+        state=found["JobState"],
+        reason=found.get("Reason", ""),
+        nodes=found.get("NodeList", ""),
+        exit_code=128 + int(signal) if signal.isdecimal() and int(signal) else int(code),
+        output=Path(found["StdOut"]) if found.get("StdOut") else None,
+    )
+
+
+def gpus_asked_per_node(job: str) -> int | None:
+    """How many GPUs of each node the job has asked for; None where Slurm does not say, or was asked in another way.
+
+    Steps get no more than these. The variables of an exclusive job count all GPUs of a node, because nobody else may
+    have them (srun(1), --gres; as tried on Slurm 22.05).
+    """
+    said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_SHAPE_SECONDS)
+    asked = _ASKED.search(said.out) if said.code == 0 else None
+    if asked is None:
+        return None
+    counts = [_count(found.group(1)) for item in asked.group(1).split(",") if (found := _GPUS.fullmatch(item))]
+    return sum(counts) if counts else None
+
+
+def _count(tail: str) -> int:
+    """Of `:a100:2`, `:2`, `=2`, or nothing, which is one."""
+    last = re.split("[:=]", tail)[-1]
+    return int(last) if last.isdecimal() else 1
+
+
+def cancel(job: str) -> None:
+    """Abrupt: `pdserve down` stops a deployment in order. Safe to call for a job that is over."""
+    output_of(["scancel", job], timeout=_TOOL_SECONDS)

@@ -1,0 +1,225 @@
+"""pydantic's errors as plain sentences about the file's own keys."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from pdserve.recipe.flags import OWNED, known_flags, where_instead
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Path, Problem, did_you_mean
+from pdserve.recipe.load.shape import RECIPE, Shape, keys
+
+_KINDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_LIMITS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_PATTERNS = {
+    "name": "a name of lower-case letters, digits and hyphens, 48 characters at most",
+    "secret": "the name of an environment variable",
+}
+
+
+@dataclass(frozen=True)
+class _Document:
+    """What was validated, and what it should look like."""
+
+    data: dict[str, Any]
+    shape: Shape
+
+
+def problems(error: ValidationError, data: dict[str, Any], shape: Shape = RECIPE) -> list[Problem]:
+    """One problem for each place of the document that pydantic objects to."""
+    document = _Document(data, shape)
+    at: dict[Path, list[ErrorDetails]] = defaultdict(list)
+    for detail in error.errors(include_url=False, include_context=True):
+        at[_path(detail["loc"], data)].append(detail)
+    found = []
+    for path, details in at.items():
+        deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
+        if deeper and isinstance(_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
+            continue  # other branches of a union; the branch that was meant reports what is wrong inside
+        found.append(_problem(path, details, document))
+    return found
+
+
+def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Problem:
+    kinds = {d["type"] for d in details}
+    detail = details[0]
+    if "key" in kinds or (detail["loc"] and detail["loc"][-1] == "[key]"):
+        return _bad_key(path)
+    if kinds == {"extra_forbidden"}:
+        return _unknown_key(path, document)
+    if "missing" in kinds:
+        return Problem(path, "missing", _line_to_write(path, document) or _about(path, document))
+    value = _at(path, document.data)
+    shown = show.redacted(path[-1] if path else "", value)
+    if "union_tag_not_found" in kinds:
+        return Problem(path, f"a {_union(path)} needs a `kind`: one of {_list(document.shape.kinds(path))}")
+    if "union_tag_invalid" in kinds:
+        given = value.get("kind") if isinstance(value, dict) else None
+        known = document.shape.kinds(path)
+        guess = did_you_mean(str(given), known)
+        kind_path = (*path, "kind")
+        what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
+        return Problem(kind_path, what, f"did you mean {guess}?" if guess else None)
+    return _wrong_value(path, details, value, shown, document)
+
+
+def _union(path: Path) -> str:
+    """What the branches of the union at `path` are."""
+    return "policy" if path[:2] == ("proxy", "routing") else "connector"
+
+
+def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str, document: _Document) -> Problem:
+    expected: list[str] = []
+    todo: str | None = None
+    for detail in details:
+        kind = detail["type"]
+        context = detail.get("ctx", {})
+        if kind in _KINDS:
+            expected.append(_KINDS[kind])
+        elif kind in _LIMITS:
+            words, key = _LIMITS[kind]
+            expected.append(f"{words} {context[key]:g}")
+            todo = _about(path, document)
+        elif kind == "literal_error":
+            allowed = document.shape.choices(path, document.data)
+            one_of = "one of " if len(allowed) > 1 else ""
+            expected.append(f"{one_of}{_list(allowed)}" if allowed else str(context.get("expected", "another value")))
+            guess = did_you_mean(value, [str(a) for a in allowed]) if isinstance(value, str) else None
+            todo = f"did you mean {guess}?" if guess else todo
+        elif kind in ("too_short", "string_too_short"):
+            least = context.get("min_length", 1)
+            expected.append("something" if kind == "string_too_short" else f"a list of at least {least}")
+        elif kind == "string_pattern_mismatch":
+            expected.append(_PATTERNS.get(str(path[-1]) if path else "", f"text like {context.get('pattern')}"))
+        elif kind == "finite_number":
+            expected.append("a finite number")
+        else:
+            expected.append(detail["msg"])
+    if path and len(path) >= 2 and path[-2] == "env":
+        expected, hint = ["text, a whole number or {secret: NAME}"], "put it in quotes"
+        todo = hint if isinstance(value, bool | float) else todo
+    if isinstance(value, list) and "too_short" in {d["type"] for d in details}:
+        shown = f"{len(value) or 'an empty one'}"
+    what = f"expected {', '.join(dict.fromkeys(expected[:-1]))}{' or ' if expected[1:] else ''}{expected[-1]}"
+    return Problem(path, f"{what}, got {shown}", todo or _hint(value, details))
+
+
+def _hint(value: Any, details: list[ErrorDetails]) -> str | None:
+    kinds = {d["type"] for d in details}
+    if "bool_type" in kinds and isinstance(value, str):
+        if word := _BOOLEAN_WORDS.get(value.lower()):
+            return f"write {word}"
+        return "remove the quotes" if value.lower() in ("true", "false") else None
+    if kinds & {"int_type", "float_type"} and isinstance(value, str):
+        return "remove the quotes" if value.strip().replace(".", "", 1).lstrip("-+").isdecimal() else None
+    if "string_type" in kinds and isinstance(value, bool | int | float):
+        return f'put it in quotes: "{show.value(value)}"'
+    if "list_type" in kinds and isinstance(value, str | int):
+        return f"write [{value}]" if not show.secret_value(value) else None
+    return None
+
+
+def _unknown_key(path: Path, document: _Document) -> Problem:
+    """A key that the format does not have, and the one that was probably meant."""
+    key, parent = str(path[-1]), path[:-1]
+    known = [k for model in document.shape.models_at(parent, document.data) for k in keys(model)]
+    guess = did_you_mean(key, known)
+    role = parent[0] if len(parent) == 1 and parent[0] in ("prefill", "decode", "aggregated", "engine") else None
+    flag = key.replace("_", "-").removeprefix("--")
+    todo: str | None
+    if guess and guess.replace("_", "").replace("-", "") == key.lower().replace("_", "").replace("-", ""):
+        todo = f"did you mean {guess}?"
+    elif role and flag in OWNED:
+        todo = where_instead(flag, str(role))
+    elif role and flag in known_flags():
+        todo = f"vLLM flags go under {role}.args: {flag}"
+    elif guess is not None:
+        todo = f"did you mean {guess}?"
+    else:
+        elsewhere = list(document.shape.places(key))
+        inside = [p for p in elsewhere if parent and p.startswith(f"{parent[0]}.")]
+        todo = f"did you mean {(inside or elsewhere)[0]}?" if elsewhere else f"known here: {_list(sorted(set(known)))}"
+    return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
+
+
+def _bad_key(path: Path) -> Problem:
+    key, parent = str(path[-1]), path[-2] if len(path) > 1 else ""
+    if parent == "args":
+        flag = key.lstrip("-").replace("_", "-").lower()
+        if flag.startswith("no-") and flag[3:] in known_flags():
+            flag = f"{flag[3:]}: false"
+        elif "." in key:
+            return Problem(path, "not the name of a flag", f"write a mapping below {flag.split('.')[0]}:")
+        return Problem(path, "flags are written with hyphens and without the leading dashes", f"write {flag}")
+    if parent == "requires":
+        return Problem(path, "versions can be required of vllm, lmcache and mooncake")
+    return Problem(path, "not the name of an environment variable: letters, digits and _ only")
+
+
+def _path(loc: tuple[int | str, ...], data: Any) -> Path:
+    """The document's path for pydantic's: without the names of union branches and the mark of a bad key."""
+    path: list[int | str] = []
+    current = data
+    for i, part in enumerate(loc):
+        last = i == len(loc) - 1
+        if _has(current, part):
+            path.append(part)
+            current = current[part]
+        elif isinstance(current, dict) and last and part != "[key]" and not _branch(str(part), current):
+            path.append(part)  # a missing key
+    return tuple(path)
+
+
+def _has(container: Any, part: int | str) -> bool:
+    if isinstance(container, dict):
+        return part in container
+    return isinstance(container, list) and isinstance(part, int) and part < len(container)
+
+
+def _branch(part: str, current: dict[str, Any]) -> bool:
+    return part == current.get("kind") or part in ("str", "int", "SecretRef") or part.startswith(("list[", "dict["))
+
+
+def _at(path: Path, data: Any) -> Any:
+    for part in path:
+        if not _has(data, part):
+            return None
+        data = data[part]
+    return data
+
+
+def _line_to_write(path: Path, document: _Document) -> str | None:
+    """Where a key can have one value only, nothing needs to be explained."""
+    allowed = document.shape.choices(path, document.data)
+    return f"write the line `{path[-1]}: {show.value(allowed[0])}`" if len(allowed) == 1 else None
+
+
+def _about(path: Path, document: _Document) -> str | None:
+    info = document.shape.field_at(path, document.data)
+    return info.description if info is not None else None
+
+
+def _list(words: list[Any]) -> str:
+    texts = [str(w) for w in words]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

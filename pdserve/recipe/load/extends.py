@@ -1,0 +1,195 @@
+"""`extends:`: one recipe file and what it builds on, merged into one document that still knows its lines.
+
+Mappings merge key by key, the extending file wins; lists and scalars replace. A mapping with another `kind` (a
+connector) replaces as well: the settings of one connector mean nothing to another. A key set to null loses what it
+inherited and has its default again (inside `args` null is data: it drops the flag).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os.path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from pdserve.errors import RecipeError
+from pdserve.recipe.load import yaml12
+from pdserve.recipe.load.problems import Origin, Path, Problem
+
+MAX_BYTES = 1 << 20
+PATHS = (
+    ("model", "path"),
+    ("proxy", "auth", "keys_file"),
+    ("proxy", "tls", "certificate"),
+    ("proxy", "tls", "key"),
+    ("proxy", "upstream_tls", "ca"),
+    ("proxy", "upstream_tls", "certificate"),
+    ("proxy", "upstream_tls", "key"),
+    ("proxy", "admin", "token_file"),
+)
+"""Values that are paths, relative to the file that says them."""
+Interpolate = Callable[[str], str]
+
+
+@dataclass
+class Document:
+    """A recipe on its way: plain data, where each path was written, and what was wrong so far."""
+
+    data: dict[str, Any]
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    quoted: set[Path] = field(default_factory=set)
+    problems: list[Problem] = field(default_factory=list)
+
+    def forget(self, path: Path) -> None:
+        """Drop the origins of `path` and of everything below it."""
+        for known in [p for p in self.origins if p[: len(path)] == path]:
+            del self.origins[known]
+        self.quoted = {p for p in self.quoted if p[: len(path)] != path}
+
+
+def read(path: FilePath, interpolate: Interpolate) -> Document:
+    """The file at `path` merged over everything that it extends. `interpolate` is applied to the names in `extends`."""
+    return _read(path, interpolate, chain=())
+
+
+def read_one(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
+    """The file at `path` as it stands. `what` it should be is named in errors, and `chain`: who extends it."""
+    parsed = yaml12.parse(_text(path, chain), str(path))
+    if parsed.data is None:
+        raise RecipeError("the file is empty", where=str(path), todo="start with `schema: 1`")
+    if not isinstance(parsed.data, dict):
+        raise RecipeError(
+            f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
+            where=f"{path}:1",
+        )
+    return Document(parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems))
+
+
+def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
+    own = read_one(path, chain=chain)
+    bases = _bases(own, path, interpolate)
+    if not bases:
+        return own
+    merged = Document({})
+    for base, origin in bases:
+        target = FilePath(os.path.normpath(path.parent / base))
+        seen = (*chain, path)
+        if any(_same(target, other) for other in seen):
+            loop = " -> ".join(str(p) for p in (*seen, target))
+            raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin))
+        try:
+            inherited = _read(target, interpolate, seen)
+        except _MissingFileError as missing:
+            raise RecipeError(f"extends: {missing.what}", where=str(origin), todo=missing.todo) from None
+        for place in PATHS:
+            _rebase(inherited, place, target.parent, path.parent)
+        merge(merged, inherited)
+    merge(merged, own)
+    return merged
+
+
+def merge(base: Document, over: Document) -> None:
+    """Lay `over` on `base`, in place."""
+    _merge(base, over, (), base.data, over.data)
+    if () in over.origins:
+        base.origins[()] = over.origins[()]
+    base.problems.extend(over.problems)
+
+
+def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], data: dict[str, Any]) -> None:
+    for key, value in data.items():
+        here = (*path, key)
+        old = into.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and old.get("kind") == value.get("kind", old.get("kind")):
+            base.origins[here] = over.origins.get(here, base.origins[here])
+            _merge(base, over, here, old, value)
+            continue
+        base.forget(here)
+        into[key] = value
+        base.origins.update({p: o for p, o in over.origins.items() if p[: len(here)] == here})
+        base.quoted.update(p for p in over.quoted if p[: len(here)] == here)
+
+
+def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tuple[str, Origin]]:
+    value = own.data.pop("extends", None)
+    here = own.origins.get(("extends",), Origin(str(path)))
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    bases = []
+    for i, item in enumerate(items):
+        origin = own.origins.get(("extends", i), here)
+        if not isinstance(item, str) or not item:
+            raise RecipeError("extends: expected the path of a recipe, or a list of them", where=str(origin))
+        try:
+            bases.append((interpolate(item), origin))
+        except ValueError as error:
+            raise RecipeError(f"extends: {error}", where=str(origin)) from None
+    own.forget(("extends",))
+    return bases
+
+
+class _MissingFileError(RecipeError):
+    """A file that cannot be read: told at the `extends` that names it, where there is one."""
+
+
+def _text(path: FilePath, chain: tuple[FilePath, ...]) -> str:
+    what = f"{path} does not exist"
+    try:
+        if path.is_file():
+            if path.stat().st_size > MAX_BYTES:
+                raise RecipeError(f"larger than {MAX_BYTES >> 20} MiB", where=str(path))
+            return path.read_bytes().decode("utf-8-sig")
+        if path.exists():
+            what = f"{path} is not a file"
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"not UTF-8 text: byte {error.start} cannot be read", where=str(path), todo="save the file as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:
+        what = f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
+    todo = _similar(path)
+    if chain:
+        what += f" (extended by {' <- '.join(str(p) for p in reversed(chain))})"
+    raise _MissingFileError(what, where=None, todo=todo)
+
+
+def _similar(path: FilePath) -> str | None:
+    try:
+        names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
+    except (OSError, ValueError):
+        return None
+    close = difflib.get_close_matches(path.name, names, n=1) or difflib.get_close_matches(path.name + ".yaml", names, 1)
+    return f"did you mean {path.parent / close[0]}?" if close else None
+
+
+def _same(a: FilePath, b: FilePath) -> bool:
+    try:
+        return a.resolve() == b.resolve()
+    except (OSError, RuntimeError):
+        return a == b
+
+
+def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any]:
+    """A copy in which the files of the proxy are named so that they can be found from anywhere; relative ones are
+    relative to `folder`."""
+    copied = copy.deepcopy(data)
+    for *sections, key in PATHS[1:]:
+        section: Any = copied
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = os.path.normpath(folder.absolute() / section[key])
+    return copied
+
+
+def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
+    """A relative path is relative to the file that says it, so it is rewritten for the folder of its reader."""
+    section: Any = document.data
+    for key in place[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    path = section.get(place[-1]) if isinstance(section, dict) else None
+    if not isinstance(path, str) or not path or path.startswith(("/", "${")) or _same(written_in, read_in):
+        return
+    section[place[-1]] = os.path.normpath(FilePath(os.path.relpath(written_in, read_in)) / path)

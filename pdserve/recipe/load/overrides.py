@@ -1,0 +1,118 @@
+"""`--set a.b=c` and `--unset a.b`: changes of the command line to a document.
+
+All unsets are applied before all sets, so `--unset model.id --set model.path=x` means the same in any order.
+A value is YAML: `--set prefill.instances=2`, `--set 'lmcache.on=[prefill, decode]'`. A part that is a number is the
+index of a list; a dot inside a key is written `\\.`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pdserve.errors import RecipeError
+from pdserve.recipe.load import show, yaml12
+from pdserve.recipe.load.extends import Document
+from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted
+
+
+def apply(document: Document, set_: Sequence[str], unset: Sequence[str]) -> None:
+    """Change `document` in place. RecipeError names the option that cannot be carried out."""
+    for text in unset:
+        _unset(document, text)
+    for text in set_:
+        _set(document, text)
+
+
+def _unset(document: Document, text: str) -> None:
+    option = f"--unset {text}"
+    path = _path(text, option)
+    parent = _walk(document.data, path[:-1], option)
+    last = _key(parent, path[-1])
+    _step(parent, path, option)
+    del parent[last]  # type: ignore[arg-type]
+    document.forget(path[:-1] if isinstance(parent, list) else path)
+    document.origins[path[:-1]] = Origin(option)
+
+
+def _set(document: Document, text: str) -> None:
+    key, separator, value_text = text.partition("=")
+    if not separator:
+        raise RecipeError(f"--set {key} has no value", todo=f"write --set {key}=VALUE, or --unset {key}")
+    path = _path(key, f"--set {key}")
+    option = f"--set {key}={value_text}"
+    if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
+        option = f"--set {key}=..."
+    parsed = yaml12.parse(value_text, option)
+    if parsed.problems:
+        problem = parsed.problems[0]
+        raise RecipeError(f"{dotted(path)}: {problem.what}", where=option, todo=problem.todo)
+    parent = _create(document, path, option)
+    last = _key(parent, path[-1])
+    if isinstance(parent, dict):
+        parent[str(path[-1])] = parsed.data
+        path = (*path[:-1], str(path[-1]))
+    elif isinstance(last, int) and last <= len(parent):
+        parent[last:] = [parsed.data, *parent[last + 1 :]]
+        path = (*path[:-1], last)
+    else:
+        raise _absent(parent, path, option)
+    document.forget(path)
+    document.origins[path] = Origin(option)
+    document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
+    document.quoted.update((*path, *below) for below in parsed.quoted)
+
+
+def _create(document: Document, path: Path, option: str) -> dict[str, Any] | list[Any]:
+    """The container of the last part, made of new mappings where nothing is there yet."""
+    current: Any = document.data
+    for depth, part in enumerate(path[:-1]):
+        if isinstance(current, dict) and current.get(str(part)) is None:
+            current[str(part)] = {}
+            document.origins[path[: depth + 1]] = Origin(option)
+        current = _step(current, path[: depth + 1], option)
+    if not isinstance(current, dict | list):
+        raise RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+    return current
+
+
+def _walk(data: Any, path: Path, option: str) -> dict[str, Any] | list[Any]:
+    for depth in range(len(path)):
+        data = _step(data, path[: depth + 1], option)
+    if not isinstance(data, dict | list):
+        raise RecipeError(f"{dotted(path)} is {show.value(data)}, it has no keys", where=option)
+    return data
+
+
+def _step(current: Any, path: Path, option: str) -> Any:
+    key = _key(current, path[-1])
+    if isinstance(current, dict) and key in current:
+        return current[key]
+    if isinstance(current, list) and isinstance(key, int) and key < len(current):
+        return current[key]
+    raise _absent(current, path, option)
+
+
+def _absent(current: Any, path: Path, option: str) -> RecipeError:
+    name = dotted(path)
+    if isinstance(current, list):
+        return RecipeError(f"{name}: the list has {len(current)} items, numbered from 0", where=option)
+    if isinstance(current, dict):
+        guess = did_you_mean(str(path[-1]), current)
+        todo = f"did you mean {dotted((*path[:-1], guess))}?" if guess else None
+        return RecipeError(f"{name} is not in the recipe", where=option, todo=todo)
+    return RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+
+
+def _key(container: Any, part: str | int) -> str | int:
+    return int(part) if isinstance(container, list) and str(part).isdecimal() and len(str(part)) < 6 else str(part)
+
+
+def _path(text: str, option: str) -> Path:
+    parts = [part.replace("\\.", ".") for part in re.split(r"(?<!\\)\.", text)]
+    if not all(parts):
+        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo="write a.b.c")
+    if parts[0] == "extends":
+        raise RecipeError("extends is read before the options of the command line", where=option)
+    return tuple(parts)

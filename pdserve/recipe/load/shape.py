@@ -1,0 +1,121 @@
+"""What the models of a file allow at a path, read from the models themselves: for "did you mean" and for the rules."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pdserve.recipe.load.problems import Path
+from pdserve.recipe.model import Recipe
+
+_MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ("prefill", "decode", "aggregated")}
+"""A document in which a connector can have children."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a file may contain whose top level is `root`."""
+
+    root: type[BaseModel]
+
+    def models_at(self, path: Path, data: Any) -> list[type[BaseModel]]:
+        """The models that may stand at `path` of the document `data`; of connectors, the one whose `kind` is there."""
+        return [a for a in _walk(self.root, path, data) if isinstance(a, type) and issubclass(a, BaseModel)]
+
+    def field_at(self, path: Path, data: Any) -> FieldInfo | None:
+        """The declaration of the key at `path`."""
+        for model in self.models_at(path[:-1], data) if path else []:
+            if (found := keys(model).get(str(path[-1]))) is not None:
+                return found
+        return None
+
+    def kinds(self, path: Path) -> list[str]:
+        """The kinds of the union at `path`: of connectors, or of policies."""
+        places = tuple(0 if isinstance(part, int) else part for part in path)
+        return [kind for model in self.models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
+
+    def choices(self, path: Path, data: Any) -> list[Any]:
+        """The literal values that are allowed at `path`."""
+        found = self.field_at(path, data)
+        return [] if found is None else _literals(found.annotation)
+
+    def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
+        """Whether text, and whether a number or boolean, may stand at `path`."""
+        options = _walk(self.root, path, data)
+        text = any(o is str or any(isinstance(v, str) for v in _literals(o)) for o in options)
+        return text, any(o in (int, float, bool) or any(isinstance(v, int) for v in _literals(o)) for o in options)
+
+    def places(self, key: str) -> Iterator[str]:
+        """Every path of the format (`prefill.parallel.tp`) that ends in `key`; nearest to the top first."""
+        level: list[tuple[str, type[BaseModel]]] = [("", self.root)]
+        while level:
+            below: list[tuple[str, type[BaseModel]]] = []
+            for prefix, model in level:
+                for name, info in keys(model).items():
+                    if name == key:
+                        yield prefix + name
+                    below.extend((f"{prefix}{name}.", m) for m in _models(info.annotation) if name not in ("of",))
+            level = below
+
+
+RECIPE = Shape(Recipe)
+
+
+def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a model as they are written in YAML."""
+    return {f.alias or name: f for name, f in model.model_fields.items()}
+
+
+def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
+    options = list(_flatten(annotation))
+    if isinstance(data, dict) and "kind" in data:
+        same = [o for o in options if _is_model(o) and "kind" in keys(o) and data["kind"] in _kinds(o)]
+        options = same or options
+    if not path:
+        return options
+    head, below = path[0], path[1:]
+    inner = data.get(head) if isinstance(data, dict) else None
+    if isinstance(data, list) and isinstance(head, int) and head < len(data):
+        inner = data[head]
+    found: list[Any] = []
+    for option in options:
+        if _is_model(option):
+            if (info := keys(option).get(str(head))) is not None:
+                found.extend(_walk(info.annotation, below, inner))
+        elif get_origin(option) is list and isinstance(head, int):
+            found.extend(_walk(get_args(option)[0], below, inner))
+        elif get_origin(option) is dict:
+            found.extend(_walk(get_args(option)[1], below, inner))
+    return found
+
+
+def _kinds(model: type[BaseModel]) -> list[Any]:
+    return _literals(keys(model)["kind"].annotation)
+
+
+def _flatten(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _flatten(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for option in get_args(annotation):
+            yield from _flatten(option)
+    else:
+        yield annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    return [a for a in _flatten(annotation) if _is_model(a)]
+
+
+def _literals(annotation: Any) -> list[Any]:
+    return [v for option in _flatten(annotation) if get_origin(option) is Literal for v in get_args(option)]

@@ -1,0 +1,229 @@
+"""YAML text -> plain data plus the line of every key, and back.
+
+Scalars follow YAML 1.2: only `true` and `false` are booleans, so `on:` is a key and `no` a word (YAML 1.1, which
+PyYAML implements, reads both as booleans). Refused, because each has silently lost somebody's setting: duplicate
+keys, keys that are not text, tags, merge keys and several documents in one file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pdserve.errors import RecipeError
+from pdserve.recipe.load import show
+from pdserve.recipe.load.problems import Origin, Path, Problem
+
+_INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
+"""Infinity and NaN are left out: nothing in a recipe can be either, and JSON has no word for them."""
+_BREAKS = re.compile("[\x85\u2028\u2029]")
+_TAG = "tag:yaml.org,2002:"
+
+MAX_DEPTH = 60
+MAX_NODES = 100_000
+"""An alias bomb of 300 bytes expands to gigabytes; the largest shipped recipe has 150 nodes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only; constructing them is done here, with their lines."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own name
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 or YAML 1.2 would not read back as the same text. No aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Unicode's own line breaks end a plain scalar when it is read back; in double quotes they are escaped.
+        style = '"' if _BREAKS.search(data) else None
+        return self.represent_scalar(_TAG + "str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+for _name, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, list(_first))
+_Loader.add_implicit_resolver(_TAG + "null", _NULL, ["~", "n", "N", ""])
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A document and where each of its paths stands. `quoted`: paths of scalars that were written in quotes."""
+
+    data: Any
+    origins: dict[Path, Origin]
+    quoted: frozenset[Path]
+    problems: tuple[Problem, ...]
+
+
+def scalar(text: str) -> Any:
+    """`text` as a plain YAML 1.2 scalar: a number, a boolean, null, or itself. ValueError on absurd numbers."""
+    if _NULL.match(text):
+        return None
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text):
+        return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+    if _FLOAT.match(text):
+        number = float(text)
+        if math.isinf(number):
+            raise ValueError("the number is too large")
+        return number
+    return text
+
+
+def parse(text: str, name: str) -> Parsed:
+    """The one document in `text`. RecipeError where it is not YAML; problems that allow going on are collected."""
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise _syntax(error, text, name) from None
+    except RecursionError:
+        raise RecipeError("nested too deeply", where=name) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    walk = _Walk(name)
+    data = None if node is None else walk.value(node, (), depth=0)
+    return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems))
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """YAML that `parse` reads back as equal data, in the order of the mapping."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+@dataclass
+class _Walk:
+    file: str
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    quoted: set[Path] = field(default_factory=set)
+    problems: list[Problem] = field(default_factory=list)
+    nodes: int = 0
+
+    def value(self, node: yaml.Node, path: Path, depth: int) -> Any:
+        self.nodes += 1
+        line = node.start_mark.line + 1
+        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            raise RecipeError(
+                "nested too deeply, or too many values after its aliases are expanded",
+                where=f"{self.file}:{line}",
+                cause="an alias (*name) that contains itself, or aliases of aliases",
+            )
+        self.origins.setdefault(path, Origin(self.file, line))
+        if isinstance(node, yaml.MappingNode):
+            if self.tagged(node, "map", path, line):
+                return {}
+            return self.mapping(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            if self.tagged(node, "seq", path, line):
+                return []
+            return [self.value(child, (*path, i), depth + 1) for i, child in enumerate(node.value)]
+        return self.scalar(node, path, line)
+
+    def tagged(self, node: yaml.Node, kind: str, path: Path, line: int) -> bool:
+        if node.tag == _TAG + kind:
+            return False
+        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        return True
+
+    def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str) or key_node.tag != _TAG + "str":
+                shown = "a list or mapping" if key is None else f"{key or 'null'}"
+                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", "put the key in quotes")
+                continue
+            if key == "<<":
+                self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
+                continue
+            if bad := _unusable(key):
+                self.report((*path, "?"), line, f"a key contains {bad}")
+                continue
+            here = (*path, key)
+            if key in result:
+                first = self.origins[here]
+                self.report(here, line, f"the key is there twice, first at {first}", "keep one of them")
+                continue
+            self.origins[here] = Origin(self.file, line)
+            result[key] = self.value(value_node, here, depth + 1)
+        return result
+
+    def scalar(self, node: yaml.Node, path: Path, line: int) -> Any:
+        text: str = node.value
+        if bad := _unusable(text):
+            self.report(path, line, f"the value contains {bad}")
+            return None
+        if node.tag == _TAG + "str":
+            if getattr(node, "style", None) is not None:
+                self.quoted.add(path)
+            return text
+        if node.tag in (_TAG + "bool", _TAG + "int", _TAG + "float", _TAG + "null"):
+            try:
+                value = scalar(text)
+            except ValueError:
+                self.report(path, line, "the number is too large")
+                return None
+            return value
+        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        return None
+
+    def report(self, path: Path, line: int, what: str, todo: str | None = None) -> None:
+        self.problems.append(Problem(path, what, todo, origin=Origin(self.file, line)))
+
+
+def _unusable(text: str) -> str | None:
+    if "\0" in text:
+        return "a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is not a character"
+    return None
+
+
+def _syntax(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if mark is None:
+        return RecipeError(f"not YAML: {problem}", where=name)
+    where = f"{name}:{mark.line + 1}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return RecipeError(
+            "a tab in the indentation", where=where, cause="YAML is indented with spaces only",
+            todo="replace the tab by spaces (two a level)",
+        )  # fmt: skip
+    if "another document" in problem or "single document" in problem:
+        return RecipeError(
+            "a second YAML document begins here", where=where, cause="a file is one document",
+            todo="put the other one in a file of its own and remove the --- between them",
+        )  # fmt: skip
+    context = getattr(error, "context", None)
+    detail = f"{problem} ({context})" if context else problem
+    todo = None
+    if "${" in line and ("flow" in detail or "flow" in problem):
+        todo = 'inside { } and [ ] a reference needs quotes: "${NAME}"'
+    if "block scalar" in detail:
+        todo = "a value that begins with > or | needs quotes"
+    evidence = (line.rstrip()[:160],) if line.strip() and not show.looks_secret(line) else ()
+    return RecipeError(f"not YAML: {detail}", where=where, todo=todo, evidence=evidence)

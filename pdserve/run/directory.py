@@ -1,0 +1,427 @@
+"""Every file name of a run, and how the files are written: atomically, or one line at a time.
+
+    <home>/<deployment>/current -> <run id>
+    <home>/<deployment>/<run id>/
+        recipe.yaml  plan.json  versions.json      written before anything starts
+        state.json                                 the launcher's view, replaced atomically
+        failure.md                                 of a deployment that failed: cause first, then the evidence
+        beat                                       when the launcher last said that it lives
+        agent@<node>-<guard>.json                  who guards a node of this run, and in which cgroup (agent_record.py)
+        key-folder                                 in which folder of its user the engine key is
+        cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
+        events.jsonl                               the history: what started, became ready, died, was restarted;
+                                                   events.jsonl.1 was before it
+        logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
+        diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
+                                                   has fetched; requests to the launcher
+
+Secrets are never written here; the engine key is in `key_file`, outside, readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pdserve.errors import NotOursError, StateError
+from pdserve.plan.model import Plan
+from pdserve.run import engine_key, history, launcher_lock
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_here, is_named_here
+
+BEAT_SECONDS = 2.0
+"""How often a launcher says that it lives."""
+LIVES_SECONDS = 30.0
+"""A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
+_LATE_SECONDS = 3 * BEAT_SECONDS
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory. Raises StateError."""
+    try:
+        if chosen := environ.get("PDSERVE_HOME"):
+            return Path(chosen).absolute()
+        state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state).absolute() / "pdserve"
+    except FileNotFoundError:
+        raise StateError(
+            "the folder of deployments cannot be named",
+            cause="PDSERVE_HOME (or XDG_STATE_HOME) is relative, and the current folder was removed",
+            todo="cd to a folder that exists, or set PDSERVE_HOME to an absolute path",
+        ) from None
+    except RuntimeError:
+        raise StateError(
+            "there is no folder for deployments",
+            cause=f"HOME is not set, and uid {os.getuid()} has no entry in the password file",
+            todo="set PDSERVE_HOME to a folder of your own",
+        ) from None
+
+
+def new_run_id() -> str:
+    """Sorts by time, unique without coordination."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+class RunDir:
+    """One run of one deployment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.plan = path / "plan.json"
+        self.versions = path / "versions.json"
+        self.state = path / "state.json"
+        self.events = path / "events.jsonl"
+        self.beat = path / "beat"
+        self.key_folder = path / "key-folder"
+        self.failure = path / "failure.md"
+        self.logs = path / "logs"
+        self.diagnostics = path / "diagnostics"
+        self.patches = path / "patches"
+        self.inbox = path / "inbox"
+        self._held: launcher_lock.Lock | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, root: Path, name: str, run_id: str) -> RunDir:
+        """A new run with its folders. `point_current` makes it the deployment's current one. Raises as `make`."""
+        run = cls(root / name / run_id)
+        run.make()
+        return run
+
+    def make(self) -> None:
+        """Makes the folders of a run, if they are not there. Raises StateError when they cannot be made."""
+        try:
+            _make_ours(self.path.parent)
+            for folder in (self.path, self.logs, self.diagnostics, self.patches, self.inbox):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StateError(
+                "the folder of this run cannot be made",
+                where=str(self.path),
+                cause=str(error),
+                todo="set PDSERVE_HOME to a folder that you may write to",
+            ) from None
+        _check_folders(self.path.parent, self)
+
+    @contextmanager
+    def only_launcher(self) -> Iterator[None]:
+        """Held by the launcher for as long as it lives; the kernel lets go of it when it dies, however it dies.
+
+        Raises StateError when another launcher of this deployment holds it: two `up` at the same moment.
+        """
+        with launcher_lock.held(_lock(self.path.parent)) as self._held:
+            yield
+
+    def keep_current(self) -> str | None:
+        """For the launcher: makes sure that it holds the lock, which a cleaner may have removed, and that `current`
+        leads here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
+        pulling at it would leave none of them to be found. Raises OSError."""
+        link = self.path.parent / "current"
+        here = link.is_symlink() and str(link.readlink()) == self.run_id
+        try:
+            if self._held is not None:
+                self._held.take()
+        except launcher_lock.TakenError as taken:
+            return None if here else str(taken.cause)
+        except StateError:
+            pass  # no file, or another user's: no launcher can open it
+        if not here:
+            self.point_current()
+        return None
+
+    def point_current(self) -> None:
+        """Makes this run the one that `status`, `logs` and `down` mean."""
+        link, temporary = self.path.parent / "current", self.path.parent / f".current-{self.run_id}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(self.run_id)
+        temporary.rename(link)
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces a file in one step: a reader sees the old text or the new, never half."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(file)
+
+    def say_alive(self) -> None:
+        """The launcher's sign of life. One that cannot be written is tried again the next time."""
+        with contextlib.suppress(OSError):
+            self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
+
+    def cleared(self, node: str) -> Path:
+        """Whose presence says that nothing is left on a node that was lost."""
+        return self.path / f"cleared@{node}"
+
+    def say_gone(self) -> None:
+        """The launcher leaves: its last sign of life must not outlive it."""
+        with contextlib.suppress(OSError):
+            self.beat.unlink(missing_ok=True)
+
+    def append_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Adds a line to the history and returns it. `at` is wall-clock seconds. Raises OSError."""
+        return history.append(self.events, kind, fields)
+
+    def read_events(self, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """The events from a byte of the history on, as far as they are kept, and the offset to go on from."""
+        return history.read(self.events, offset)
+
+    def read_state(self) -> DeploymentState:
+        """Raises StateError when the run has none (it was never started), and NotOursError when it is not obeyed."""
+        return _read(self.state, DeploymentState)
+
+    def read_plan(self) -> Plan:
+        """The plan as it was saved before the start. Raises StateError and NotOursError."""
+        return _read(self.plan, Plan)
+
+    @property
+    def key_file(self) -> Path:
+        """The deployment's engine key, outside the run directory: where it was put, by whatever session that was."""
+        folder = self.read_key_folder() or engine_key.usual_folder(os.environ, os.getuid())
+        return folder / f"pdserve-{self.run_id}.key"
+
+    def read_key_folder(self) -> Path | None:
+        """Where the launcher's session keeps its keys; None where that is not said, or torn."""
+        try:
+            said = _contents(self.key_folder).decode()
+        except (OSError, NotOursError, ValueError):
+            return None
+        return Path(said) if said.startswith("/") and "\0" not in said else None
+
+    def save_key(self, key: str) -> None:
+        """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
+        ours."""
+        folder = engine_key.usual_folder(os.environ, os.getuid())
+        engine_key.save(folder / self.key_file.name, key)
+        self.note_key_folder()
+
+    def note_key_folder(self) -> None:
+        """Says where this session keeps its keys, for others of the same user. Raises OSError."""
+        self.write(self.key_folder, str(engine_key.usual_folder(os.environ, os.getuid())))
+
+    def forget_key(self) -> None:
+        """This run is over. The key belongs to no other run: each has its own."""
+        with contextlib.suppress(OSError):
+            self.key_file.unlink(missing_ok=True)
+
+    def forget_key_of_the_last(self) -> None:
+        """Of the deployment's last run, if that was another one. For the only launcher: none of that one lives."""
+        if (last := _current(self.path.parent.parent, self.path.parent.name)) is not None and last.path != self.path:
+            last.forget_key()
+
+    def read_key(self) -> str:
+        """Raises StateError when it is gone or belongs to another user, or its file or folder is not ours alone."""
+        return engine_key.read(self.key_file)
+
+
+def check_no_launcher(root: Path, name: str) -> None:
+    """StateError: the lock of this deployment is held, by whom the error says."""
+    launcher_lock.check_free(_lock(root / name))
+
+
+def _lock(deployment: Path) -> Path:
+    return deployment / "lock"
+
+
+def _make_ours(folder: Path) -> None:
+    """Of a deployment: with a umask of 002 the group could write there, and with none everybody. Raises OSError."""
+    for above in reversed(folder.parents):
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o022:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+
+
+def _check_folders(deployment: Path, run: RunDir) -> None:
+    """`deployment`: of the deployment, whose `current` may lead anywhere. NotOursError: what is recorded there may be
+    somebody else's word, and it says which processes are killed."""
+    for folder in (deployment, run.path.parent, run.path):
+        try:
+            status = folder.stat()
+            _check_ours(folder, status.st_uid, status.st_mode, folder)
+        except FileNotFoundError:
+            return  # nothing is recorded, and whoever reads it says so
+        except OSError as error:
+            raise _no_record(folder, error) from None
+
+
+def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
+    """As ssh asks it of its files: they belong to who reads them, or to root, and nobody else can write them."""
+    if uid not in (0, os.geteuid()) and uid != _owner_in(folder):
+        raise NotOursError(
+            "this record belongs to another user, and is not obeyed",
+            where=str(path),
+            cause=f"it belongs to uid {uid}, and pdserve was started by uid {os.geteuid()}",
+            todo=f"run pdserve as its owner (sudo -u '#{uid}' pdserve ...), or set PDSERVE_HOME to a folder "
+            "of your own",
+        )
+    if mode & 0o022:
+        raise NotOursError(
+            "this record can be written by others, and is not obeyed",
+            where=str(path),
+            cause=f"it has mode {mode & 0o777:04o}",
+            todo=f"look whether it is what you have started, then chmod go-w {path}; where a file system has no modes, "
+            "set PDSERVE_HOME to a folder on another one",
+        )
+
+
+def _owner_in(folder: Path) -> int | None:
+    """Whose what we make there is: a network file system may take root for nobody."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            return os.fstat(new.fileno()).st_uid
+    except OSError:
+        return None
+
+
+def _contents(file: Path) -> bytes:
+    """Of a file that is ours. Raises NotOursError, and OSError: also of a pipe, for which nobody must wait."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(file))
+        # Where nobody else comes, a umask of 002 does no harm to a file.
+        mode = status.st_mode if file.parent.stat().st_mode & 0o011 else 0
+        _check_ours(file, status.st_uid, mode, file.parent)
+        return stream.read()
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _read(file: Path, model: type[ModelT]) -> ModelT:
+    try:
+        return model.model_validate_json(_contents(file))
+    except FileNotFoundError:
+        raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
+    except OSError as error:
+        raise StateError("it cannot be read", where=str(file), cause=str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise StateError(
+            f"this is not a {file.name} of this version of pdserve",
+            where=str(file),
+            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
+            todo=f"use the version that wrote it, or, if nothing of it runs, remove {file.parent}",
+        ) from None
+
+
+def deployments(root: Path) -> list[RunDir]:
+    """The current run of every deployment that was ever started, by name."""
+    return list(_by_name(root).values())
+
+
+def _by_name(root: Path) -> dict[str, RunDir]:
+    try:
+        folders = sorted(root.iterdir()) if root.is_dir() else []
+    except OSError as error:
+        raise _no_record(root, error) from None
+    found = {folder.name: _current(root, folder.name) for folder in folders}
+    return {name: run for name, run in found.items() if run is not None}
+
+
+def _current(root: Path, name: str) -> RunDir | None:
+    current = root / name / "current"
+    try:
+        return RunDir(current.resolve()) if current.is_symlink() else None
+    except RuntimeError:  # a link that leads to itself: whoever reads there says so
+        return RunDir(current)
+    except OSError as error:
+        raise _no_record(current, error) from None
+
+
+def _no_record(where: Path, error: OSError) -> StateError:
+    return StateError("the record of deployments cannot be read", where=str(where), cause=str(error))
+
+
+def lives(run: RunDir, state: DeploymentState) -> bool:
+    """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
+    sign of life, up to half a minute late. In another container of its machine, or before that was booted again, the
+    lock says at once that it is dead: nobody holds it.
+
+    How old that is, the clock of the shared file system says: those of two machines may differ by more.
+    """
+    if is_here(state.host, state.place):
+        return state.launcher.alive()
+    if is_named_here(state.host) and launcher_lock.is_free(_lock(run.path.parent)):
+        return False
+    since = _beaten_since(run)
+    return since is not None and since < LIVES_SECONDS
+
+
+def unheard(run: RunDir) -> float | None:
+    """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
+    since, on another machine, or is stopped, or cannot write. None: it is heard, or has said nothing at all."""
+    since = _beaten_since(run)
+    return since if since is not None and since > _LATE_SECONDS else None
+
+
+def _beaten_since(run: RunDir) -> float | None:
+    try:
+        beat = os.open(run.beat, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            last = os.fstat(beat).st_mtime
+        finally:
+            os.close(beat)
+    except OSError:
+        return None
+    return _time_at(run.path) - last
+
+
+def _time_at(folder: Path) -> float:
+    """Of the file system; this machine's for one who may not write there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            return os.fstat(new.fileno()).st_mtime
+    except OSError:
+        return time.time()
+
+
+def serves(run: RunDir) -> bool:
+    """The same of a run whose record may not be there: that one is asked for by its name."""
+    try:
+        return lives(run, run.read_state())
+    except (StateError, NotOursError):
+        return False
+
+
+def find(root: Path, name: str | None) -> RunDir:
+    """The current run of a deployment; without a name the only one there is (one that runs, if only one does).
+
+    Raises StateError and NotOursError.
+    """
+    if name is not None:
+        if (found := _current(root, name)) is None:
+            known = ", ".join(_by_name(root)) or "none"
+            raise StateError(
+                f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
+            )
+        _check_folders(root / name, found)
+        return found
+    everything = _by_name(root)
+    running = {each: run for each, run in everything.items() if serves(run)}
+    for some in (running, everything):
+        if len(some) == 1:
+            [(only, run)] = some.items()
+            _check_folders(root / only, run)
+            return run
+    if not everything:
+        raise StateError("nothing was started yet", where=str(root), todo="pdserve up RECIPE")
+    names = ", ".join(running or everything)
+    raise StateError("there is more than one deployment", todo=f"name one of: {names}")

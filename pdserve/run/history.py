@@ -1,0 +1,92 @@
+"""The history of a run, one JSON object a line: events.jsonl, and what was before it in events.jsonl.1.
+
+It has one writer, who opens it for each line: a full one is renamed, not copied as a log is (log_rotation.py), which
+needs no room on a full disk. The next one says first how much was before it, so that who follows the history by an
+offset from its beginning finds his place, however late he comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from pdserve.logs.lines import read_from
+from pdserve.logs.rotation import earlier
+
+_FULL_BYTES = 8 << 20
+"""Tens of thousands of events. Whoever tells of a failure reads all that is kept, twice as much."""
+_CONTINUED = re.compile(rb'\{"at": [0-9.]+, "event": "continued", "bytes_before": ([0-9]+)\}\n')
+_HEAD_BYTES = 120
+_SHOWN_BYTES = 200
+"""Of a line that cannot be read."""
+
+
+def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Adds an event and returns it. `at` is wall-clock seconds. Raises OSError when it cannot be written whole; nothing
+    of it is left then."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.stat().st_size >= _FULL_BYTES:
+            file.rename(earlier(file))
+    event = {"at": round(time.time(), 3), "event": kind, **fields}
+    line = json.dumps(event).encode() + b"\n"
+    with file.open("ab+", buffering=0) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if not size and earlier(file).exists():
+            line = _continued(earlier(file), event["at"]) + line
+        if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line  # half a line of somebody who was killed, or had no space
+        try:
+            written = stream.write(line)
+        except OSError:
+            written = 0
+        if written != len(line):
+            stream.truncate(size)
+            raise OSError(errno.ENOSPC, "the event could not be written whole", str(file))
+    return event
+
+
+def read(file: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The events of whole lines from a byte of the history on, as far as they are kept, and the offset to go on from. A
+    line that cannot be read is an event "unreadable" with its beginning as `text`: the others still count."""
+    base = _before(file)
+    start = max(0, offset - base)
+    data = read_from(file, start)
+    if data is None:  # a history that was deleted, and has begun again
+        start, data = 0, read_from(file, 0) or b""
+    lines = data[: data.rfind(b"\n") + 1]
+    cut_off = b""
+    if offset < base:
+        cut_off = read_from(earlier(file), max(0, offset - _before(earlier(file)))) or b""
+        cut_off = cut_off[: cut_off.rfind(b"\n") + 1]
+    events: list[dict[str, Any]] = []
+    for line in (cut_off + lines).split(b"\n")[:-1]:
+        events.append(_event(line, events[-1]["at"] if events else 0.0))
+    return events, base + start + len(lines)
+
+
+def _continued(before: Path, at: float) -> bytes:
+    count = _before(before) + before.stat().st_size
+    return json.dumps({"at": at, "event": "continued", "bytes_before": count}).encode() + b"\n"
+
+
+def _before(file: Path) -> int:
+    """Bytes of the history that were before this file; 0 where it has none, or does not say."""
+    found = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
+    return 0 if found is None else int(found[1])
+
+
+def _event(line: bytes, at: float) -> dict[str, Any]:
+    """`at`: of the one before it, in place of its own."""
+    try:
+        event = json.loads(line)
+    except ValueError:  # and UnicodeDecodeError
+        event = None
+    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
+        return event
+    return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}

@@ -1,0 +1,200 @@
+"""What still runs of a deployment whose supervisors are gone, from its recorded PIDs and start times, and its end.
+
+Normally nothing: agents stop their processes when the launcher dies, guards when the agent dies. If all of them were
+killed at once (a process group, the OOM killer), this is what is left to clear up with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from pdserve.node import agent_record
+from pdserve.node.agent_record import AgentRecord
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.system import cgroup, markers, procfs
+from pdserve.system.host import is_here, is_named_here
+from pdserve.system.process import send, stop_family
+from pdserve.system.procfs import ProcessId, Relations
+from pdserve.system.shared_memory import ShmLedger
+
+_GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+_HELD_SECONDS = 2.0
+"""What a supervisor that stands still gets to go on, once it was told to."""
+_ENDED = ("dead", "done", "stopped")
+_CLOCK_SECONDS = 2.0
+"""By which two accounts of when something happened may differ."""
+
+
+def recorded(state: DeploymentState) -> dict[str, ProcessId]:
+    """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
+    there the agents' leases end what is left."""
+    nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname, agents.place)}
+    found = {
+        name: process.id
+        for name, process in state.processes.items()
+        if process.id is not None and process.node in nodes
+    }
+    for node, agents in nodes.items():
+        found[f"agent@{node}"] = agents.agent
+        found[f"guard@{node}"] = agents.guard
+    return found
+
+
+def members(state: DeploymentState, run: RunDir) -> set[int]:
+    """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
+    run, and, where the kernel does not show all of them by that, who carries a name of it in its environment.
+
+    A session whose leader is dead may be somebody else's: the kernel gives a number again once nobody has it. Its
+    members are ours if they began before the leader died, or, where nobody has seen that, before the run was last
+    heard of. A PID that belongs to somebody else is never among them.
+    """
+    inside = {pid for one in _cgroups(state, run) for pid in one.members()}
+    seen = procfs.relations()
+    known = recorded(state)
+    roots = {one.pid for one in known.values() if one.alive()}
+    heard = _last_heard_of(run)
+    for name, one in known.items():
+        if procfs.identify(one.pid) is None:
+            process = state.processes.get(name)
+            # One that was restarted since has the time of an earlier end, and another root.
+            died_at = process.died_at if process is not None and process.phase in _ENDED else None
+            until = heard if died_at is None else died_at
+            roots |= {
+                each.pid
+                for each in procfs.identities(pid for pid, of in seen.items() if of.session == one.pid)
+                if procfs.started_at(each) <= until + _CLOCK_SECONDS
+            }
+    found = procfs.family(roots | inside, seen=seen)
+    # Also without a recorded PID: its launcher may have ended before it wrote it.
+    return found | procfs.family(_named(state, run, found, seen), seen=seen)
+
+
+def _named(state: DeploymentState, run: RunDir, found: set[int], seen: Mapping[int, Relations]) -> set[int]:
+    """Who carries a name of the run and may have been started by it. Where a guard lives or there are cgroups, all that
+    was is known without it (`found`), and of a guard that has left by itself nothing is: another name was copied."""
+    agents = _agents(state, run)
+    here = [one for one in agents if one.here]
+    beside = [one for one in agents if not one.here and is_named_here(one.hostname)]
+    if here and not beside and all(one.shows_all() for one in here):
+        return set()
+    named = markers.holders(run.run_id, state.token, state.processes) - found
+    if not here:
+        return named
+    since = min(one.guard.start_ticks for one in here)
+    known = [one.above for one in here if one.above is not None]
+    above = {one.pid for each in known for one in each if one.alive()} if len(known) == len(here) else None
+    return {
+        one
+        for one in named
+        if not markers.born_outside(one, seen=seen, since=since, above=above, named=named, ours=found)
+    }
+
+
+def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
+    """All that the run has had, as far as they are recorded by themselves or by the launcher."""
+    told = [
+        AgentRecord(guard=one.guard, hostname=one.hostname, place=one.place, cgroup=one.cgroup)
+        for one in state.nodes.values()
+    ]
+    own = agent_record.records(run.path)
+    noted = {one.guard for one in own}
+    return [*own, *(one for one in told if one.guard not in noted)]
+
+
+def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
+    """Of the run, on this machine, as far as they are still there."""
+    here = {agent.cgroup for agent in _agents(state, run) if agent.here}
+    return [one for each in here if (one := cgroup.recorded(each, run.run_id)) is not None]
+
+
+def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
+    """What is left once all that was in it has ended, supervisors and processes. Only while no supervisor lives."""
+    for one in _cgroups(state, run):
+        one.remove()
+
+
+def _last_heard_of(run: RunDir) -> float:
+    """When its launcher last wrote anything; 0: it has left nothing."""
+    times = [file.stat().st_mtime for file in (run.beat, run.state) if file.exists()]
+    return max(times, default=0.0)
+
+
+def supervised(state: DeploymentState) -> bool:
+    """Whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
+    return any(one.alive() for one in _supervisors(state).values())
+
+
+def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
+    return {name: one for name, one in recorded(state).items() if name.startswith(("agent@", "guard@"))}
+
+
+@asynccontextmanager
+async def none_held(state: DeploymentState, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
+    is left, and it would wait for them. One is told to go on; one that does not is killed, and then the other one of
+    the two does its work, or `stop_left`."""
+    watch = asyncio.create_task(_let_go_on(state, say))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+
+async def _let_go_on(state: DeploymentState, say: Callable[[str], None]) -> None:
+    told: dict[str, float] = {}
+    while True:
+        now = asyncio.get_running_loop().time()
+        for name, one in _supervisors(state).items():
+            if not procfs.is_stopped(one):
+                told.pop(name, None)
+            elif name not in told:
+                told[name] = now
+                if send(one, signal.SIGCONT):
+                    say(f"{name} (PID {one.pid}) stood still (SIGSTOP) and was told to go on")
+            elif now - told[name] >= _HELD_SECONDS:
+                told[name] = now
+                if send(one, signal.SIGKILL):
+                    say(f"{name} (PID {one.pid}) stood still all the same (a debugger?) and was killed")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
+    """Whether anything of a node whose guard was not seen leaving may still run: False where this machine shows that
+    nothing of the run is left."""
+    known = state.nodes.get(node)
+    return known is None or not is_here(known.hostname, known.place) or bool(members(state, run))
+
+
+def living(state: DeploymentState, run: RunDir) -> list[str]:
+    """`name PID command` of every process of the run that lives here; members that were not recorded have no name."""
+    names = {one.pid: name for name, one in recorded(state).items() if one.alive()}
+    return [
+        f"{names.get(pid, 'of its processes:')} PID {pid} {procfs.command(pid)[:100]}"
+        for pid in sorted(members(state, run))
+    ]
+
+
+async def stop_left(state: DeploymentState, run: RunDir) -> bool:
+    """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
+    run's, also when nothing lives that had it. True if anything lived."""
+    ledgers = [
+        ShmLedger(run.path / f"shm@{node}.json")
+        for node, agents in state.nodes.items()
+        if is_here(agents.hostname, agents.place)
+    ]
+    left = members(state, run)
+    if left:
+        for ledger in ledgers:
+            ledger.record(left)
+        await stop_family(lambda: members(state, run), orphan_grace=_GRACE_SECONDS, cgroups=_cgroups(state, run))
+    else:
+        _remove_empty_cgroups(state, run)
+    for ledger in ledgers:
+        ledger.remove_orphans()
+    return bool(left)

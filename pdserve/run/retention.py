@@ -1,0 +1,209 @@
+"""Old runs of a deployment: which of them are kept, and how the others are removed.
+
+Never removed: the newest run and the current one; a run of which anything lives, or may live where it cannot be seen;
+what another user owns, or holds anything of; what has not the name of a run; and whatever a link leads to. The run
+directory is one for all nodes (preflight proves that they share it), so that nothing is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.errors import NotOursError, StateError
+from pdserve.node import agent_record
+from pdserve.recipe.model import Retention
+from pdserve.run.directory import RunDir, lives
+from pdserve.run.orphans import members
+from pdserve.system import procfs
+from pdserve.system.host import is_here
+from pdserve.system.markers import MARKER
+
+_DAY_SECONDS = 86400.0
+_UNSEEN_SECONDS = _DAY_SECONDS
+"""A run that may live where nobody here sees it (another node, a start that has not begun, the record of another
+version) is left alone until nothing was written for so long: a launcher writes every two seconds."""
+_RUN = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
+_GOING = ".removed-"
+"""Before the name of a run while it is removed: if that is interrupted, the next removal ends it."""
+_MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """One run."""
+
+    path: Path
+    size: int
+    """Bytes of its files."""
+    problem: str | None = None
+    """Why it is still there; None: it is gone, or would be."""
+
+
+def rule_of(deployment: Path) -> Retention:
+    """What the recipe of its current run says; the defaults where nothing can be read."""
+    try:
+        return RunDir(deployment / "current").read_plan().retention
+    except (StateError, NotOursError):
+        return Retention()
+
+
+def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
+    """`prune` of every deployment of this home, each by its own rule. Raises StateError."""
+    try:
+        folders = sorted(root.iterdir()) if root.is_dir() else []
+    except OSError as error:
+        raise StateError("the record of deployments cannot be read", where=str(root), cause=str(error)) from None
+    return [one for folder in folders if _is_ours(folder) for one in prune(folder, rule_of(folder), dry_run=dry_run)]
+
+
+def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[Removed]:
+    """Removes the old runs of one deployment, the oldest first. What cannot be removed is among the results.
+    `dry_run`: only looks."""
+    if not _is_ours(deployment):
+        return []
+    if not dry_run:
+        remove_empty_cgroups(deployment)
+    try:
+        interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and _is_ours(path)]
+        old = _old(deployment, rule)
+    except OSError as error:
+        return [Removed(deployment, 0, str(error))]
+    return [_remove(path, dry_run=dry_run) for path in (*interrupted, *old)]
+
+
+def remove_empty_cgroups(deployment: Path) -> None:
+    """Of all runs whose agents and guards are gone: who was killed has not removed them, and nobody lives in them."""
+    with contextlib.suppress(OSError):
+        for path in deployment.iterdir():
+            if _RUN.fullmatch(path.name) and _is_ours(path):
+                agent_record.remove_empty_cgroups(path, path.name)
+
+
+def _old(deployment: Path, rule: Retention) -> list[Path]:
+    """Raises OSError."""
+    found = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
+    written = {path: _last_written(path) for path in sorted(found, key=found.__getitem__, reverse=True)[1:]}
+    since = time.time() - rule.days * _DAY_SECONDS
+    current = _current(deployment)
+    beyond = [
+        path
+        for place, (path, at) in enumerate(written.items(), start=1)
+        if ((rule.runs and place >= rule.runs) or (rule.days and at < since)) and not _is(path, current)
+    ]
+    if not beyond:
+        return []
+    values = procfs.environment_values(MARKER).values()
+    marked = {value.partition(b"/")[0].decode(errors="replace") for value in values}
+    return [path for path in reversed(beyond) if path.name not in marked and not _may_live(RunDir(path), written[path])]
+
+
+def _may_live(run: RunDir, written: float) -> bool:
+    """Whether anything of it lives, as far as this machine can know."""
+    unseen = time.time() - written < _UNSEEN_SECONDS
+    try:
+        state = run.read_state()
+    except NotOursError:
+        return True
+    except StateError:
+        return unseen and (run.state.exists() or not run.failure.exists())
+    if lives(run, state) or members(state, run):
+        return True
+    over = state.phase in ("stopped", "failed")
+    elsewhere = [node for node in state.nodes.values() if not is_here(node.hostname, node.place)]
+    return unseen and (
+        any(node.lost for node in elsewhere) if over else bool(elsewhere) or not is_here(state.host, state.place)
+    )
+
+
+def _remove(path: Path, *, dry_run: bool) -> Removed:
+    size = 0
+    try:
+        top = path.lstat()
+        # A folder of the same file system that is mounted has the number of that one.
+        if mounted := _mounted_in(path):
+            return Removed(path, 0, f"{mounted[0]} is mounted there")
+        for file, status in _everything(path):
+            if status.st_uid != top.st_uid:
+                return Removed(path, 0, f"{file} belongs to uid {status.st_uid}")
+            # Files of an overlay may have the number of a layer.
+            if stat.S_ISDIR(status.st_mode) and status.st_dev != top.st_dev:
+                return Removed(path, 0, f"{file} is on another file system")
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        if not dry_run:
+            RunDir(path).forget_key()
+            going = path if _is_going(path.name) else path.with_name(f"{_GOING}{path.name}")
+            path.rename(going)
+            shutil.rmtree(going)
+    except FileNotFoundError:
+        pass  # somebody else removes it too
+    except OSError as error:
+        return Removed(path, size, str(error))
+    return Removed(path, size)
+
+
+def _is_going(name: str) -> bool:
+    return name.startswith(_GOING) and _RUN.fullmatch(name.removeprefix(_GOING)) is not None
+
+
+def _mounted_in(folder: Path) -> list[Path]:
+    """The mount points at a folder and below it. Raises OSError."""
+    top = folder.resolve()
+    # The kernel writes a space, a tab, a line feed or a backslash of a name as `\040`, and nothing else.
+    names = (line.split(b" ")[4] for line in _MOUNTS.read_bytes().split(b"\n") if line)
+    points = [Path(os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), name))) for name in names]
+    return [point for point in points if point.is_relative_to(top)]
+
+
+def _everything(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """All that is in a folder, at any depth. Links are not followed. Raises OSError."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            yield Path(entry.path), status
+            if stat.S_ISDIR(status.st_mode):
+                yield from _everything(Path(entry.path))
+
+
+def _is_ours(folder: Path) -> bool:
+    """A folder, no link to one, of this user, and nobody else can write it: what stands in it we have put there."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _current(deployment: Path) -> os.stat_result | None:
+    try:
+        return (deployment / "current").stat()
+    except OSError:
+        return None
+
+
+def _is(path: Path, status: os.stat_result | None) -> bool:
+    return status is not None and os.path.samestat(path.stat(), status)
+
+
+def _last_written(path: Path) -> float:
+    """By its launcher, or whoever prepared it. The folder's own time does not count: also a look may change it."""
+    run = RunDir(path)
+    times = [
+        file.stat().st_mtime
+        for file in (run.beat, run.state, run.events, run.failure, run.plan, run.recipe)
+        if file.exists()
+    ]
+    return max(times, default=path.stat().st_mtime)
+
+
+def mebibytes(size: int) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**20:.1f} MiB"

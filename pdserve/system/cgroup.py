@@ -1,0 +1,259 @@
+"""Cgroups (v2) of our own, one for each process that an agent starts, so that nothing that it starts can get away.
+
+A child is born in the cgroup of its parent. A session of its own, a double fork or an empty environment do not lead out
+of it, so the kernel's list of its members is whole, and `cgroup.kill` ends all of them at once, frozen ones too.
+
+    <cgroup of the agent>/pdserve-<run id>@<node>-<PID of the guard>/<process>.<life>
+
+They can be made where the agent may write to its own cgroup: as root, in a unit with Delegate=yes, in a container or a
+Slurm step whose cgroups are writable. No process but the agent itself is ever moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from pdserve.system import procfs
+
+SWITCH = "PDSERVE_CGROUPS"
+"""Environment variable; `off` where pdserve is started: make none."""
+_PROC = Path("/proc/self")
+_FROZEN = "frozen 1"
+_MEMORY = "memory"
+_BY_US = "user.pdserve.memory"
+"""Extended attribute of a cgroup (a kernel with cgroup.kill has them) in which we have begun to count memory."""
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class CgroupId(BaseModel):
+    """A cgroup that cannot be mistaken for another one of its path: until the next boot no inode number comes twice."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    device: int
+    inode: int
+    parent: int | None = None
+    """Inode of the one in which it is, by which it can be known that it was removed. None: an older version."""
+
+
+class Cgroup:
+    """One cgroup, and those that were made inside it. Each method looks whether it still is the same one."""
+
+    def __init__(self, identity: CgroupId) -> None:
+        self.id = identity
+        self.path = Path(identity.path)
+
+    @classmethod
+    def at(cls, path: Path) -> Cgroup:
+        """The one that is there now. Raises OSError."""
+        status = path.lstat()
+        parent = path.parent.lstat().st_ino
+        return cls(CgroupId(path=str(path), device=status.st_dev, inode=status.st_ino, parent=parent))
+
+    def new(self, name: str) -> Cgroup:
+        """Makes one inside it. Raises OSError."""
+        (self.path / name).mkdir()
+        return Cgroup.at(self.path / name)
+
+    def exists(self) -> bool:
+        """Whether it is still there, and no other one in its place."""
+        try:
+            with self._opened():
+                return True
+        except OSError:
+            return False
+
+    def members(self) -> set[int]:
+        """PIDs of all that live in it, or in one inside it. Those of another PID namespace have no number here."""
+        found: set[int] = set()
+        if self.exists():
+            for folder, _, _ in os.walk(self.path):
+                with contextlib.suppress(OSError):
+                    found.update(_pids(Path(folder)))
+        return found - {0}
+
+    def kill(self) -> None:
+        """KILL for every member at once, also those that are being forked. Does nothing once it is gone, and never
+        ends its caller."""
+        if os.getpid() in self.members():
+            return
+        with contextlib.suppress(OSError), self._opened() as folder:
+            file = os.open("cgroup.kill", os.O_WRONLY, dir_fd=folder)
+            try:
+                os.write(file, b"1")
+            finally:
+                os.close(file)
+
+    def remove(self) -> bool:
+        """Removes it and what was made inside it, as far as nobody lives there. True once it is gone."""
+        if not self.exists():
+            return True
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            try:
+                os.rmdir(folder)  # noqa: PTH106  (os.walk gives strings)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        _stop_counting(self.path.parent)
+        return True
+
+    @contextmanager
+    def born_here(self) -> Iterator[None]:
+        """Whatever the block starts is born in it: this process, with all its threads, is there meanwhile.
+
+        Python's subprocess cannot ask for CLONE_INTO_CGROUP (can go when it can), and a child that is moved after its
+        birth may have forked before. Raises OSError, also where it is frozen: so would be who enters it.
+        """
+        home, _ = place()
+        if _FROZEN in (self.path / "cgroup.events").read_text().splitlines():
+            thaw = "find out who has frozen it or one above it, and write 0 to cgroup.freeze there"
+            raise OSError(errno.EBUSY, f"it is frozen: {thaw}", str(self.path))
+        _enter(self.path)
+        try:
+            yield
+        finally:
+            _enter(home)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(folder)
+            if (status.st_dev, status.st_ino) != (self.id.device, self.id.inode):
+                raise FileNotFoundError(errno.ENOENT, "another one has its path", str(self.path))
+            yield folder
+        finally:
+            os.close(folder)
+
+
+class Made(NamedTuple):
+    """A cgroup of ours, or why there is none."""
+
+    cgroup: Cgroup | None
+    why_not: str = ""
+
+
+def prefix(run_id: str) -> str:
+    """So begins the name of every cgroup that an agent of the run makes."""
+    return f"pdserve-{run_id}@"
+
+
+def make(name: str, environ: Mapping[str, str]) -> Made:
+    """One inside our own, into which and out of which this process has been: what starts in it can be born there."""
+    if environ.get(SWITCH) == "off":
+        return Made(None, f"{SWITCH}=off")
+    try:
+        home, _ = place()
+        (home / name).mkdir()
+        made = Cgroup.at(home / name)
+    except OSError as error:
+        return Made(None, _why(error))
+    try:
+        if not (made.path / "cgroup.kill").exists():
+            raise FileNotFoundError(errno.ENOENT, "this kernel has no cgroup.kill (Linux 5.14 has)", str(made.path))
+        with made.born_here():
+            pass
+    except OSError as error:
+        made.remove()
+        return Made(None, _why(error))
+    # Each process's memory is then counted by itself (cgroup_memory.py). Below the root the kernel refuses it (EBUSY)
+    # where processes are in our own, and those of others are not ours to move.
+    for folder in (home, made.path):
+        _start_counting(folder)
+    return Made(made)
+
+
+def _start_counting(folder: Path) -> None:
+    """Memory of each cgroup in this one. That it was us who began is noted where the next run of whatever deployment
+    finds it, and before it is so."""
+    control = folder / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        if _MEMORY in control.read_text().split():
+            return
+        os.setxattr(folder, _BY_US, b"1")
+        try:
+            control.write_text(f"+{_MEMORY}")
+        except OSError:
+            os.removexattr(folder, _BY_US)
+
+
+def _stop_counting(folder: Path) -> None:
+    """If it was us who began, and no cgroup is in it any more that would be counted."""
+    with contextlib.suppress(OSError):
+        os.getxattr(folder, _BY_US)
+        if not any(each.is_dir() for each in folder.iterdir()):
+            (folder / "cgroup.subtree_control").write_text(f"-{_MEMORY}")
+            os.removexattr(folder, _BY_US)
+
+
+def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
+    """The cgroup of a record, if it is still that one and has the name that an agent of the run gives."""
+    if identity is None or not Path(identity.path).name.startswith(prefix(run_id)):
+        return None
+    cgroup = Cgroup(identity)
+    return cgroup if cgroup.exists() else None
+
+
+def is_known(identity: CgroupId) -> bool:
+    """Whether it can be seen from here what is in it: it is there, or it was removed, which the kernel lets nobody do
+    while anything lives in it."""
+    if Cgroup(identity).exists():
+        return True
+    try:
+        above = Path(identity.path).parent.lstat()
+    except OSError:
+        return False
+    return (above.st_dev, above.st_ino) == (identity.device, identity.parent)
+
+
+def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
+    """(our own cgroup, the mount that shows it). `controller`: of cgroup v1, such as `memory`; empty: v2.
+
+    What a cgroup namespace hides is not found. Raises OSError.
+    """
+    paths = [line.split(":", 2) for line in procfs.lines_of(proc / "cgroup")]
+    ours = [path for _, controllers, path in paths if controller in controllers.split(",")]
+    for top, root in _mounts(controller, proc):
+        for path in ours:
+            below = os.path.relpath(path, root)
+            if not below.startswith(".."):
+                folder = top / below
+                with contextlib.suppress(OSError):
+                    if os.getpid() in _pids(folder):
+                        return folder, top
+    kind = f"cgroup v1 ({controller})" if controller else "cgroup v2"
+    raise FileNotFoundError(errno.ENOENT, f"no mount of {kind} shows where this process is", str(proc / "mountinfo"))
+
+
+def _mounts(controller: str, proc: Path) -> Iterator[tuple[Path, str]]:
+    """(mount point, the cgroup that is mounted there) of v2, or of a v1 controller."""
+    for line in procfs.lines_of(proc / "mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options.split(",")):
+            root, point = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), each) for each in before.split()[3:5])
+            yield Path(point), root
+
+
+def _pids(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+
+
+def _enter(folder: Path) -> None:
+    with (folder / "cgroup.procs").open("wb", buffering=0) as file:
+        file.write(b"0")  # whoever writes it
+
+
+def _why(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

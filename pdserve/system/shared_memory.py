@@ -1,0 +1,198 @@
+"""The ledger of shared memory that our processes made or used, so that a killed engine leaves nothing behind.
+
+A SIGKILLed engine leaves `psm_*` (Python, vLLM), `torch_PID_*` and `lmcache_kv_PID_N` (LMCache leaves the latter after
+SIGTERM too) in /dev/shm, and whatever its libraries made as SysV segments. Nothing in the kernel says whose they are
+once nobody has them mapped, so the agent records them while their owners live. One is ours
+
+- if one of ours has it mapped or open at a look, which is taken as soon as a name appears, or
+- if it says who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
+  and that was the PID of one of ours when it was made (`lives`). A PID in a name counts only where all have the same
+  PIDs: containers may share /dev/shm and number their processes each for itself.
+
+It is removed only if besides that it is ours by user, it did not exist before the agent, no living process has it
+mapped, open or attached, and who is known to have made it is dead. A POSIX segment is a plain file directly in
+/dev/shm: a model, a cache or a virtual environment that somebody keeps in a folder there is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pdserve.system import procfs, sysv_memory
+from pdserve.system.pid_lifetimes import Lives
+from pdserve.system.procfs import ProcessId
+from pdserve.system.sysv_memory import SysvSegment
+
+_NAMED_AFTER_ITS_MAKER = re.compile(r"(?:torch|lmcache_kv)_([0-9]+)_")
+"""torch 2.13 (at::NewProcessWideShmHandle), lmcache 0.5.6 (platform/devices/cpu/shm.py)."""
+_SYSV = "sysv/"
+"""Before the number of a SysV segment: no name in /dev/shm has a slash."""
+
+
+class _Segment(NamedTuple):
+    """One that exists and may be ours."""
+
+    name: str
+    mark: int
+    """Tells it from an earlier or later one of that name. POSIX: its inode."""
+    maker: int | None
+    made_at: float
+    sysv: SysvSegment | None = None
+
+    @property
+    def key(self) -> str | int:
+        """Stays the same when it is renamed or changed."""
+        return self.mark if self.sysv is None else self.name
+
+    def among(self, inodes: Container[int]) -> bool:
+        """Whether it is one of these files of /dev/shm."""
+        return self.sysv is None and self.mark in inodes
+
+
+class ShmLedger:
+    """Segments of ours, kept in a file so that the guard, or a later `down`, can finish the work of a killed agent."""
+
+    def __init__(self, file: Path, *, strangers: Mapping[str, int] | None = None, until: float | None = None) -> None:
+        """`strangers`: what `existing` saw before the first process was started; never ours. None: as recorded; with
+        no record nothing is ours. `until`: wall-clock seconds when who wrote the file was last known to live; None:
+        when it wrote it."""
+        self._file = file
+        names: dict[str, int] = {}
+        makers: dict[str, tuple[int, int]] = {}
+        foreign: set[str | int] = set()
+        try:
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            names, makers = dict(kept["names"]), dict(kept["makers"])
+            foreign = set(kept["foreign"])
+            self._lives = Lives(kept["lives"], kept["at"] if until is None else until)
+            self._strangers: Mapping[str, int] = kept["strangers"]
+        except (OSError, ValueError, KeyError, TypeError):  # none, torn, or of another version
+            self._lives = Lives([], time.time())
+            self._strangers = existing()
+        if strangers is not None:
+            self._strangers = strangers
+        self._names = names
+        self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
+        self._others: set[str] = set()
+        self._foreign = foreign
+        """Keys of those that say who made them and were not ours when they were first looked at: their maker's PID may
+        be one of ours by now, and the time that they show is that of their last change."""
+
+    def unknown(self) -> bool:
+        """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
+        return any(one.name not in self._names and one.name not in self._others for one in self._candidates())
+
+    def see(self, pids: Iterable[int]) -> None:
+        """These processes are ours: what they make from now on is known by their PID, also when they are gone."""
+        if self._lives.see(pids):
+            self.save()
+
+    def record(self, pids: Iterable[int]) -> None:
+        """Adds what these processes use now, and what those that were ever seen have made."""
+        pids = set(pids)
+        changed = self._lives.see(pids)
+        used = procfs.shared_memory(pids)
+        for one in self._candidates():
+            maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
+            named = (
+                maker is not None
+                and one.key not in self._foreign
+                and (one.sysv is not None or procfs.in_first_pid_namespace())
+            )
+            if not named and not one.among(used):
+                continue
+            if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
+                self._names[one.name] = one.mark
+                self._makers.pop(one.name, None)
+                if maker is not None:
+                    self._makers[one.name] = maker
+                changed = True
+        if changed:
+            self.save()
+
+    def record_of_all(self, ours: Callable[[], set[int]]) -> None:
+        """As `record`, where `ours` finds all that live of ours: what another one has made before is not looked at
+        again."""
+        candidates = list(self._candidates())
+        self.record(ours())
+        self._others = {one.name for one in candidates if one.sysv is not None} - self._names.keys()
+        said = {one.key for one in candidates if one.maker is not None and one.name not in self._names}
+        if said != self._foreign:
+            self._foreign = said
+            self.save()
+
+    def save(self) -> None:
+        """Writes the file. Without it only those who come after a killed agent know less."""
+        makers = {name: (maker.pid, maker.start_ticks) for name, maker in self._makers.items()}
+        kept = {
+            "names": self._names,
+            "makers": makers,
+            "lives": self._lives.kept(),
+            "strangers": dict(self._strangers),
+            "foreign": list(self._foreign),
+            "at": time.time(),
+        }
+        # A name of our own: of two that write at once, one must not put the other's half in place.
+        temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(kept), encoding="utf-8")
+            temporary.rename(self._file)
+
+    def remove_orphans(self) -> list[str]:
+        """Removes recorded segments that nobody uses any more; returns their names."""
+        if not self._names:
+            return []
+        removed = []
+        used = procfs.shared_memory_in_use()
+        present = {one.name: one for one in self._candidates()}
+        for name, mark in sorted(self._names.items()):
+            one, maker = present.get(name), self._makers.get(name)
+            if one is not None and one.mark == mark:
+                attached = one.sysv is not None and one.sysv.attached > 0
+                if one.among(used) or attached or (maker is not None and maker.alive()):
+                    continue
+                if one.sysv is None:
+                    (procfs.SHM / name).unlink(missing_ok=True)
+                else:
+                    sysv_memory.remove(one.sysv)
+                removed.append(name)
+            del self._names[name]
+            self._makers.pop(name, None)
+        return removed
+
+    def _candidates(self) -> Iterator[_Segment]:
+        """What is of our user and did not exist before, under whatever name."""
+        inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
+        return (
+            one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark and not one.among(inodes)
+        )
+
+
+def existing() -> dict[str, int]:
+    """Every segment that there is now -> what tells it from a later one of the same name."""
+    return {one.name: one.mark for one in _existing()}
+
+
+def _existing(uid: int | None = None) -> Iterator[_Segment]:
+    """POSIX and SysV segments, of this user or of all."""
+    # Others may have left thousands, and a Path costs more than the look at the file.
+    with os.scandir(procfs.SHM) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode) and uid in (None, found.st_uid):
+                named = _NAMED_AFTER_ITS_MAKER.match(entry.name)
+                yield _Segment(entry.name, found.st_ino, None if named is None else int(named[1]), found.st_ctime)
+    for one in sysv_memory.segments():
+        if uid in (None, one.uid):
+            yield _Segment(f"{_SYSV}{one.id}", one.created, one.creator, one.created, one)

@@ -1,0 +1,1 @@
+"""Fetches the weights of a model: `python -m pdserve.weights`."""
