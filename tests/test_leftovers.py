@@ -31,7 +31,7 @@ from pdserve.system.markers import MARKER, marker
 from pdserve.system.process import pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.launch.deployment import pdserve, recipe
+from tests.launch.deployment import REPOSITORY, pdserve, recipe
 from tests.plan import kit
 
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
@@ -280,6 +280,38 @@ def test_environments_are_read_once_however_many_processes_a_run_has(
     monkeypatch.setattr(procfs, "environment", counted)
     members(deployment, run)
     assert set(read.values()) == {1}
+
+
+STUCK = """
+import asyncio, os, sys
+from pathlib import Path
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import stop_left
+from pdserve.system.procfs import identify
+from tests.test_leftovers import state
+deployment = state(0, None)
+deployment.processes["d"].id, deployment.processes["d"].phase = identify(int(sys.argv[1])), "ready"
+if sys.argv[2] == "another user":
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(asyncio.run(stop_left(deployment, RunDir(Path("/nonexistent/run-1")))))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("who", ["another user", "its user"])
+def test_what_could_not_be_stopped_is_not_called_stopped(who: str) -> None:
+    with subprocess.Popen(["sleep", "600"]) as member:
+        try:
+            argv = [sys.executable, "-c", STUCK, str(member.pid), who]
+            done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
+            if who == "another user":
+                assert done.stdout.startswith("1 process(es) cannot be stopped (another user's")
+                assert f"PID {member.pid} sleep 600" in done.stdout
+            else:
+                assert done.stdout == "what its agents had left was stopped by the launcher\n"
+                assert member.wait() == -signal.SIGTERM
+        finally:
+            member.kill()
 
 
 def last_run(home: Path) -> tuple[RunDir, DeploymentState]:

@@ -180,9 +180,9 @@ def living(state: DeploymentState, run: RunDir) -> list[str]:
     ]
 
 
-async def stop_left(state: DeploymentState, run: RunDir) -> bool:
+async def stop_left(state: DeploymentState, run: RunDir) -> str:
     """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
-    run's, also when nothing lives that had it. True if anything lived."""
+    run's, also when nothing lives that had it. What became of those that lived; empty: nobody did."""
     ledgers = [
         ShmLedger(run.path / f"shm@{node}.json")
         for node, agents in state.nodes.items()
@@ -197,4 +197,6 @@ async def stop_left(state: DeploymentState, run: RunDir) -> bool:
         _remove_empty_cgroups(state, run)
     for ledger in ledgers:
         ledger.remove_orphans()
-    return bool(left)
+    if stuck := living(state, run):
+        return f"{len(stuck)} process(es) cannot be stopped (another user's, or held in the kernel): {'; '.join(stuck)}"
+    return "what its agents had left was stopped by the launcher" if left else ""
