@@ -9,6 +9,7 @@
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
+    ├── NotOursError                     8    there is one, and it may be somebody else's word: it is not obeyed
     └── AgentProtocolError               4    an agent said something that the launcher cannot read
 
 Each says what failed, where, the likely cause and what to do next. Exit code 1 is left to bugs
@@ -18,6 +19,10 @@ Each says what failed, where, the likely cause and what to do next. Exit code 1 
 from __future__ import annotations
 
 from pdserve.printable import printable
+
+NOT_OURS = "it belongs to another user, or is no file"
+AS_ITS_USER = "run pdserve as the user who has started the deployment"
+"""Cause and fix of a file of a deployment that cannot be opened."""
 
 
 class PdserveError(Exception):
@@ -109,5 +114,8 @@ class StateError(PdserveError):
     exit_code = 8
 
 
-class NotOursError(StateError):
-    """The record of a deployment belongs to another user, or others can write it."""
+class NotOursError(PdserveError):
+    """The record of a deployment belongs to another user, or others can write it. No StateError: who takes a deployment
+    that is not recorded for one that does not run must not do so here."""
+
+    exit_code = 8

@@ -411,8 +411,8 @@ class Launcher:
             for link in self._links:
                 link.send(Shutdown())
             left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
-        if await stop_left(self._state, self._run_dir):
-            self._note("what its agents had left was stopped by the launcher")
+        if left_by_agents := await stop_left(self._state, self._run_dir):
+            self._note(left_by_agents)
         if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
             self._fleet.record("containers_stopped", containers=containers)
         self._run_dir.forget_key()

@@ -177,7 +177,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
     def configure(text: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         except OSError as error:
             log.warning("the configuration cannot be written to %s: %s", path, error)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pdserve.system import procfs
 from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
-from tests import own_memory
+from tests import own_cgroup, own_memory
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
 
@@ -28,6 +28,12 @@ def _own_shared_memory() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_cgroup() -> Iterator[None]:
+    with own_cgroup.separate():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _see_orphans() -> None:
     """Orphans of what a test starts are re-parented to the test process, so that they cannot hide."""
     adopt_orphans()
@@ -35,11 +41,11 @@ def _see_orphans() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a process or a shared-memory segment behind."""
+    """Fails a test that leaves a process, a shared-memory segment or a cgroup behind."""
     if request.config.pluginmanager.has_plugin("tests.pure"):
         yield  # which starts none
         return
-    before, segments = _descendants(), own_memory.segments()
+    before, segments, cgroups = _descendants(), own_memory.segments(), own_cgroup.made_inside()
     yield
     _reap_zombies(before)
     # What a longer-lived fixture's process starts belongs to that fixture.
@@ -51,6 +57,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         new -= {name for name, inode in existing().items() if inode in used}
         new &= own_memory.segments()
     assert not new, f"shared memory outlives the test: {new}"
+    assert not own_cgroup.made_inside() - cgroups, "cgroups outlive the test"
 
 
 def _descendants() -> set[int]:

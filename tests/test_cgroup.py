@@ -192,3 +192,22 @@ def test_what_is_told_of_a_death(
     told, so = watch.told("ended", code)
     assert told.startswith(how.format(at=unit))
     assert so == out_of_memory
+
+
+@pytest.mark.parametrize("counted_before", [False, True])
+def test_counting_of_memory_ends_with_the_last_cgroup_of_those_that_began_it(
+    tmp_path: Path, counted_before: bool
+) -> None:
+    control = tmp_path / "cgroup.subtree_control"
+    control.write_text("cpu memory" if counted_before else "cpu")
+    cgroup._start_counting(tmp_path)
+    assert control.read_text() == ("cpu memory" if counted_before else "+memory")
+    control.write_text("cpu memory")  # as the kernel shows it then
+    first, second = (tmp_path / f"pdserve-{run}@n-7" for run in ("run-1", "run-2"))
+    for folder in (first, second):
+        folder.mkdir()
+        cgroup._start_counting(tmp_path)
+    for folder in (first, second):
+        assert control.read_text() == "cpu memory", "another one is still in it"
+        assert Cgroup.at(folder).remove()
+    assert control.read_text() == ("cpu memory" if counted_before else "-memory")

@@ -10,12 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from pdserve.launch.fleet import Fleet
+from pdserve.node.agent_record import AgentRecord
 from pdserve.plan.model import ExitProbe
 from pdserve.reach.protocol import Ready, Stopped
 from pdserve.run.directory import RunDir
@@ -23,10 +27,11 @@ from pdserve.run.orphans import living, may_be_busy, members, none_held
 from pdserve.run.state import DeploymentState, NodeState, ProcessPhase, ProcessState
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
-from pdserve.system.process import MARKER, pid_end
+from pdserve.system.markers import MARKER, marker
+from pdserve.system.process import pid_end
 from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
-from tests.launch.deployment import pdserve, recipe
+from tests.launch.deployment import REPOSITORY, pdserve, recipe
 from tests.plan import kit
 
 pytestmark = pytest.mark.process
@@ -149,22 +154,166 @@ def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tm
     assert may_be_busy(nothing, run, "n"), "nobody can see that from here"
 
 
-def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(tmp_path: Path) -> None:
-    """Its launcher was held, then all supervisors were killed: the record says only that it was to start."""
-    run = RunDir.create(tmp_path, "fake", "run-1")
-    deployment = state(GONE.pid, None)
-    deployment.processes["d"].phase, deployment.processes["d"].id = "starting", None
-    ready = "print(flush=True); import time; time.sleep(1000)"
-    child = subprocess.Popen(
-        [sys.executable, "-c", ready], env={MARKER: "run-1/d"}, start_new_session=True, stdout=subprocess.PIPE
-    )
+TOKEN = "0123456789abcdef"
+CARRIES = """
+import os, sys
+os.setsid()
+if os.fork():
+    sys.argv[1] == "orphan" or os.wait()
+    os._exit(0)
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+os.execve(sys.executable, [sys.executable, "-c", code], dict([sys.argv[2].split("=")]))
+"""
+"""A child with a name in its environment, and its parent, which leads its session and lives on or not."""
+
+
+@contextmanager
+def carrier(name: str, kind: Literal["orphan", "of a shell"] = "orphan") -> Iterator[int]:
+    """Its PID."""
+    parent = subprocess.Popen([sys.executable, "-c", CARRIES, kind, f"{MARKER}={name}"], env={}, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
     try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert members(deployment, run) == {child.pid}
+        yield pid
     finally:
-        child.kill()
-        child.communicate()
+        os.kill(pid, signal.SIGKILL)
+        parent.communicate()
+        if kind == "orphan":
+            os.waitpid(pid, 0)  # orphans become children of this process (tests/conftest.py)
+
+
+def all_killed(token: str = TOKEN) -> DeploymentState:
+    """A run that began a moment ago, of which a process was to start; then all supervisors were killed."""
+    deployment = state(GONE.pid, None)
+    deployment.token = token
+    deployment.processes["d"].phase, deployment.processes["d"].id = "starting", None
+    now = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    deployment.nodes["n"].guard = ProcessId(pid=GONE.pid, start_ticks=int(now))
+    return deployment
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "ours"),
+    [
+        (TOKEN, f"run-1/{TOKEN}/d.1", True),
+        (TOKEN, "run-1/d", False),
+        (TOKEN, "run-1/another/d.1", False),
+        (TOKEN, f"run-2/{TOKEN}/d.1", False),
+        ("", "run-1/d", True),
+        ("", "run-1/dd", False),
+        ("", "run-1/launcher", False),
+    ],
+    ids=["ours", "by hand", "another token", "another run", "older version", "no process of it", "its launcher"],
+)
+def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(
+    tmp_path: Path, token: str, name: str, ours: bool
+) -> None:
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed(token)
+    with carrier(name) as pid:
+        assert members(deployment, run) == ({pid} if ours else set())
+
+
+@pytest.mark.parametrize("shell", ["before", "after"])
+def test_a_name_that_was_copied_in_a_shell_makes_nobody_ours(tmp_path: Path, shell: str) -> None:
+    """The shell is older than the run, or it is younger and none of ours."""
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    with carrier(marker("run-1", TOKEN, "d.1"), "of a shell"):
+        assert members(deployment if shell == "after" else all_killed(), run) == set()
+
+
+def test_an_orphan_can_only_have_fallen_to_those_that_were_above_its_guard(tmp_path: Path) -> None:
+    """Its parent is older than the run, as a daemon that starts what its users ask for."""
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    node = deployment.nodes["n"]
+    record = AgentRecord(guard=node.guard, hostname=node.hostname, place=None, cgroup=None)
+    file = run.path / "agent@n-1.json"
+    with carrier(marker("run-1", TOKEN, "d.1")) as pid:
+        for above, ours in ((procfs.identities([1]), set()), (procfs.identities([os.getpid()]), {pid})):
+            file.write_text(record.model_copy(update={"above": tuple(above)}).model_dump_json())
+            assert members(deployment, run) == ours
+        file.write_text(record.model_copy(update={"over": True}).model_dump_json())
+        assert members(deployment, run) == set(), "its guard had nothing left to stop"
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["there", "removed"])
+def test_where_the_run_has_a_cgroup_its_members_are_ours_and_no_name_outside_of_it(
+    tmp_path: Path, removed: bool
+) -> None:
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    ours = tmp_path / "pdserve-run-1@n-7"
+    ours.mkdir()
+    with (
+        carrier("elsewhere") as inside,
+        carrier(marker("run-1", TOKEN, "d.1")) as outside,
+    ):
+        (ours / "cgroup.procs").write_text(f"{inside}\n")
+        deployment.nodes["n"].cgroup = Cgroup.at(ours).id
+        if removed:
+            shutil.rmtree(ours)
+        assert members(deployment, run) == (set() if removed else {inside})
+        deployment.nodes["n"].cgroup = None
+        assert members(deployment, run) == {outside}
+
+
+def test_while_its_guard_lives_all_that_is_ours_is_below_it(tmp_path: Path) -> None:
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    guard = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with carrier(marker("run-1", TOKEN, "d.1")) as pid:
+        identity = procfs.identify(guard.pid)
+        assert identity is not None
+        deployment.nodes["n"].guard = identity
+        assert members(deployment, run) == {guard.pid}
+        guard.communicate(b"\n")
+        assert members(deployment, run) == {pid}
+
+
+def test_environments_are_read_once_however_many_processes_a_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
+    for number in range(200):
+        deployment.processes[f"decode-{number}"] = deployment.processes["d"]
+    read, environment = Counter[int](), procfs.environment
+
+    def counted(pid: int) -> list[bytes]:
+        read[pid] += 1
+        return environment(pid)
+
+    monkeypatch.setattr(procfs, "environment", counted)
+    members(deployment, run)
+    assert set(read.values()) == {1}
+
+
+STUCK = """
+import asyncio, os, sys
+from pathlib import Path
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import stop_left
+from pdserve.system.procfs import identify
+from tests.test_leftovers import state
+deployment = state(0, None)
+deployment.processes["d"].id, deployment.processes["d"].phase = identify(int(sys.argv[1])), "ready"
+if sys.argv[2] == "another user":
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(asyncio.run(stop_left(deployment, RunDir(Path("/nonexistent/run-1")))))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("who", ["another user", "its user"])
+def test_what_could_not_be_stopped_is_not_called_stopped(who: str) -> None:
+    with subprocess.Popen(["sleep", "600"]) as member:
+        try:
+            argv = [sys.executable, "-c", STUCK, str(member.pid), who]
+            done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
+            if who == "another user":
+                assert done.stdout.startswith("1 process(es) cannot be stopped (another user's")
+                assert f"PID {member.pid} sleep 600" in done.stdout
+            else:
+                assert done.stdout == "what its agents had left was stopped by the launcher\n"
+                assert member.wait() == -signal.SIGTERM
+        finally:
+            member.kill()
 
 
 def last_run(home: Path) -> tuple[RunDir, DeploymentState]:

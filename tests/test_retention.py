@@ -18,7 +18,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.retention import prune, prune_all
 from pdserve.run.state import DeploymentState, NodeState, Phase
 from pdserve.system import procfs
-from pdserve.system.process import MARKER
+from pdserve.system.markers import MARKER
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import pdserve, recipe
 from tests.launch.test_keys import struck
@@ -114,7 +114,7 @@ def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Pat
     name = f"{run.run_id}/decode-0".encode()
     with subprocess.Popen(["sleep", "1000"], env={MARKER: name.decode()}, start_new_session=True) as member:
         try:
-            while name not in procfs.environment_values(MARKER):  # in the middle of its exec it shows none
+            while name not in procfs.environment_values(MARKER).values():  # in the middle of its exec it shows none
                 pass
             assert prune(tmp_path / "fake", LAST_ONLY) == []
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 
@@ -106,7 +106,7 @@ def _serves_here(run: RunDir) -> bool:
     entry point prints that."""
     try:
         return run.read_state().launcher.pid == os.getpid()
-    except StateError:
+    except (StateError, NotOursError):
         return True  # printed twice is better than not at all
 
 

@@ -7,7 +7,8 @@ import os
 
 import typer
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
+from pdserve.printable import printable
 from pdserve.run.directory import RunDir, deployments, home, lives
 from pdserve.run.retention import Removed, mebibytes, prune_all
 
@@ -15,7 +16,7 @@ from pdserve.run.retention import Removed, mebibytes, prune_all
 def _now(run_dir: RunDir) -> dict[str, str]:
     try:
         state = run_dir.read_state()
-    except StateError:
+    except (StateError, NotOursError):
         return {"phase": "unreadable", "endpoint": ""}
     known = lives(run_dir, state) or state.phase in ("stopped", "failed")
     return {"phase": state.phase if known else "lost", "endpoint": state.endpoint}
@@ -30,7 +31,7 @@ def run(*, as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        typer.echo(f"{row['name']:<24} {row['phase']:<10} {row['endpoint'] or '-':<28} {row['run']}")
+        typer.echo(printable(f"{row['name']:<24} {row['phase']:<10} {row['endpoint'] or '-':<28} {row['run']}"))
     if not rows:
         typer.echo("no deployments")
 
@@ -43,9 +44,10 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
     else:
         for one in removed:
             if one.problem is None:
-                typer.echo(f"{'would remove' if dry_run else 'removed'} {one.path} {mebibytes(one.size)}")
+                done = "would remove" if dry_run else "removed"
+                typer.echo(printable(f"{done} {one.path} {mebibytes(one.size)}"))
             else:
-                typer.echo(f"left {one.path}: {one.problem}", err=True)
+                typer.echo(printable(f"left {one.path}: {one.problem}"), err=True)
         gone = [one for one in removed if one.problem is None]
         size = mebibytes(sum(one.size for one in gone))
         typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")

@@ -21,30 +21,30 @@ _TAIL_BYTES_A_LINE = 400
 def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> None:
     """Raises StateError for a process that the deployment does not have."""
     run_dir = find(home(os.environ), name)
-    files = _files(run_dir)
-    if process is not None and process not in files:
-        raise StateError(f"no log of {process!r}", where=str(run_dir.logs), todo=f"one of: {', '.join(files)}")
+    files = _files(run_dir, process)
+    if process is not None and not files:
+        known = ", ".join(_files(run_dir, None).values())
+        raise StateError(f"no log of {process!r}", where=str(run_dir.logs), todo=f"one of: {known}")
     # One that is asked for needs no name before its lines; of those that are followed there may soon be two.
-    prefix = process is None and (follow or len(files) > 1)
-    offsets = {
-        label: _print_tail(label if prefix else "", file, lines)
-        for label, file in files.items()
-        if process in (None, label)
-    }
+    prefix = len(files) > 1 or (follow and process is None)
+    offsets = {file: _print_tail(label if prefix else "", file, lines) for file, label in files.items()}
     if follow:
         # Ends by the signal itself: an exception that Python raises while it tears an iterator down is swallowed, and
         # one Ctrl-C in many thousand would be lost.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     while follow:
-        for label, file in _files(run_dir).items():
-            if process in (None, label):
-                offsets[label] = _print_from(label if prefix else "", file, offsets.get(label, 0))
+        for file, label in _files(run_dir, process).items():
+            offsets[file] = _print_from(label if prefix else "", file, offsets.get(file, 0))
         sys.stdout.flush()
         time.sleep(_POLL_SECONDS)
 
 
-def _files(run_dir: RunDir) -> dict[str, Path]:
-    return {file.stem.partition("@")[0]: file for file in sorted(run_dir.logs.glob("*.log"))}
+def _files(run_dir: RunDir, process: str | None) -> dict[Path, str]:
+    """Logs and their labels: the process, with its node where several nodes have one of that name (agents)."""
+    files = sorted(run_dir.logs.glob("*.log"))
+    names = [file.stem.partition("@")[0] for file in files]
+    labels = {file: name if names.count(name) == 1 else file.stem for file, name in zip(files, names, strict=True)}
+    return {file: label for file, label in labels.items() if process in (None, label, label.partition("@")[0])}
 
 
 def _print_tail(label: str, file: Path, lines: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from pdserve.cli.options import (
 )
 from pdserve.errors import PdserveError
 from pdserve.installed import compiled
+from pdserve.system import utf8
 
 _SIGPIPE_EXIT = 141
 
@@ -262,6 +264,10 @@ def list_(
 
 def main() -> None:
     """Console entry: the one place where an error becomes text and an exit code."""
+    utf8.ensure()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the locale has no character for is shown as its number
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run()
         sys.stdout.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import typer
@@ -41,8 +43,15 @@ def _append(file: Path, name: str, line: str) -> None:
         raise RecipeError(f"there is a key of the name {name} already", where=str(file), todo="choose another name")
     try:
         file.touch(mode=0o600)
-        text = file.read_text(encoding="utf-8")
-        with file.open("a", encoding="utf-8") as end:
-            end.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
+        before = file.read_bytes()
+        begin = b"" if before.endswith(b"\n") or not before else b"\n"
+        whole = begin + line.encode() + b"\n"
+        with file.open("ab", buffering=0) as end:
+            try:
+                if end.write(whole) != len(whole):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                end.truncate(len(before))  # half a line would make the whole file unreadable for the proxy
+                raise
     except OSError as error:
         raise RecipeError(f"the key cannot be saved: {error.strerror}", where=str(file)) from error

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.errors import StateError
+from pdserve.errors import NotOursError, StateError
 from pdserve.installed.distributions import installed
 from pdserve.patches.here import judge_here
 from pdserve.patches.patch import Patch
@@ -47,7 +47,7 @@ def _running(name: str | None) -> tuple[RunDir | None, Reports]:
     try:
         run_dir = find(home(os.environ), name)
         state, plan = run_dir.read_state(), run_dir.read_plan()
-    except StateError:
+    except (StateError, NotOursError):
         if name is not None:
             raise
         return None, {}

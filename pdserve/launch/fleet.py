@@ -116,7 +116,8 @@ class Fleet:
         values = {variable: self._secrets[secret] for variable, secret in process.env.secrets.items()}
         self.record("start", name=name, node=process.node)
         forget(self.run, name)
-        link.send(Start(process=process, secrets=values, cpu_share=cpu_share(self.plan, name)))
+        share = cpu_share(self.plan, name)
+        link.send(Start(process=process, token=self.state.token, secrets=values, cpu_share=share))
 
     async def stop(self, name: str, grace: float | None = None) -> None:
         """Stops one process tree and returns when it is gone (or its agent is)."""

@@ -51,7 +51,7 @@ class KeptRecord:
     def keep(self) -> None:
         """Takes over what is written now."""
         files = (self._run.recipe, self._run.plan, self._run.versions)
-        self._texts = {file: file.read_text() for file in files if file.exists()}
+        self._texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
 
     def look(self) -> None:
         """Writes it anew if it is gone, and records that. What cannot be written now is tried at the next look.

@@ -38,7 +38,7 @@ async def _commit(run: RunDir, process: Process) -> str:
     file = run.path / RECORDS / f"{process.name}.json"
     for _ in range(int(_PATIENCE_SECONDS / _LOOK_SECONDS)):
         if file.parent.is_dir() and file in list(file.parent.iterdir()):  # opening a folder shows what is new in it
-            return str(json.loads(file.read_text())["commit"])
+            return str(json.loads(file.read_text(encoding="utf-8"))["commit"])
         await asyncio.sleep(_LOOK_SECONDS)
     raise StartError(
         "it has ended well, but left no record of the commit that it fetched",

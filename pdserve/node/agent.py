@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from pdserve.errors import AgentProtocolError
+from pdserve.node import agent_record
 from pdserve.node.http_request import NodeHttp
 from pdserve.node.supervised import Supervised, reap_adopted, say_failure
 from pdserve.reach.channel import line_of
@@ -53,8 +54,9 @@ from pdserve.reach.protocol import (
     decode_order,
 )
 from pdserve.reach.slurm_variables import without_slurm
-from pdserve.system import cgroup, procfs
+from pdserve.system import cgroup, procfs, utf8
 from pdserve.system.inotify import NewNames
+from pdserve.system.markers import marker
 from pdserve.system.pipe_writer import Outlet
 from pdserve.system.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
 from pdserve.system.shared_memory import ShmLedger, existing
@@ -205,13 +207,14 @@ class Agent:
         name = order.process.name
         self._young_until = asyncio.get_running_loop().time() + _YOUNG_SECONDS
         try:
-            # Another one for each life: what is slow to end in that of the last one must not take this one with it.
+            # Other ones for each life: what is slow to end of the last one must not take this one with it.
+            life = f"{name}.{next(self._lives)}"
             made = self._cgroups.cgroup
-            own = None if made is None else made.new(f"{name}.{next(self._lives)}")
+            own = None if made is None else made.new(life)
             process = Supervised(
                 order.process,
                 run_dir=self._run_dir,
-                run_id=self._run_id,
+                marker=marker(self._run_id, order.token, life),
                 environ=self._environ,
                 emit=self._emit,
                 ledger=self._ledger,
@@ -298,7 +301,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int], made: cgroup.Cgroup | None) -> int:
+def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, int], made: cgroup.Cgroup | None) -> int:
     """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner.
     `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it."""
     # Stopping is the agent's work, and then ours; a guard that leaves early would orphan what it guards.
@@ -310,7 +313,7 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int], made:
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    ledger = ShmLedger(ledger_file, strangers=strangers, until=time.time())
+    ledger = ShmLedger(_ledger_file(run_dir, node), strangers=strangers, until=time.time())
 
     def members() -> set[int]:
         reap_adopted(())
@@ -322,6 +325,8 @@ def guard(agent_pid: int, ledger_file: Path, strangers: Mapping[str, int], made:
     cgroups = () if made is None else (made,)
     asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS, cgroups=cgroups))
     ledger.remove_orphans()
+    if not members():
+        agent_record.note(run_dir, node, made, over=True)
     return os.waitstatus_to_exitcode(status) and 1
 
 
@@ -354,6 +359,7 @@ def _say_killed(how: Exit) -> None:
 
 def main() -> int:
     """Entry. Forks before any thread exists; the child is the agent."""
+    utf8.ensure()
     parser = argparse.ArgumentParser(prog="python -m pdserve.node.agent", description="The node agent of pdserve.")
     parser.add_argument("--node", required=True)
     parser.add_argument("--run-dir", required=True, type=Path)
@@ -363,17 +369,22 @@ def main() -> int:
     parser.add_argument("--term-seconds", type=float, help="what all stops may take after a TERM from outside")
     options = parser.parse_args()
     strangers = existing()
-    ledger_file = options.run_dir / f"shm@{options.node}.json"
+    ledger_file = _ledger_file(options.run_dir, options.node)
     ShmLedger(ledger_file, strangers=strangers).save()
     adopt_orphans()
     cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
+    agent_record.note(options.run_dir, options.node, cgroups.cgroup)
     if child := os.fork():
-        return guard(child, ledger_file, strangers, cgroups.cgroup)
+        return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
     ledger = ShmLedger(ledger_file, strangers=strangers)
     asyncio.run(serve(options, ledger, cgroups))
     return 0
+
+
+def _ledger_file(run_dir: Path, node: str) -> Path:
+    return run_dir / f"shm@{node}.json"
 
 
 async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:

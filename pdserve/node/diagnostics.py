@@ -33,7 +33,7 @@ async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: s
 
 def _write(file: Path, parts: list[str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(parts) + "\n")
+    file.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _python_stack(pid: int) -> str:
@@ -46,6 +46,6 @@ def _python_stack(pid: int) -> str:
 
 def _wait_channel(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/wchan").read_text() or "running"
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8") or "running"
     except OSError as error:
         return f"unknown ({error.strerror})"

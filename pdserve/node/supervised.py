@@ -60,18 +60,18 @@ class Supervised:
         plan: Process,
         *,
         run_dir: Path,
-        run_id: str,
+        marker: str,
         environ: Mapping[str, str],
         emit: Callable[[Event], None],
         ledger: ShmLedger,
         cgroup: Cgroup | None = None,
         fatal_grace: float = _FATAL_GRACE_SECONDS,
     ) -> None:
-        """`cgroup`: its own; None: it has none. `fatal_grace`: seconds that a process which has logged its failure gets
-        to end by itself."""
+        """`marker`: of this life (markers.py). `cgroup`: its own; None: it has none. `fatal_grace`: seconds that a
+        process which has logged its failure gets to end by itself."""
         self.plan = plan
         self._run_dir = run_dir
-        self._run_id = run_id
+        self._marker = marker
         self._environ = environ
         self._emit = emit
         self._ledger = ledger
@@ -110,7 +110,7 @@ class Supervised:
         """Spawns the process and begins to watch it. Failure to execute is reported as a death.
         `cpu_share` as in protocol.Start."""
         for relative, content in self.plan.files.items():
-            (self._run_dir / relative).write_text(content)
+            (self._run_dir / relative).write_text(content, encoding="utf-8")
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
         began = time.monotonic()
         if cpu_share is not None:
@@ -120,7 +120,7 @@ class Supervised:
                 self.plan.argv,
                 env=environment(self.plan.env, self._environ, secrets),
                 log=self._log,
-                marker=f"{self._run_id}/{self.name}",
+                marker=self._marker,
                 control_stdin=self.plan.control == "stdin",
                 cpus=self._cpus,
                 cgroup=self._cgroup,

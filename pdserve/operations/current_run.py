@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.errors import NotOursError, StateError
+from pdserve.errors import StateError
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, find, lives
 
@@ -14,8 +14,6 @@ def running(root: Path, name: str) -> RunDir | None:
     try:
         run = find(root, name)
         return run if lives(run, run.read_state()) else None
-    except NotOursError:
-        raise
     except StateError:
         return None
 
@@ -25,7 +23,5 @@ def last_run(root: Path, name: str) -> tuple[RunDir, Plan] | None:
     try:
         run = find(root, name)
         return run, run.read_plan()
-    except NotOursError:
-        raise
     except StateError:
         return None

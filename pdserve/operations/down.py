@@ -12,6 +12,7 @@ from pdserve.errors import ReportedError, StateError
 from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.run.inbox import Down, NotAskedError, ask
 from pdserve.run.orphans import living, none_held, stop_left
+from pdserve.run.retention import remove_empty_cgroups
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_beside, is_here, is_named_here
 from pdserve.system.process import pid_end, send
@@ -51,6 +52,7 @@ def down(name: str | None, report: Report) -> None:
     else:
         asyncio.run(stop_left(state, found))
         report(f"{state.name}: not running")
+    remove_empty_cgroups(found.path.parent)
     _others(found, state, report)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve.errors import PdserveError, ReportedError, StartError, StateError
+from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Node, Plan
@@ -25,6 +25,7 @@ from pdserve.reach.protocol import Event
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
+from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -46,6 +47,7 @@ def run_here(
         host=socket.gethostname(),
         place=procfs.place(),
         launcher=identity,
+        token=new_token(),
         started_at=time.time(),
     )
 
@@ -163,7 +165,7 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> No
 def _state_of(run: RunDir) -> DeploymentState | None:
     try:
         return run.read_state()
-    except StateError:
+    except (StateError, NotOursError):
         return None
 
 

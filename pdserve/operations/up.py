@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.errors import NotOursError, PdserveError, StateError
+from pdserve.errors import PdserveError, StateError
 from pdserve.launch.failure_report import report
 from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
@@ -99,8 +99,6 @@ def check_no_orphans(root: Path, name: str) -> None:
     try:
         run = find(root, name)
         state = run.read_state()
-    except NotOursError:
-        raise
     except StateError:
         return
     if supervised(state):

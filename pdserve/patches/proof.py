@@ -36,7 +36,7 @@ def read_records(folder: Path) -> list[PatchRecord]:
     records = []
     for path in sorted(folder.glob("*.json")):
         try:
-            record = PatchRecord.model_validate(json.loads(path.read_text()))
+            record = PatchRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, ValidationError):
             continue
         if record.kind != "other":

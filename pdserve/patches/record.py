@@ -119,7 +119,7 @@ class Publisher:
         assert self._folder is not None
         target = self._folder / f"{os.getpid()}.json"
         partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(self._record()) + "\n")
+        partial.write_text(json.dumps(self._record()) + "\n", encoding="utf-8")
         partial.replace(target)
 
     def _record(self) -> dict[str, Any]:

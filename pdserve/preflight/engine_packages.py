@@ -71,7 +71,9 @@ def _installed(python: str | None) -> dict[str, str | None]:
     if python is None or python == sys.executable:
         return distributions.installed()
     # -c puts the current folder on its path.
-    asked = output_of([python, "-c", Path(distributions.__file__).read_text()], timeout=_ASK_SECONDS, cwd=Path("/"))
+    asked = output_of(
+        [python, "-c", Path(distributions.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
+    )
     if asked.code == 0:
         try:
             answer: dict[str, str | None] = json.loads(asked.out)
@@ -167,7 +169,9 @@ def _check_kernels(plan: Plan, python: str | None) -> None:
 def _kernels(python: str | None) -> str | None:
     if python is None or python == sys.executable:
         return lmcache_kernels.compiled_for()
-    asked = output_of([python, "-c", Path(lmcache_kernels.__file__).read_text()], timeout=_ASK_SECONDS, cwd=Path("/"))
+    asked = output_of(
+        [python, "-c", Path(lmcache_kernels.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
+    )
     try:
         found: str | None = json.loads(asked.out)
     except json.JSONDecodeError:

@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan, Process
 from pdserve.preflight.finding import Finding
+from pdserve.run.directory import RunDir
+from pdserve.run.orphans import members
 from pdserve.system import procfs
-from pdserve.system.process import MARKER, Output, output_of
+from pdserve.system.process import Output, output_of
 
 _TOOL_SECONDS = 20.0
 _NVIDIA_APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader")
@@ -97,12 +100,11 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: l
 
 def _pids_of(plan: Plan) -> set[int]:
     """Of this very run: when it is changed while it serves, what is replaced still has the devices."""
-    run_id = Path(plan.run_dir).name
-    return {
-        pid
-        for process in plan.processes
-        for pid in procfs.family((), marker=f"{MARKER}={run_id}/{process.name}".encode())
-    }
+    run = RunDir(Path(plan.run_dir))
+    try:
+        return members(run.read_state(), run)
+    except (StateError, NotOursError):
+        return set()  # none of it was started, or not by us
 
 
 def _ask_nvidia(run: Run) -> list[GpuProcess] | str:

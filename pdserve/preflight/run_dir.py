@@ -68,7 +68,7 @@ def _look(run_dir: Path, mark: str) -> str | None:
 def _write(node: str, run_dir: Path, mark: str) -> str | None:
     mine = _file(run_dir, f"{mark}-{node}")
     try:
-        mine.write_text(node)
+        mine.write_text(node, encoding="utf-8")
     except OSError as error:
         return f"{run_dir} cannot be written: {error.strerror}"
     finally:

@@ -6,6 +6,7 @@
         state.json                                 the launcher's view, replaced atomically
         failure.md                                 of a deployment that failed: cause first, then the evidence
         beat                                       when the launcher last said that it lives
+        agent@<node>-<guard>.json                  who guards a node of this run, and in which cgroup (agent_record.py)
         key-folder                                 in which folder of its user the engine key is
         cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
         events.jsonl                               the history: what started, became ready, died, was restarted;
@@ -47,11 +48,24 @@ _LATE_SECONDS = 3 * BEAT_SECONDS
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory."""
-    if chosen := environ.get("PDSERVE_HOME"):
-        return Path(chosen).absolute()
-    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "pdserve"
+    """Where deployments are recorded: PDSERVE_HOME, or the user's state directory. Raises StateError."""
+    try:
+        if chosen := environ.get("PDSERVE_HOME"):
+            return Path(chosen).absolute()
+        state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state).absolute() / "pdserve"
+    except FileNotFoundError:
+        raise StateError(
+            "the folder of deployments cannot be named",
+            cause="PDSERVE_HOME (or XDG_STATE_HOME) is relative, and the current folder was removed",
+            todo="cd to a folder that exists, or set PDSERVE_HOME to an absolute path",
+        ) from None
+    except RuntimeError:
+        raise StateError(
+            "there is no folder for deployments",
+            cause=f"HOME is not set, and uid {os.getuid()} has no entry in the password file",
+            todo="set PDSERVE_HOME to a folder of your own",
+        ) from None
 
 
 def new_run_id() -> str:
@@ -141,7 +155,7 @@ class RunDir:
         """Replaces a file in one step: a reader sees the old text or the new, never half."""
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.rename(file)
 
     def say_alive(self) -> None:
@@ -167,11 +181,11 @@ class RunDir:
         return history.read(self.events, offset)
 
     def read_state(self) -> DeploymentState:
-        """Raises StateError when the run has none (it was never started), or one that is not ours to read."""
+        """Raises StateError when the run has none (it was never started), and NotOursError when it is not obeyed."""
         return _read(self.state, DeploymentState)
 
     def read_plan(self) -> Plan:
-        """The plan as it was saved before the start. Raises StateError."""
+        """The plan as it was saved before the start. Raises StateError and NotOursError."""
         return _read(self.plan, Plan)
 
     @property
@@ -184,7 +198,7 @@ class RunDir:
         """Where the launcher's session keeps its keys; None where that is not said, or torn."""
         try:
             said = _contents(self.key_folder).decode()
-        except (OSError, StateError, ValueError):
+        except (OSError, NotOursError, ValueError):
             return None
         return Path(said) if said.startswith("/") and "\0" not in said else None
 
@@ -383,14 +397,14 @@ def serves(run: RunDir) -> bool:
     """The same of a run whose record may not be there: that one is asked for by its name."""
     try:
         return lives(run, run.read_state())
-    except StateError:
+    except (StateError, NotOursError):
         return False
 
 
 def find(root: Path, name: str | None) -> RunDir:
     """The current run of a deployment; without a name the only one there is (one that runs, if only one does).
 
-    Raises StateError.
+    Raises StateError and NotOursError.
     """
     if name is not None:
         if (found := _current(root, name)) is None:

@@ -12,13 +12,13 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from pdserve.errors import StateError
+from pdserve.errors import AS_ITS_USER, NOT_OURS, StateError
 
 
 def usual_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """Where this session keeps its keys."""
-    chosen = environ.get("XDG_RUNTIME_DIR") or f"/tmp/pdserve-{uid}"  # noqa: S108  (mode 0700, checked)
-    return Path(chosen).absolute()
+    """Where this session keeps its keys. A relative XDG_RUNTIME_DIR counts for none, as its specification has it."""
+    chosen = environ.get("XDG_RUNTIME_DIR", "")
+    return Path(chosen if chosen.startswith("/") else f"/tmp/pdserve-{uid}")  # noqa: S108  (mode 0700, checked)
 
 
 def save(file: Path, key: str) -> None:
@@ -39,7 +39,7 @@ def _save(file: Path, key: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_folder(folder)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(key)
 
 
@@ -48,7 +48,7 @@ def read(file: Path) -> str:
     try:
         _check_folder(file.parent)
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor) as stream:
+        with os.fdopen(descriptor, encoding="utf-8") as stream:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "it is no file")
@@ -73,8 +73,8 @@ def read(file: Path) -> str:
         raise StateError(
             "the engine key cannot be read",
             where=str(file),
-            cause=f"{error.strerror}: the deployment was started by another user, or somebody else has put it there",
-            todo="run pdserve as the user who has started it",
+            cause=f"{error.strerror}: {NOT_OURS}",
+            todo=AS_ITS_USER,
         ) from None
 
 

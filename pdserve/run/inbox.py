@@ -100,7 +100,7 @@ def ask(
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         if answer.exists():
-            reply = Reply.model_validate_json(answer.read_text())
+            reply = Reply.model_validate_json(answer.read_text(encoding="utf-8"))
             answer.unlink()
             return reply
         if not alive() or (taken_within is not None and passed > taken_within and waiting.exists()):

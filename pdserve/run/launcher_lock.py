@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdserve.errors import StateError
+from pdserve.errors import AS_ITS_USER, NOT_OURS, StateError
 from pdserve.system import procfs
 
 _COMMAND_CHARACTERS = 100
@@ -104,8 +104,8 @@ def _open(file: Path, flags: int) -> int:
         raise StateError(
             "the lock of this deployment cannot be opened",
             where=str(file),
-            cause=f"{error.strerror}: it belongs to another user, or is no file",
-            todo="run pdserve as the user who has started the deployment, or remove the file if nothing of it runs",
+            cause=f"{error.strerror}: {NOT_OURS}",
+            todo=f"{AS_ITS_USER}, or remove the file if nothing of it runs",
         ) from None
     if os.fstat(descriptor).st_mode & 0o077:  # of a version that left it open
         with contextlib.suppress(OSError):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+from pdserve.node import agent_record
+from pdserve.node.agent_record import AgentRecord
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
-from pdserve.system import cgroup, procfs
-from pdserve.system.host import is_here
-from pdserve.system.process import MARKER, send, stop_family
-from pdserve.system.procfs import ProcessId
+from pdserve.system import cgroup, markers, procfs
+from pdserve.system.host import is_here, is_named_here
+from pdserve.system.process import send, stop_family
+from pdserve.system.procfs import ProcessId, Relations
 from pdserve.system.shared_memory import ShmLedger
 
 _GRACE_SECONDS = 5.0
@@ -45,12 +47,14 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
     """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
-    run, and who carries a name of it in its environment, also when no recorded process lives.
+    run, and, where the kernel does not show all of them by that, who carries a name of it in its environment.
 
     A session whose leader is dead may be somebody else's: the kernel gives a number again once nobody has it. Its
     members are ours if they began before the leader died, or, where nobody has seen that, before the run was last
     heard of. A PID that belongs to somebody else is never among them.
     """
+    inside = {pid for one in _cgroups(state, run) for pid in one.members()}
+    seen = procfs.relations()
     known = recorded(state)
     roots = {one.pid for one in known.values() if one.alive()}
     heard = _last_heard_of(run)
@@ -62,20 +66,50 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
             until = heard if died_at is None else died_at
             roots |= {
                 each.pid
-                for each in procfs.identities(procfs.in_session(one.pid))
+                for each in procfs.identities(pid for pid, of in seen.items() if of.session == one.pid)
                 if procfs.started_at(each) <= until + _CLOCK_SECONDS
             }
-    roots.update(*(one.members() for one in _cgroups(state, run)))
-    found: set[int] = procfs.family(roots)
-    for name in state.processes:  # also without a recorded PID: its launcher may have ended before it wrote it
-        found |= procfs.family((), marker=f"{MARKER}={run.run_id}/{name}".encode())
-    return found
+    found = procfs.family(roots | inside, seen=seen)
+    # Also without a recorded PID: its launcher may have ended before it wrote it.
+    return found | procfs.family(_named(state, run, found, seen), seen=seen)
+
+
+def _named(state: DeploymentState, run: RunDir, found: set[int], seen: Mapping[int, Relations]) -> set[int]:
+    """Who carries a name of the run and may have been started by it. Where a guard lives or there are cgroups, all that
+    was is known without it (`found`), and of a guard that has left by itself nothing is: another name was copied."""
+    agents = _agents(state, run)
+    here = [one for one in agents if one.here]
+    beside = [one for one in agents if not one.here and is_named_here(one.hostname)]
+    if here and not beside and all(one.shows_all() for one in here):
+        return set()
+    named = markers.holders(run.run_id, state.token, state.processes) - found
+    if not here:
+        return named
+    since = min(one.guard.start_ticks for one in here)
+    known = [one.above for one in here if one.above is not None]
+    above = {one.pid for each in known for one in each if one.alive()} if len(known) == len(here) else None
+    return {
+        one
+        for one in named
+        if not markers.born_outside(one, seen=seen, since=since, above=above, named=named, ours=found)
+    }
+
+
+def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
+    """All that the run has had, as far as they are recorded by themselves or by the launcher."""
+    told = [
+        AgentRecord(guard=one.guard, hostname=one.hostname, place=one.place, cgroup=one.cgroup)
+        for one in state.nodes.values()
+    ]
+    own = agent_record.records(run.path)
+    noted = {one.guard for one in own}
+    return [*own, *(one for one in told if one.guard not in noted)]
 
 
 def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
     """Of the run, on this machine, as far as they are still there."""
-    nodes = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
-    return [one for node in nodes if (one := cgroup.recorded(node.cgroup, run.run_id)) is not None]
+    here = {agent.cgroup for agent in _agents(state, run) if agent.here}
+    return [one for each in here if (one := cgroup.recorded(each, run.run_id)) is not None]
 
 
 def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
@@ -146,9 +180,9 @@ def living(state: DeploymentState, run: RunDir) -> list[str]:
     ]
 
 
-async def stop_left(state: DeploymentState, run: RunDir) -> bool:
+async def stop_left(state: DeploymentState, run: RunDir) -> str:
     """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
-    run's, also when nothing lives that had it. True if anything lived."""
+    run's, also when nothing lives that had it. What became of those that lived; empty: nobody did."""
     ledgers = [
         ShmLedger(run.path / f"shm@{node}.json")
         for node, agents in state.nodes.items()
@@ -163,4 +197,6 @@ async def stop_left(state: DeploymentState, run: RunDir) -> bool:
         _remove_empty_cgroups(state, run)
     for ledger in ledgers:
         ledger.remove_orphans()
-    return bool(left)
+    if stuck := living(state, run):
+        return f"{len(stuck)} process(es) cannot be stopped (another user's, or held in the kernel): {'; '.join(stuck)}"
+    return "what its agents had left was stopped by the launcher" if left else ""

@@ -7,6 +7,7 @@ directory is one for all nodes (preflight proves that they share it), so that no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import NotOursError, StateError
+from pdserve.node import agent_record
 from pdserve.recipe.model import Retention
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.orphans import members
 from pdserve.system import procfs
 from pdserve.system.host import is_here
-from pdserve.system.process import MARKER
+from pdserve.system.markers import MARKER
 
 _DAY_SECONDS = 86400.0
 _UNSEEN_SECONDS = _DAY_SECONDS
@@ -50,7 +52,7 @@ def rule_of(deployment: Path) -> Retention:
     """What the recipe of its current run says; the defaults where nothing can be read."""
     try:
         return RunDir(deployment / "current").read_plan().retention
-    except StateError:
+    except (StateError, NotOursError):
         return Retention()
 
 
@@ -68,12 +70,22 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
     `dry_run`: only looks."""
     if not _is_ours(deployment):
         return []
+    if not dry_run:
+        remove_empty_cgroups(deployment)
     try:
         interrupted = [path for path in sorted(deployment.iterdir()) if _is_going(path.name) and _is_ours(path)]
         old = _old(deployment, rule)
     except OSError as error:
         return [Removed(deployment, 0, str(error))]
     return [_remove(path, dry_run=dry_run) for path in (*interrupted, *old)]
+
+
+def remove_empty_cgroups(deployment: Path) -> None:
+    """Of all runs whose agents and guards are gone: who was killed has not removed them, and nobody lives in them."""
+    with contextlib.suppress(OSError):
+        for path in deployment.iterdir():
+            if _RUN.fullmatch(path.name) and _is_ours(path):
+                agent_record.remove_empty_cgroups(path, path.name)
 
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
@@ -89,7 +101,8 @@ def _old(deployment: Path, rule: Retention) -> list[Path]:
     ]
     if not beyond:
         return []
-    marked = {value.partition(b"/")[0].decode(errors="replace") for value in procfs.environment_values(MARKER)}
+    values = procfs.environment_values(MARKER).values()
+    marked = {value.partition(b"/")[0].decode(errors="replace") for value in values}
     return [path for path in reversed(beyond) if path.name not in marked and not _may_live(RunDir(path), written[path])]
 
 

@@ -70,6 +70,8 @@ class DeploymentState(BaseModel):
     place: Place | None = None
     """Where the PID of the launcher counts; None: as for a node."""
     launcher: ProcessId
+    token: str = ""
+    """In the names of its processes (markers.py); empty: an older version has started it."""
     nodes: dict[str, NodeState] = {}
     processes: dict[str, ProcessState] = {}
     endpoint: str = ""

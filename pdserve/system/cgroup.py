@@ -27,6 +27,10 @@ from pdserve.system import procfs
 SWITCH = "PDSERVE_CGROUPS"
 """Environment variable; `off` where pdserve is started: make none."""
 _PROC = Path("/proc/self")
+_FROZEN = "frozen 1"
+_MEMORY = "memory"
+_BY_US = "user.pdserve.memory"
+"""Extended attribute of a cgroup (a kernel with cgroup.kill has them) in which we have begun to count memory."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -38,6 +42,8 @@ class CgroupId(BaseModel):
     path: str
     device: int
     inode: int
+    parent: int | None = None
+    """Inode of the one in which it is, by which it can be known that it was removed. None: an older version."""
 
 
 class Cgroup:
@@ -51,7 +57,8 @@ class Cgroup:
     def at(cls, path: Path) -> Cgroup:
         """The one that is there now. Raises OSError."""
         status = path.lstat()
-        return cls(CgroupId(path=str(path), device=status.st_dev, inode=status.st_ino))
+        parent = path.parent.lstat().st_ino
+        return cls(CgroupId(path=str(path), device=status.st_dev, inode=status.st_ino, parent=parent))
 
     def new(self, name: str) -> Cgroup:
         """Makes one inside it. Raises OSError."""
@@ -98,6 +105,7 @@ class Cgroup:
                 continue
             except OSError:
                 return False
+        _stop_counting(self.path.parent)
         return True
 
     @contextmanager
@@ -105,9 +113,12 @@ class Cgroup:
         """Whatever the block starts is born in it: this process, with all its threads, is there meanwhile.
 
         Python's subprocess cannot ask for CLONE_INTO_CGROUP (can go when it can), and a child that is moved after its
-        birth may have forked before. Raises OSError.
+        birth may have forked before. Raises OSError, also where it is frozen: so would be who enters it.
         """
         home, _ = place()
+        if _FROZEN in (self.path / "cgroup.events").read_text().splitlines():
+            thaw = "find out who has frozen it or one above it, and write 0 to cgroup.freeze there"
+            raise OSError(errno.EBUSY, f"it is frozen: {thaw}", str(self.path))
         _enter(self.path)
         try:
             yield
@@ -159,9 +170,31 @@ def make(name: str, environ: Mapping[str, str]) -> Made:
     # Each process's memory is then counted by itself (cgroup_memory.py). Below the root the kernel refuses it (EBUSY)
     # where processes are in our own, and those of others are not ours to move.
     for folder in (home, made.path):
-        with contextlib.suppress(OSError):
-            (folder / "cgroup.subtree_control").write_text("+memory")
+        _start_counting(folder)
     return Made(made)
+
+
+def _start_counting(folder: Path) -> None:
+    """Memory of each cgroup in this one. That it was us who began is noted where the next run of whatever deployment
+    finds it, and before it is so."""
+    control = folder / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        if _MEMORY in control.read_text().split():
+            return
+        os.setxattr(folder, _BY_US, b"1")
+        try:
+            control.write_text(f"+{_MEMORY}")
+        except OSError:
+            os.removexattr(folder, _BY_US)
+
+
+def _stop_counting(folder: Path) -> None:
+    """If it was us who began, and no cgroup is in it any more that would be counted."""
+    with contextlib.suppress(OSError):
+        os.getxattr(folder, _BY_US)
+        if not any(each.is_dir() for each in folder.iterdir()):
+            (folder / "cgroup.subtree_control").write_text(f"-{_MEMORY}")
+            os.removexattr(folder, _BY_US)
 
 
 def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
@@ -170,6 +203,18 @@ def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
         return None
     cgroup = Cgroup(identity)
     return cgroup if cgroup.exists() else None
+
+
+def is_known(identity: CgroupId) -> bool:
+    """Whether it can be seen from here what is in it: it is there, or it was removed, which the kernel lets nobody do
+    while anything lives in it."""
+    if Cgroup(identity).exists():
+        return True
+    try:
+        above = Path(identity.path).parent.lstat()
+    except OSError:
+        return False
+    return (above.st_dev, above.st_ino) == (identity.device, identity.parent)
 
 
 def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.plan.model import Node
-from pdserve.system.procfs import SHM, Place, place
+from pdserve.system.procfs import SHM, Place, lines_of, place
 
 _UNLIMITED = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -80,7 +80,7 @@ def memory() -> MemoryFacts:
 def _cgroup_free() -> int | None:
     """Limit minus use of the closest cgroup that has a limit (v2, then v1)."""
     frees = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in lines_of(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root, limit_file, use_file = Path("/sys/fs/cgroup"), "memory.max", "memory.current"

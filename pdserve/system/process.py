@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import math
 import os
+import selectors
 import signal
 import subprocess
 import time
@@ -21,11 +22,9 @@ from typing import NamedTuple
 
 from pdserve.system import procfs
 from pdserve.system.cgroup import Cgroup
+from pdserve.system.markers import MARKER
 from pdserve.system.pipe_writer import Newest
 from pdserve.system.procfs import ProcessId
-
-MARKER = "PDSERVE_PROCESS"
-"""Environment variable that every descendant inherits: `<run id>/<process name>`."""
 
 _POLL_SECONDS = 0.05
 _ORPHAN_GRACE_SECONDS = 2.0
@@ -33,7 +32,12 @@ _ORPHAN_GRACE_SECONDS = 2.0
 _EMPTY_SECONDS = 5.0
 """What was killed has ended long before, unless it waits for a device in the kernel."""
 _KILL_SECONDS = 30.0
-"""Who still lives then is another user's, waits for a device in the kernel, or stands in a frozen cgroup."""
+"""Who still lives then waits for a device in the kernel, or stands in a frozen cgroup."""
+_REFUSED_SECONDS = 2.0
+"""For those that we may not signal (another user's): what they wait for was killed, and they may end by themselves."""
+_OUTPUT_BYTES = 64 << 20
+"""What a tool may say: one whose output has no end would take all memory."""
+_PART_BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -79,14 +83,15 @@ class Child:
         return self._reaped is not None
 
     def family(self) -> set[int]:
-        """Live PIDs of the tree, orphaned members included, until nothing of it is left."""
+        """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
+        session too are known by their marker among our own descendants: whoever owns a child has adopted orphans."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
         else:
             session = procfs.identities(procfs.in_session(self.pid))
             roots.update(one.pid for one in session if one.start_ticks < self._reaped)
-        return procfs.family(roots, marker=self._marker)
+        return procfs.family(roots, marker=self._marker, within=os.getpid())
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
@@ -155,20 +160,21 @@ async def stop_family(
     before_kill: Callable[[], None] | None = None,
     cgroups: Sequence[Cgroup] = (),
 ) -> bool:
-    """TERM, short grace, then KILL until `members` returns nobody, or for `_KILL_SECONDS`: there are some whom we may
-    not signal, or who cannot end. True when KILL was needed. `cgroups`: all that is in
-    them is of the family; each is removed at the end, and killed before it if somebody has come meanwhile."""
+    """TERM, short grace, then KILL until `members` returns nobody, or for `_KILL_SECONDS`: there are some who cannot
+    end. Those whom we may not signal are waited for `_REFUSED_SECONDS`, once no others are left. True when KILL was
+    needed. `cgroups`: all that is in them is of the family; each is removed at the end, and killed before it if
+    somebody has come meanwhile."""
     forced = False
     left = _identities(members())
     for member in left:
         send(member, signal.SIGTERM)
         send(member, signal.SIGCONT)
     deadline = time.monotonic() + orphan_grace
-    while left and time.monotonic() < deadline:
+    while any(map(may_signal, left)) and time.monotonic() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
         left = _identities(members())
-    deadline = time.monotonic() + _KILL_SECONDS
-    while left and time.monotonic() < deadline:
+    began = time.monotonic()
+    while left and time.monotonic() < began + (_KILL_SECONDS if any(map(may_signal, left)) else _REFUSED_SECONDS):
         forced = True
         if before_kill is not None:
             before_kill()
@@ -178,7 +184,7 @@ async def stop_family(
             send(member, signal.SIGKILL)
         await asyncio.sleep(_POLL_SECONDS)
         left = _identities(members())
-    deadline = time.monotonic() + _EMPTY_SECONDS
+    deadline = time.monotonic() + (_REFUSED_SECONDS if left else _EMPTY_SECONDS)
     while not all(cgroup.remove() for cgroup in cgroups) and time.monotonic() < deadline:
         for cgroup in cgroups:
             cgroup.kill()
@@ -188,6 +194,17 @@ async def stop_family(
 
 def _identities(pids: Iterable[int]) -> list[ProcessId]:
     return [identity for pid in pids if (identity := procfs.identify(pid)) is not None and pid != os.getpid()]
+
+
+def may_signal(target: ProcessId) -> bool:
+    """False for a process of another user that we may not signal; True also once it is gone."""
+    try:
+        os.kill(target.pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    return True
 
 
 def send(target: ProcessId, signum: signal.Signals) -> bool:
@@ -286,7 +303,7 @@ def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) ->
 
 
 class Output(NamedTuple):
-    """What a short-lived tool said. `code` None: it could not be run, or took too long; `err` says so."""
+    """What a short-lived tool said. `code` None: it could not be run, took too long or said too much; `err` says so."""
 
     code: int | None
     out: str
@@ -301,23 +318,66 @@ def output_of(
     stdin: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> Output:
-    """Runs a short-lived tool to its end; never raises for what the tool does. `environ` None: our own."""
+    """Runs a short-lived tool to its end; never raises for what the tool does. `timeout`: seconds, after which it is
+    killed, as after `_OUTPUT_BYTES`. `environ` None: our own."""
     try:
-        done = subprocess.run(
+        tool = subprocess.Popen(
             list(argv),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd=cwd,
             env=None if environ is None else dict(environ),
         )
     except OSError as error:
         return Output(None, "", error.strerror or str(error))
-    except subprocess.TimeoutExpired:
-        return Output(None, "", f"no answer within {timeout:.0f} s")
-    return Output(done.returncode, done.stdout, done.stderr)
+    with tool:
+        try:
+            deadline = time.monotonic() + timeout
+            out, err = _talk(tool, stdin.encode(), deadline)
+            code = tool.wait(max(0.0, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return Output(None, "", f"no answer within {timeout:.0f} s")
+        except _TooMuchError:
+            return Output(None, "", f"more than {_OUTPUT_BYTES >> 20} MiB of output")
+        finally:
+            tool.kill()
+    return Output(code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+class _TooMuchError(Exception):
+    """A tool says more than anybody reads."""
+
+
+def _talk(tool: subprocess.Popen[bytes], said: bytes, deadline: float) -> tuple[bytes, bytes]:
+    """Writes its stdin and reads until it has closed its outputs. Raises TimeoutError and _TooMuchError."""
+    assert tool.stdin is not None
+    assert tool.stdout is not None
+    assert tool.stderr is not None
+    heard = {tool.stdout.fileno(): bytearray(), tool.stderr.fileno(): bytearray()}
+    os.set_blocking(tool.stdin.fileno(), False)
+    with selectors.DefaultSelector() as waiting:
+        for output in heard:
+            waiting.register(output, selectors.EVENT_READ)
+        waiting.register(tool.stdin.fileno(), selectors.EVENT_WRITE)
+        while waiting.get_map():
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            for key, _ in waiting.select(deadline - time.monotonic()):
+                if key.fd not in heard:
+                    with contextlib.suppress(BrokenPipeError):  # it does not read, or has ended
+                        if said := said[os.write(key.fd, said) :] if said else said:
+                            continue
+                    waiting.unregister(key.fd)
+                    tool.stdin.close()
+                elif part := os.read(key.fd, _PART_BYTES):
+                    heard[key.fd] += part
+                    if sum(map(len, heard.values())) > _OUTPUT_BYTES:
+                        raise _TooMuchError
+                else:
+                    waiting.unregister(key.fd)
+    out, err = map(bytes, heard.values())
+    return out, err
 
 
 def adopt_orphans() -> None:

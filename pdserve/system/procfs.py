@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -102,33 +103,64 @@ def is_stopped(process: ProcessId) -> bool:
     return stat is not None and stat[_STAT_STATE] in "Tt" and int(stat[_STAT_START]) == process.start_ticks
 
 
-def family(roots: Iterable[int], *, marker: bytes | None = None) -> set[int]:
-    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and holders of
-    `marker` in their environment (daemons that left both). Zombies are left out."""
-    roots = set(roots)
-    parents: dict[int, int] = {}
-    members: set[int] = set()
+class Relations(NamedTuple):
+    """Of one live process to others. Zombies have none."""
+
+    parent: int
+    session: int
+    start_ticks: int
+
+
+def relations() -> dict[int, Relations]:
+    """Of every live process, in one reading."""
+    found = {}
     for pid in _pids():
         stat = _stat(pid)
-        if stat is None or _ended(pid, stat):
-            continue
-        parents[pid] = int(stat[_STAT_PPID])
-        if pid in roots or int(stat[_STAT_SESSION]) in roots or (marker is not None and _has_environment(pid, marker)):
-            members.add(pid)
+        if stat is not None and not _ended(pid, stat):
+            found[pid] = Relations(*(int(stat[field]) for field in (_STAT_PPID, _STAT_SESSION, _STAT_START)))
+    return found
+
+
+def family(
+    roots: Iterable[int],
+    *,
+    marker: bytes | None = None,
+    within: int | None = None,
+    seen: dict[int, Relations] | None = None,
+) -> set[int]:
+    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and, with `marker`,
+    descendants of `within` that have it in their environment: a subreaper (`process.adopt_orphans`), from which nothing
+    that it has started gets away. `seen`: a reading that was taken already."""
+    roots = set(roots)
+    seen = relations() if seen is None else seen
+    members = grown({pid for pid, one in seen.items() if pid in roots or one.session in roots}, seen)
+    if marker is not None and within is not None:
+        others = grown({within}, seen) - {within} - members
+        members = grown(members | {pid for pid in others if marker in environment(pid)}, seen)
+    return members
+
+
+def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
+    """With all their descendants."""
+    members = set(members)
     grew = True
     while grew:
-        grown = {pid for pid, parent in parents.items() if parent in members and pid not in members}
-        members |= grown
-        grew = bool(grown)
+        more = {pid for pid, one in seen.items() if one.parent in members and pid not in members}
+        members |= more
+        grew = bool(more)
     return members
+
+
+def above(pid: int) -> Iterator[ProcessId]:
+    """The parent of a process, its parent, and so on, as far as this PID namespace goes."""
+    while (stat := _stat(pid)) is not None and (one := identify(int(stat[_STAT_PPID]))) is not None:
+        yield one
+        pid = one.pid
 
 
 def in_session(number: int) -> set[int]:
     """Live PIDs of the session of that number, whether or not its leader lives."""
-    stats = ((pid, _stat(pid)) for pid in _pids())
-    return {
-        pid for pid, stat in stats if stat is not None and int(stat[_STAT_SESSION]) == number and not _ended(pid, stat)
-    }
+    return {pid for pid, one in relations().items() if one.session == number}
 
 
 def started_at(process: ProcessId) -> float:
@@ -153,25 +185,19 @@ def threads(pids: Iterable[int]) -> Iterator[int]:
         yield from map(int, names)
 
 
-def _has_environment(pid: int, marker: bytes) -> bool:
-    return marker in _environment(pid)
-
-
-def _environment(pid: int) -> list[bytes]:
-    """Empty for a zombie, and for one that we may not look into."""
+def environment(pid: int) -> list[bytes]:
+    """`NAME=value` each; empty for a zombie, and for one that we may not look into."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def environment_values(name: str) -> set[bytes]:
-    """What a variable is in the environments of all live processes that we may look into."""
+def environment_values(name: str) -> dict[int, bytes]:
+    """What a variable is in the environments of all live processes that we may look into, by PID."""
     prefix = f"{name}=".encode()
-    found: set[bytes] = set()
-    for pid in _pids():
-        found.update(one.removeprefix(prefix) for one in _environment(pid) if one.startswith(prefix))
-    return found
+    every = ((pid, one) for pid in _pids() for one in environment(pid) if one.startswith(prefix))
+    return {pid: one.removeprefix(prefix) for pid, one in every}
 
 
 def owner(pid: int) -> int | None:

@@ -69,7 +69,7 @@ class ShmLedger:
         makers: dict[str, tuple[int, int]] = {}
         foreign: set[str | int] = set()
         try:
-            kept = json.loads(file.read_text())
+            kept = json.loads(file.read_text(encoding="utf-8"))
             names, makers = dict(kept["names"]), dict(kept["makers"])
             foreign = set(kept["foreign"])
             self._lives = Lives(kept["lives"], kept["at"] if until is None else until)
@@ -140,9 +140,10 @@ class ShmLedger:
             "foreign": list(self._foreign),
             "at": time.time(),
         }
-        temporary = self._file.with_suffix(".tmp")
+        # A name of our own: of two that write at once, one must not put the other's half in place.
+        temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(kept))
+            temporary.write_text(json.dumps(kept), encoding="utf-8")
             temporary.rename(self._file)
 
     def remove_orphans(self) -> list[str]:

@@ -210,7 +210,7 @@ def _remember(folder: CacheFolder, revision: str, commit: str) -> None:
         reference = folder.path / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         temporary = reference.with_name(f".{reference.name}.{os.getpid()}")
-        temporary.write_text(commit)
+        temporary.write_text(commit, encoding="utf-8")
         temporary.rename(reference)
 
 
@@ -219,7 +219,7 @@ def _alone(folder: CacheFolder) -> Iterator[None]:
     """One process at a time, also from other nodes: a lock of POSIX goes over NFS. The kernel, or the server of the
     file system, lets go of it when its holder dies."""
     folder.lock.parent.mkdir(parents=True, exist_ok=True)
-    with folder.lock.open("a") as file:
+    with folder.lock.open("ab") as file:
         waiting = False
         while True:
             try:
@@ -327,5 +327,5 @@ def report(text: str) -> None:
 def _write(file: Path, record: Mapping[str, object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(record))
+    temporary.write_text(json.dumps(record), encoding="utf-8")
     temporary.rename(file)

@@ -53,7 +53,7 @@ def heavy(files: Collection[str], load_format: str, indexed: Collection[str]) ->
 def indexed(snapshot: Path) -> set[str]:
     """The files that the index in a snapshot names; none where there is no index."""
     try:
-        return set(json.loads((snapshot / INDEX).read_text())["weight_map"].values())
+        return set(json.loads((snapshot / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     except FileNotFoundError:
         return set()
 
@@ -75,7 +75,7 @@ class CacheFolder:
         if COMMIT.fullmatch(revision):
             return revision
         try:
-            return (self.path / "refs" / revision).read_text().strip()
+            return (self.path / "refs" / revision).read_text(encoding="utf-8").strip()
         except OSError:
             return None
 

@@ -9,6 +9,8 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +172,39 @@ def test_a_daemon_that_left_everything_is_ended_by_down(
         finally:
             send(daemon, signal.SIGKILL)
         assert_nothing_left(deployment)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["down", "all killed"])
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_who_copies_the_environment_of_an_engine_is_no_part_of_it(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, switch: str, killed: bool
+) -> None:
+    """For an experiment by hand, in a session that is younger than the deployment."""
+    monkeypatch.setenv(cgroup.SWITCH, switch)
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        engine = serving(deployment).id_of("prefill-0")
+        copied = dict(each.split(b"=", 1) for each in procfs.environment(engine.pid) if each)
+        shell = "import subprocess, sys; subprocess.run(['sleep', '600'])"
+        with subprocess.Popen([sys.executable, "-c", shell], env=copied, start_new_session=True) as stranger:
+            until(lambda: procfs.descendants(stranger.pid) != set())
+            (experiment,) = procfs.identities(procfs.descendants(stranger.pid))
+            try:
+                if killed:
+                    for name in ("agent", "launcher"):
+                        deployment.send_signal(name, signal.SIGSTOP)
+                    for name in ("launcher", "guard", "agent", "proxy", "decode-0", "prefill-0", "lmcache-0"):
+                        deployment.send_signal(name, signal.SIGKILL)
+                    deployment.command.finish()
+                (node,) = deployment.state().nodes.values()
+                code, output = pdserve("down")
+                assert code == 0, output
+                # The one case that the kernel tells nothing about, docs/architecture.md.
+                unknown = killed and node.cgroup is None
+                assert (stranger.poll() is None, experiment.alive()) == (not unknown, not unknown)
+                assert_nothing_left(deployment)
+            finally:
+                for one in (experiment, procfs.identify(stranger.pid)):
+                    assert one is None or send(one, signal.SIGKILL) or not one.alive()
 
 
 @pytest.mark.parametrize("held", [("agent",), ("guard",), ("agent", "guard")], ids="+".join)

@@ -71,6 +71,7 @@ def test_a_patch_that_cannot_be_applied_ends_it_with_the_reason_before_the_serve
     )
 
 
+@pytest.mark.process
 def test_an_optional_patch_of_unknown_code_is_left_out_with_a_warning_and_the_server_runs(lmcache: Path) -> None:
     done = run(lmcache, "lmcache-demand-pinned")
     assert done.returncode == 0

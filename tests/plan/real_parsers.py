@@ -58,7 +58,7 @@ def unread_keys(class_name: str, keys: list[str]) -> list[str]:
 
     file = sys.modules[KVConnectorFactory.get_connector_class_by_name(class_name).__module__].__file__
     folders = (Path(file or "").parent, Path(patches.__file__).parent)
-    code = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     # LMCache's adapter adds its prefix to the bare names.
     return [key for key in keys if f'"{key}"' not in code and f"{key.removeprefix('lmcache.mp.')} =" not in code]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.interfaces import Interface
 from pdserve.system.host import MemoryFacts
-from tests.launch.deployment import REPOSITORY
+from tests.namespaces import unshared
 from tests.plan import kit
 
 GIB = 1 << 30
@@ -68,13 +66,4 @@ def in_namespace(code: str, *, network: Sequence[str] = ()) -> Any:
     """What `code` prints as JSON, in a user and network namespace of its own that has loopback and what the `ip`
     commands of `network` add to it. Nothing of it can reach the machine's own network."""
     script = " && ".join(["ip link set lo up", *(f"ip {command}" for command in network), 'exec "$0" -c "$1"'])
-    done = subprocess.run(
-        ["unshare", "-r", "-n", "sh", "-c", script, sys.executable, code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return unshared("--net", "sh", "-c", script, sys.executable, code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,11 @@ import pytest
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.gpu_processes import find_gpu_processes, nvidia_indices, parse_amd, parse_nvidia, parse_rocm
-from pdserve.system.process import MARKER, Output
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system import procfs
+from pdserve.system.process import Output
+from pdserve.system.procfs import ProcessId
 from tests.plan import kit
 from tests.preflight import recorded
 from tests.preflight.kit import here
@@ -126,13 +131,25 @@ def test_what_is_not_known_is_unknown_and_never_an_alarm(
 def ours(tmp_path: Path) -> Iterator[tuple[Plan, int]]:
     """A plan whose run is alive: its prefill-0 is a process of this machine."""
     plan = here(kit.on_gpus()).model_copy(update={"run_dir": str(tmp_path / "run-7")})
-    env = {**os.environ, MARKER: "run-7/prefill-0"}
     argv = [sys.executable, "-c", "print('up', flush=True); input()"]
-    with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
+        recorded_as(tmp_path, child.pid)
         yield plan, child.pid
         child.communicate("\n", timeout=60)
+
+
+def recorded_as(folder: Path, pid: int) -> None:
+    """The record of the run, of which this is the prefill."""
+    run = RunDir.create(folder, ".", "run-7")
+    one, gone = procfs.identify(pid), ProcessId(pid=4_194_000, start_ticks=1)
+    node = NodeState(agent=gone, guard=gone, hostname=socket.gethostname(), place=procfs.place())
+    prefill = ProcessState(role="prefill", node="here", phase="ready", id=one)
+    state = DeploymentState(
+        name="x", run_id="run-7", host="", launcher=gone, nodes={"here": node}, processes={"p": prefill}, started_at=0
+    )
+    run.write(run.state, state.model_dump_json())
 
 
 def on_first_gpu(*pids: int) -> str:

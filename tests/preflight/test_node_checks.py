@@ -206,6 +206,7 @@ def test_two_launchers_look_at_one_run_directory_at_the_same_time(tmp_path: Path
     assert find_run_dir("a", tmp_path, others, seconds=0).status == "ok"
 
 
+@pytest.mark.process
 def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = write_mark(tmp_path), write_mark(tmp_path)
     written: list[Path] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.deployment import Deployment
+from tests.proxy.raw import RawDeployment, raw_deployment
 
 PROXIES = {"deployment", "impatient"}
 """Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
@@ -30,3 +31,19 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """Not started: each test says with `up` what it needs."""
     with Deployment(tmp_path) as deployment:
         yield deployment
+
+
+@pytest.fixture(scope="module")
+def module_raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    limits = {"max_header_bytes": 16_384}
+    with raw_deployment(tmp_path_factory.mktemp("raw"), limits=limits, max_body_bytes=2 << 20) as raw:
+        yield raw
+
+
+@pytest.fixture
+def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
+    """One for this module: whatever a test has done to it, it must serve on. Its limits of time are the usual ones, so
+    that a slow machine is no client that means harm."""
+    module_raw.engine.seen.clear()
+    yield module_raw
+    module_raw.unharmed()

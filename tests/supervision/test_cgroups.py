@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.node import agent_record
 from pdserve.reach.protocol import Gone, Hello, Start, Started, Stop, Stopped
 from pdserve.system import cgroup, procfs
 from pdserve.system.cgroup import Cgroup, place
@@ -114,6 +115,59 @@ def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ou
 
     asyncio.run(scenario())
     assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
+
+
+INTO_A_FROZEN_ONE = """
+import sys
+from pathlib import Path
+from pdserve.system.cgroup import Cgroup
+from pdserve.system.process import spawn
+try:
+    spawn(["true"], env={}, log=Path(sys.argv[2]), marker="x", control_stdin=False, cgroup=Cgroup.at(Path(sys.argv[1])))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_who_starts_something_in_a_frozen_cgroup_is_not_frozen_himself(tmp_path: Path, ours: Cgroup | None) -> None:
+    """It would be the agent, which then supervises nothing."""
+    if ours is None:
+        return
+    (ours.path / "cgroup.freeze").write_text("1")
+    inner = ours.new("engine.1")
+    argv = [sys.executable, "-c", INTO_A_FROZEN_ONE, str(inner.path), str(tmp_path / "log")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            said, _ = agent.communicate(timeout=60)
+        finally:
+            (ours.path / "cgroup.freeze").write_text("0")
+            agent.kill()
+    assert said.startswith("it is frozen: find out who has frozen it")
+
+
+def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
+    tmp_path: Path, ours: Cgroup | None
+) -> None:
+    async def scenario() -> Hello:
+        async with agent(tmp_path) as under_test:
+            hello = await under_test.expect(Hello)
+            agent_record.remove_empty_cgroups(tmp_path, "run-1")
+            assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "its guard lives"
+            send(hello.agent, signal.SIGSTOP)
+            for one in (hello.guard, hello.agent):
+                send(one, signal.SIGKILL)
+            await under_test.expect(Gone)
+            for one in (hello.guard, hello.agent):
+                await asyncio.wait_for(until_gone(one), LIMIT)
+            assert hello.cgroup is None or Path(hello.cgroup.path).exists()
+        return hello
+
+    hello = asyncio.run(scenario())
+    agent_record.remove_empty_cgroups(tmp_path, "run-2")
+    assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "that is no name of this run"
+    agent_record.remove_empty_cgroups(tmp_path, "run-1")
+    assert hello.cgroup is None or not Path(hello.cgroup.path).exists()
+    assert (hello.cgroup is None) == (ours is None)
 
 
 def test_nobody_kills_the_cgroup_that_he_is_in(ours: Cgroup | None) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from pdserve.errors import ServeError
 from pdserve.launch.failure import serve_error
+from pdserve.node import agent_record
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.reach import Ssh
 from pdserve.reach.agent_start import open_agent
@@ -121,6 +122,7 @@ def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: Path) 
         await pid_end(hello.agent.pid)
 
     run_with(tmp_path, SOON, scenario)
+    agent_record.remove_empty_cgroups(tmp_path, "run-1")  # as the next `up` does
 
 
 def test_a_launcher_that_was_held_does_not_blame_its_agents(tmp_path: Path, ssh: Path) -> None:

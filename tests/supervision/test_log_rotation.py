@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from pdserve.recipe.model import Logs
 from pdserve.run import own_logs
 from pdserve.system.process import send
 from tests.launch.deployment import REPOSITORY
+from tests.namespaces import unshared
 from tests.supervision.test_supervised import watched
 
 WRITER = """
@@ -226,7 +225,7 @@ def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_on_a_full_disk_the_end_of_a_log_is_kept_and_the_rest_is_given_back(tmp_path: Path) -> None:
-    said = in_mount_namespace(FULL_DISK, str(tmp_path))
+    said = unshared("--mount", sys.executable, "-c", FULL_DISK, str(tmp_path))
     assert said["why"] == "No space left on device"
     assert said["copies"] == []
     assert said["size"] < 1 << 20
@@ -235,20 +234,6 @@ def test_on_a_full_disk_the_end_of_a_log_is_kept_and_the_rest_is_given_back(tmp_
     assert said["numbers"] == list(range(first, last + 1)), "whole lines, without a gap"
     assert (first * 1009, last) == (said["lost"], 1499)
     assert said["tail"] == ["mine"], "not what an earlier life wrote"
-
-
-def in_mount_namespace(code: str, *arguments: str) -> Any:
-    """What `code` prints as JSON where it may mount what it likes, and nobody else sees it."""
-    done = subprocess.run(
-        ["unshare", "--map-root-user", "--mount", sys.executable, "-c", code, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("read", [2000, 5000])

@@ -14,7 +14,7 @@ import pytest
 
 from pdserve.system import pipe_writer, process, procfs
 from pdserve.system.cpu_affinity import bring_back, share_of_cpus
-from pdserve.system.process import Child, pass_on, pid_end, send, spawn, stop_family
+from pdserve.system.process import Child, output_of, pass_on, pid_end, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 
 pytestmark = pytest.mark.process
@@ -374,3 +374,46 @@ def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
         await child.stop(grace=5)
 
     asyncio.run(scenario())
+
+
+def test_a_tool_whose_output_has_no_end_is_ended_and_takes_no_memory() -> None:
+    said = output_of(["sh", "-c", "exec yes"], timeout=600)
+    assert said == (None, "", "more than 64 MiB of output")
+
+
+def test_a_tool_gets_its_input_and_its_outputs_are_told_apart() -> None:
+    """More than a pipe holds goes both ways at once; and what a tool says need not be UTF-8."""
+    code = "import sys; data = sys.stdin.read(); print(data, end=''); sys.stderr.buffer.write(b'gr\\xfcn'); sys.exit(3)"
+    text = "x" * (1 << 20)
+    assert output_of([sys.executable, "-c", code], timeout=120, stdin=text) == (3, text, "gr\ufffdn")
+    assert output_of(["true"], timeout=120, stdin=text) == (0, "", ""), "who does not read is waited for"
+    assert output_of(["sleep", "600"], timeout=0.1) == (None, "", "no answer within 0 s")
+
+
+REFUSED = """
+import asyncio, os, sys, time
+from pdserve.system.process import stop_family
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+victim = int(sys.argv[1])
+began = time.monotonic()
+print(asyncio.run(stop_family(lambda: {victim}, orphan_grace=600)), time.monotonic() - began)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_member_that_may_not_be_signalled_is_given_up_soon() -> None:
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", REFUSED, str(victim.pid)],
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=120,
+            )
+            assert victim.poll() is None
+        finally:
+            victim.kill()
+    forced, seconds = done.stdout.split()
+    assert (forced, float(seconds) < 20) == ("True", True), "not the time for those that are killed and do not end"

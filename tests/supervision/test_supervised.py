@@ -53,7 +53,7 @@ class Watched:
         self.supervised = Supervised(
             process,
             run_dir=folder,
-            run_id="run-1",
+            marker="run-1/token/engine.1",
             environ=os.environ,
             emit=self._receive,
             ledger=ShmLedger(folder / "shm.json", strangers=existing()),

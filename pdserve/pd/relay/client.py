@@ -154,28 +154,24 @@ class Client:
             self._write_part(data)
             return
         meter = self.meter
-        if meter is not None and not self._mid_event and meter.took(data):
-            self._before, self._tail = self._tail, data
-            self._count(data)
-            self.reply.write(data)
-            return
-        if data.endswith(event_stream.END):
-            self._mid_event = False
-        else:
-            end = event_stream.whole_events(data)
-            if end:
+        if meter is None or self._mid_event or not meter.took(data):
+            if data.endswith(event_stream.END):
                 self._mid_event = False
-            elif len(data) > _MAX_PENDING:
-                self._mid_event = True
-                # The end of the event may be split.
-                end = len(data) - len(event_stream.LONGEST_END)
-            self._pending, data = data[end:], data[:end]
-            if not data:
-                return
-        if meter is not None or self.cached_tokens is not None:
-            data = self._put_right(data)
-            if not data:
-                return
+            else:
+                end = event_stream.whole_events(data)
+                if end:
+                    self._mid_event = False
+                elif len(data) > _MAX_PENDING:
+                    self._mid_event = True
+                    # The end of the event may be split.
+                    end = len(data) - len(event_stream.LONGEST_END)
+                self._pending, data = data[end:], data[:end]
+                if not data:
+                    return
+            if meter is not None or self.cached_tokens is not None:
+                data = self._put_right(data)
+                if not data:
+                    return
         self._before, self._tail = self._tail, data
         self._count(data)
         self.reply.write(data)

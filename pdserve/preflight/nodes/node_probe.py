@@ -22,6 +22,7 @@ from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import connect, listen
 from pdserve.reach.channel import line_of
+from pdserve.system import utf8
 
 
 class WhatIs(Frozen):
@@ -139,6 +140,7 @@ class Probe:
 
 def main() -> int:
     """Entry: questions on stdin, answers on stdout."""
+    utf8.ensure()
     probe = Probe()
     try:
         _send(ProbeReady())

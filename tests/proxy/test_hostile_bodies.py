@@ -1,0 +1,222 @@
+"""Bodies that are too large, no JSON, or in another encoding: refused, and the proxy serves on."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.proxy.hostile import BODY, HEAD, MEGABYTE, METRICS, PATH
+from tests.proxy.raw import (
+    ANSWER,
+    SECONDS,
+    RawDeployment,
+    Say,
+    chunk,
+    post,
+    raw_deployment,
+    whole,
+)
+
+pytestmark = pytest.mark.process
+
+
+def test_a_length_over_the_limit_is_refused_before_the_body_is_sent(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        answer = client.send(HEAD + b"expect: 100-continue\r\ncontent-length: 3000000\r\n\r\n").response()
+    assert (answer.status, answer.json()["error"]["code"]) == (413, 413)
+
+
+def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        client.flood(chunk(b"x" * 65_536), 64 * MEGABYTE)
+        assert client.response().status == 413
+    assert raw.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("POST /health", 405),
+        ("POST /ready", 405),
+        ("POST /metrics", 405),
+        ("GET /v1/models", 405),
+        ("PUT /v1/completions", 405),
+        ("POST /v1/nothing", 404),
+    ],
+)
+def test_a_body_that_nobody_wants_is_refused_before_it_is_sent(
+    raw: RawDeployment, request_line: str, status: int
+) -> None:
+    with raw.client() as client:
+        client.send(f"{request_line} HTTP/1.1\r\nhost: proxy\r\ncontent-length: 1000000\r\n\r\n".encode())
+        answer = client.response()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+
+
+def test_bodies_behind_a_request_that_is_being_answered_stay_with_their_client(raw: RawDeployment) -> None:
+    release = threading.Event()
+
+    def held(say: Say) -> None:
+        release.wait()
+        say(whole(ANSWER))
+
+    raw.engine.script = held
+    large = post(PATH, b'{"prompt": "' + b"x" * (2 * MEGABYTE - 100) + b'"}')
+    with raw.client() as client:
+        before = raw.resident()
+        client.send(post(PATH, BODY))
+        raw.engine.wait(lambda engine: len(engine.seen) == 1)
+        client.flood(large, 64 * MEGABYTE)
+        assert raw.resident() - before < 6 * MEGABYTE
+        release.set()
+        assert client.response().body == ANSWER
+
+
+@pytest.fixture
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    """One that may hold 5 MiB of requests, and an engine that answers when it is told to."""
+    limits = {"max_buffered_bytes": 5 * MEGABYTE}
+    with raw_deployment(tmp_path_factory.mktemp("tight"), limits=limits, max_body_bytes=2 * MEGABYTE) as raw:
+        yield raw
+        raw.unharmed()
+
+
+def completion(size: int) -> bytes:
+    return post(PATH, b'{"prompt": "%b"}' % (b"x" * size))
+
+
+@pytest.mark.parametrize("waits", ["at its engine", "in a queue"])
+def test_large_requests_beyond_the_budget_get_503_and_small_ones_are_served(
+    tmp_path_factory: pytest.TempPathFactory, waits: str
+) -> None:
+    config: dict[str, Any] = {"limits": {"max_buffered_bytes": 5 * MEGABYTE}, "max_body_bytes": 2 * MEGABYTE}
+    if waits == "in a queue":
+        config["admission"] = {"aggregated": {"max_requests": 1, "queue_size": 100}}
+    with raw_deployment(tmp_path_factory.mktemp("budget"), **config) as raw:
+        release = threading.Event()
+
+        def held(say: Say) -> None:
+            release.wait()
+            say(whole(ANSWER))
+
+        raw.engine.script = held
+        with raw.client() as first, raw.client() as second, raw.client() as small:
+            first.send(post(PATH, BODY))
+            raw.engine.wait(lambda engine: len(engine.seen) == 1)
+            second.send(completion(2 * MEGABYTE - 100))
+            if waits == "at its engine":
+                raw.engine.wait(lambda engine: len(engine.seen) == 2)
+            else:
+                while not re.search(rb"queue_depth\{[^}]*\} 1", raw.ask(METRICS).body):
+                    pass
+            answer = raw.ask(completion(2 * MEGABYTE - 100))
+            assert (answer.status, answer.headers["retry-after"], answer.json()["error"]["code"]) == (503, "1", 503)
+            small.send(completion(10_000))
+            release.set()
+            assert [client.response().body for client in (first, second, small)] == [ANSWER] * 3
+        assert raw.ask(completion(2 * MEGABYTE - 100)).status == 200
+        raw.unharmed()
+
+
+def test_requests_that_are_never_complete_or_never_answered_leave_the_budget_free(tight: RawDeployment) -> None:
+    whole_request = completion(2 * MEGABYTE - 100)
+    for piece in (whole_request[:MEGABYTE], whole_request, post("/v1/nothing", b"x" * MEGABYTE), whole_request + b"x"):
+        for leave in ("close", "reset"):
+            for _ in range(4):
+                client = tight.client()
+                with suppress(OSError):
+                    client.send(piece)
+                getattr(client, leave)()
+    deadline = time.monotonic() + SECONDS
+    while tight.ask(whole_request).status != 200:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+def test_another_content_type_is_refused_in_vllms_words(raw: RawDeployment, content_type: str) -> None:
+    answer = raw.ask(post(PATH, BODY, f"content-type: {content_type}"))
+    assert (answer.status, answer.json()["error"]) == (
+        400,
+        {
+            "message": "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            "type": "Bad Request",
+            "param": None,
+            "code": 400,
+        },
+    )
+    assert raw.engine.seen == []
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
+def test_json_is_json_however_it_is_called(raw: RawDeployment, content_type: str) -> None:
+    assert raw.ask(post(PATH, BODY, f"content-type: {content_type}")).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_engines_get_utf_8_whatever_the_client_has_sent(raw: RawDeployment, encoding: str) -> None:
+    text = '{"prompt": "hé 😀"}'
+    assert raw.ask(post(PATH, text.encode(encoding))).status == 200
+    assert raw.engine.seen[-1].body == text.encode()
+
+
+def test_a_large_body_with_a_byte_order_mark_is_taken_and_in_utf_16_refused(raw: RawDeployment) -> None:
+    text = '{"prompt": "' + "é" * 400_000 + '"}'
+    assert raw.ask(post(PATH, text.encode("utf-8-sig"))).status == 200
+    assert raw.engine.seen[-1].body == text.encode()
+    assert raw.ask(post(PATH, text.encode("utf-16"))).status == 400
+
+
+def test_a_large_list_of_tokens_takes_a_few_times_its_size_in_memory(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with raw_deployment(tmp_path_factory.mktemp("large"), split=True, max_body_bytes=64 * MEGABYTE) as raw:
+        body = b'{"prompt": [' + b"1," * (12 * MEGABYTE) + b"1]}"
+        before = raw.resident()
+        # A scripted prefill gives no transfer parameters back: what counts is what both were sent.
+        raw.ask(post(PATH, body))
+        assert all(engine.seen[-1].body.startswith(b'{"prompt": [1,1,') for engine in raw.engines)
+        assert raw.most_resident() - before < 4 * len(body)
+
+
+BROKEN: dict[str, bytes] = {
+    "empty": b"",
+    "half": b'{"prompt": "a"',
+    "two": b'{"prompt": "a"}{"prompt": "b"}',
+    "trailing": b'{"prompt": "a"} x',
+    "comma": b'{"prompt": "a",}',
+    "single quotes": b"{'prompt': 'a'}",
+    "comment": b'{"prompt": "a" /* b */}',
+    "two byte order marks": b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}',
+    "half of utf-16": '{"prompt": "a"}'.encode("utf-16")[:-1],
+    "control character": b'{"prompt": "a\x00b"}',
+    "infinity": b'{"prompt": "a", "temperature": Infinity}',
+    "nested lists": b'{"prompt": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    "nested objects": b'{"prompt": ' + b'{"a":' * 200_000 + b"1" + b"}" * 200_000 + b"}",
+    "never closed": b'{"prompt": ' + b"[" * 1_000_000,
+    "form": b"prompt=a&max_tokens=1",
+    "many lists": b"[" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
+def test_a_body_that_is_no_json_object_is_a_400_in_the_apis_own_shape(
+    raw: RawDeployment, path: str, body: bytes
+) -> None:
+    answer = raw.ask(post(path, body))
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    if path == "/v1/messages":
+        assert (answer.json()["type"], error["type"]) == ("error", "invalid_request_error")
+    else:
+        assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, None)
+    assert error["message"]
+    assert raw.engine.seen == []

@@ -1,0 +1,212 @@
+"""Requests that are no HTTP, or two things at once: a clear answer or the end of their connection."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from tests.proxy.hostile import BODY, HEAD, MEGABYTE, PATH
+from tests.proxy.raw import (
+    ANSWER,
+    RawDeployment,
+    chunk,
+    post,
+)
+
+pytestmark = pytest.mark.process
+
+SMUGGLED = {
+    "length and chunked": HEAD + b"content-length: 16\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 16\r\ncontent-length: 3\r\n\r\n" + BODY,
+    "the same length twice": HEAD + b"content-length: 16\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "a list of lengths": HEAD + b"content-length: 16, 16\r\n\r\n" + BODY,
+    "a signed length": HEAD + b"content-length: +16\r\n\r\n" + BODY,
+    "an empty length": HEAD + b"content-length: \r\n\r\n" + BODY,
+    "a length beyond all numbers": HEAD + b"content-length: 99999999999999999999999\r\n\r\n" + BODY,
+    "an unknown coding": HEAD + b"transfer-encoding: xchunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "chunked not last": HEAD + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunked twice": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a blank before the colon": HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a control character": HEAD + b"transfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "a folded header": HEAD + b"traceparent: a\r\n authorization: b\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "bare line feeds": (HEAD + b"content-length: 16\r\n\r\n").replace(b"\r\n", b"\n") + BODY,
+    "one bare line feed": HEAD + b"traceparent: a\ncontent-length: 16\r\n\r\n" + BODY,
+    "a bare carriage return": HEAD + b"traceparent: a\rauthorization: b\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "NUL in a value": HEAD + b"traceparent: a\x00b\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "NUL in a name": HEAD + b"trace\x00parent: a\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "chunks with line feeds": HEAD + b"transfer-encoding: chunked\r\n\r\n10\n" + BODY + b"\n0\n\n",
+    "a negative chunk": HEAD + b"transfer-encoding: chunked\r\n\r\n-10\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a hexadecimal prefix": HEAD + b"transfer-encoding: chunked\r\n\r\n0x10\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "a chunk beyond all numbers": HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + BODY,
+    "a version that there is not": b"POST /v1/completions HTTP/1.7\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "HTTP/0.9": b"GET /health\r\n\r\n",
+    "no host": b"POST /v1/completions HTTP/1.1\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "two hosts": HEAD + b"host: other\r\ncontent-length: 16\r\n\r\n" + BODY,
+    "compressed and chunked": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + chunk(BODY) + b"0\r\n\r\n",
+    "compressed, then chunked": HEAD
+    + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n"
+    + chunk(BODY)
+    + b"0\r\n\r\n",
+    "chunked in HTTP/1.0": HEAD.replace(b"1.1", b"1.0")
+    + b"transfer-encoding: chunked\r\n\r\n"
+    + chunk(BODY)
+    + b"0\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    "no HTTP at all": b"hello\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_bytes", SMUGGLED.values(), ids=SMUGGLED.keys())
+def test_a_request_that_two_readers_could_read_differently_is_a_400_and_the_end(
+    raw: RawDeployment, request_bytes: bytes
+) -> None:
+    with raw.client() as client:
+        answer = client.send(request_bytes).response()
+        assert (answer.status, answer.json()["error"]["code"], answer.headers["connection"]) == (400, 400, "close")
+        assert client.ended() == b""
+    assert raw.engine.seen == []
+
+
+def test_a_request_hidden_behind_a_refused_one_is_never_read(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(SMUGGLED["two lengths"] + post(PATH, BODY))
+        assert client.response().status == 400
+        assert client.ended() == b""
+    assert raw.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"POST /",
+        HEAD + b"x-",
+        HEAD + b"x-long: ",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n10;",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\nx-trailer: ",
+    ],
+    ids=["target", "name of a header", "value of a header", "extension of a chunk", "value of a trailer"],
+)
+def test_something_that_never_ends_is_a_431_soon(raw: RawDeployment, beginning: bytes) -> None:
+    with raw.client() as client:
+        client.send(beginning)
+        client.flood(b"a" * 16_384, 16 * MEGABYTE)
+        assert client.response().status == 431
+    assert raw.engine.seen == []
+
+
+@pytest.mark.parametrize("before", [b"", b"transfer-encoding: chunked\r\n\r\n10\r\n" + BODY + b"\r\n0\r\n"])
+def test_ten_thousand_headers_are_a_431(raw: RawDeployment, before: bytes) -> None:
+    headers = b"".join(b"x-%d: %d\r\n" % (index, index) for index in range(10_000))
+    with raw.client() as client:
+        client.send(HEAD + before)
+        client.flood(headers, 16 * MEGABYTE)
+        assert client.response().status == 431
+
+
+def test_thousands_of_offered_upgrades_at_once_are_answered_one_after_the_other(raw: RawDeployment) -> None:
+    request = post(PATH, b"{", "connection: Upgrade", "upgrade: h2c")
+    count = 3000
+    with raw.client() as client:
+        sender = threading.Thread(target=client.send, args=[request * count])
+        sender.start()
+        assert {client.response().status for _ in range(count)} == {400}
+        sender.join()
+
+
+def test_a_head_that_is_refused_gets_no_body(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        answer = client.send(b"HEAD /v1/completions HTTP/1.1\r\n\r\n").response(head_only=True)
+        assert (answer.status, client.ended()) == (400, b"")
+
+
+def test_a_client_of_http_1_0_is_not_told_to_continue(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        head = HEAD.replace(b"1.1", b"1.0") + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+        assert client.send(head + BODY).response().status == 200
+
+
+def test_requests_before_a_broken_one_are_answered(raw: RawDeployment) -> None:
+    with raw.client() as client:
+        client.send(post(PATH, {"prompt": "a"}) + post(PATH, {"prompt": "b"}) + b"broken\r\n\r\n")
+        assert [client.response().body for _ in range(2)] == [ANSWER, ANSWER]
+        assert client.ended() == b""
+    assert [json.loads(seen.body)["prompt"] for seen in raw.engine.seen] == ["a", "b"]
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+@pytest.mark.parametrize("pause", [0, 100, -3], ids=["at once", "in the head", "in the body"])
+def test_an_offered_upgrade_is_not_taken_and_the_request_counts(raw: RawDeployment, protocol: str, pause: int) -> None:
+    """Java's client offers h2c with its first request."""
+    request = post(PATH, BODY, "connection: Upgrade", f"upgrade: {protocol}")
+    with raw.client() as client:
+        for _ in range(2):
+            answer = client.send(request[:pause], request[pause:]).response()
+            assert (answer.status, answer.body) == (200, ANSWER)
+    assert [seen.body for seen in raw.engine.seen] == [BODY, BODY]
+
+
+def test_an_offered_upgrade_does_not_lift_a_limit(raw: RawDeployment) -> None:
+    offer = b"connection: Upgrade\r\nupgrade: h2c\r\n"
+    with raw.client() as client:
+        client.send(HEAD + offer + b"transfer-encoding: chunked\r\n\r\n")
+        client.flood(chunk(b"x" * 65_536), 64 * MEGABYTE)
+        assert client.response().status == 413
+
+
+@pytest.mark.parametrize("method", [b"CONNECT proxy:443", b"TRACE /", b"DELETE /v1/completions"])
+def test_methods_of_others_are_refused(raw: RawDeployment, method: bytes) -> None:
+    with raw.client() as client:
+        assert client.send(method + b" HTTP/1.1\r\nhost: proxy\r\n\r\n").response().status in (404, 405)
+    assert raw.engine.seen == []
+
+
+@pytest.mark.parametrize(
+    "target", ["http://127.0.0.1:1/v1/completions", "//v1/completions", "/v1/../v1/completions", "/v1/completions/"]
+)
+def test_only_the_path_itself_is_relayed(raw: RawDeployment, target: str) -> None:
+    with raw.client() as client:
+        assert client.send(post(target, BODY)).response().status == 404
+    assert raw.engine.seen == []
+
+
+def test_headers_that_claim_something_reach_no_engine(raw: RawDeployment) -> None:
+    claims = [
+        "x-forwarded-for: 10.0.0.1",
+        "x-forwarded-host: evil",
+        "x-forwarded-proto: https",
+        "x-real-ip: 10.0.0.1",
+        "forwarded: for=10.0.0.1",
+        "via: 1.1 evil",
+        "x-data-parallel-rank: 3",
+        "X-Data-Parallel-Rank: 3",
+        "x-prefill-host-port: evil:1",
+        "proxy-authorization: Basic evil",
+        "cookie: evil",
+        "te: trailers",
+        "connection: keep-alive, x-request-id",
+        "transfer-id: evil",
+    ]
+    assert raw.ask(post(PATH, BODY, *claims)).status == 200
+    (seen,) = raw.engine.seen
+    assert {name for name, _ in seen.headers} == {
+        "host",
+        "content-type",
+        "accept-encoding",
+        "x-request-id",
+        "authorization",
+        "content-length",
+    }
+    assert "evil" not in str(seen.headers)
+
+
+def test_headers_behind_the_body_count_for_nothing(raw: RawDeployment) -> None:
+    trailers = b"authorization: Bearer evil\r\ntraceparent: evil\r\nx-session-id: evil\r\nx-request-id: evil\r\n"
+    with raw.client() as client:
+        client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY) + b"0\r\n" + trailers + b"\r\n")
+        answer = client.response()
+    assert (answer.status, answer.headers["x-request-id"] == "evil") == (200, False)
+    assert "evil" not in str(raw.engine.seen[0].headers)

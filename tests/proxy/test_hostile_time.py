@@ -1,0 +1,208 @@
+"""Clients that are slow, silent, do not read, or vanish: they cost no memory, no engine and no one else's time."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.proxy.hostile import BODY, EVENT, HEAD, MEGABYTE, PATH, STREAM_HEAD
+from tests.proxy.raw import (
+    ANSWER,
+    CutError,
+    RawDeployment,
+    Say,
+    chunk,
+    post,
+    raw_deployment,
+    says,
+    whole,
+)
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def module_impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawDeployment]:
+    limits = {"header_seconds": 1.5, "body_idle_seconds": 1.5, "body_seconds": 3.0, "keep_alive_seconds": 1.5}
+    with raw_deployment(tmp_path_factory.mktemp("impatient"), limits=limits) as raw:
+        yield raw
+
+
+@pytest.fixture
+def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
+    """Another one, for tests that wait for its limits of time."""
+    module_impatient.engine.seen.clear()
+    yield module_impatient
+    module_impatient.unharmed()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5]],
+    ids=["request line", "headers", "no body", "half a body"],
+)
+def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, said: bytes) -> None:
+    with impatient.client() as client:
+        answer = client.send(said).response()
+        assert (answer.status, answer.json()["error"]["code"]) == (408, 408)
+        assert client.ended() == b""
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"])
+def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, said: bytes) -> None:
+    with impatient.client() as client:
+        client.send(said)
+        if said.startswith(b"POST"):
+            assert client.response().body == ANSWER
+        assert client.ended() == b""
+
+
+def test_a_second_request_that_stops_arriving_behind_the_first_is_not_waited_for_longer(
+    impatient: RawDeployment,
+) -> None:
+    with impatient.client() as client:
+        client.send(post(PATH, BODY) + HEAD)
+        assert client.response().body == ANSWER
+        assert client.response().status == 408
+        assert client.ended() == b""
+
+
+def test_a_body_that_never_pauses_and_never_ends_is_a_408(impatient: RawDeployment) -> None:
+    with impatient.client() as client:
+        client.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        # In single bytes it does not reach the limit of bodies first.
+        client.flood(b"1\r\na\r\n", 100 * MEGABYTE)
+        assert client.response().status == 408
+        assert client.ended() == b""
+    assert impatient.engine.seen == []
+
+
+def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeployment) -> None:
+    """Its sender was held back for a while, and then let go: the limit for idle connections must still hold."""
+    body = b'"' + b"x" * (4 * MEGABYTE) + b'"'
+    impatient.engine.script = says(whole(body))
+    with impatient.client(receive_buffer=4096) as client:
+        assert client.send(post(PATH, BODY)).response().body == body
+        assert client.ended() == b""
+
+
+def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(impatient: RawDeployment) -> None:
+    def endless(say: Say) -> None:
+        say(STREAM_HEAD)
+        while True:
+            say(chunk(EVENT * 1000))
+
+    impatient.engine.script = endless
+    with impatient.client(receive_buffer=4096) as client:
+        client.send(post(PATH, BODY))
+        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
+        impatient.engine.wait_left()
+
+
+def test_requests_of_a_client_that_reads_nothing_are_not_answered_into_our_memory(raw: RawDeployment) -> None:
+    """Each reply is small, so no reply of its own is ever too much: together they would be."""
+    before = raw.resident()
+    with raw.client(receive_buffer=4096) as client:
+        client.flood(b"GET /metrics HTTP/1.1\r\nhost: proxy\r\n\r\n" * 1000, 64 * MEGABYTE)
+    assert raw.resident() - before < 64 * MEGABYTE
+
+
+@pytest.mark.parametrize("offer", [(), ("connection: Upgrade", "upgrade: h2c")], ids=["plain", "upgrade"])
+def test_a_request_behind_one_that_takes_long_does_not_end_that(
+    impatient: RawDeployment, offer: tuple[str, ...]
+) -> None:
+    """The limit for requests that stop arriving is not one for answers: this one takes longer than any limit."""
+    first = post(PATH, {"prompt": "first"})
+    with impatient.client() as idle, impatient.client() as client:
+
+        def slow(say: Say) -> None:
+            # What closes an idle connection has had its turn at least once since then.
+            idle.ended()
+            with impatient.client() as another:
+                another.ended()
+            say(whole(ANSWER))
+
+        impatient.engine.script = slow
+        client.send(first)
+        impatient.engine.wait(lambda engine: len(engine.seen) == 1)
+        client.send(post(PATH, {"prompt": "second"}, *offer))
+        impatient.engine.wait(lambda engine: engine.said > 0)
+        assert client.response().body == ANSWER
+        impatient.engine.script = says(whole(b'"second"'))
+        assert client.response().status == 200
+
+
+def test_a_client_that_is_not_read_and_resets_its_connection_is_noticed_at_once(raw: RawDeployment) -> None:
+    release = threading.Event()
+
+    def held(say: Say) -> None:
+        release.wait()
+        say(whole(ANSWER))
+
+    raw.engine.script = held
+    client = raw.client().send(post(PATH, BODY) * 20)
+    raw.engine.wait(lambda engine: len(engine.seen) == 1)
+    client.reset()
+    raw.proxy.until("cancelled 499")
+    release.set()
+
+
+def test_clients_that_vanish_at_any_moment_leave_nothing_behind(raw: RawDeployment) -> None:
+    """Closed or reset, after any number of bytes of the request or of the answer."""
+    choose = random.Random(4)
+    request = post(PATH, {"prompt": "x" * 2000, "stream": True})
+
+    def stream(say: Say) -> None:
+        say(STREAM_HEAD)
+        for _ in range(50):
+            say(chunk(EVENT * 20))
+        say(b"0\r\n\r\n")
+
+    raw.engine.script = stream
+    for _ in range(150):
+        client = raw.client()
+        end = choose.choice([0, 10, 100, 1000, len(request)])
+        client.send(request[:end])
+        if end == len(request):
+            for _ in range(choose.randrange(4)):
+                client.socket.recv(choose.choice([1, 100, 10_000]))
+        (client.close if choose.random() < 0.5 else client.reset)()
+    raw.engine.wait_left()
+
+
+def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    limits: dict[str, Any] = {"admission": {"aggregated": {"max_requests": 1, "queue_size": 100}}}
+    with raw_deployment(tmp_path_factory.mktemp("queue"), **limits) as raw:
+        release = threading.Event()
+
+        def held(say: Say) -> None:
+            release.wait()
+            say(whole(ANSWER))
+
+        raw.engine.script = held
+        with raw.client() as first:
+            first.send(post(PATH, BODY))
+            raw.engine.wait(lambda engine: len(engine.seen) == 1)
+            others = [raw.client().send(post(PATH, BODY)) for _ in range(20)]
+            for other in others:
+                other.close()
+            for _ in others:
+                raw.proxy.until("cancelled 499")
+            release.set()
+            assert first.response().body == ANSWER
+        assert len(raw.engine.seen) == 1
+        raw.unharmed()
+
+
+def test_a_cut_script_is_a_cut_connection(raw: RawDeployment) -> None:
+    """The control for what the other module says of engines: without an answer there is a 502."""
+
+    def cut(_: Say) -> None:
+        raise CutError
+
+    raw.engine.script = cut
+    assert raw.ask(post(PATH, BODY)).status == 502

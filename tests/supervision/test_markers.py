@@ -1,0 +1,94 @@
+"""Names in environments: what is left of an earlier life is none of the next one, and a copied name is nobody's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pdserve.reach.protocol import Died, Start, Started, Stop, Stopped
+from pdserve.system import procfs
+from pdserve.system.cgroup import SWITCH
+from pdserve.system.markers import MARKER
+from pdserve.system.process import send
+from pdserve.system.procfs import ProcessId
+from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
+
+LEAVES_A_MEMBER = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open(sys.argv[1] + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+"""It has left parent and session, and nobody stops it before the next life begins."""
+pytestmark = pytest.mark.parametrize("cgroups", ["on", "off"])
+
+
+@pytest.fixture(autouse=True)
+def _cgroups(cgroups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, cgroups)
+
+
+async def stop(under_test: AgentUnderTest) -> None:
+    under_test.link.send(Stop(name="engine", grace=5))
+    await under_test.expect(Stopped, "engine")
+
+
+def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+
+    async def scenario() -> ProcessId:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", LEAVES_A_MEMBER, str(file)), token="t"))
+            await under_test.expect(Died, "engine")
+            left = procfs.identify(int(file.read_text()))
+            assert left is not None
+            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+            while [type(one) for one in under_test.events].count(Started) < 2:
+                await asyncio.sleep(0.01)
+            await stop(under_test)
+            assert left.alive(), "it was not stopped with a life that is not its own"
+        return left
+
+    assert not asyncio.run(scenario()).alive(), "the agent leaves nothing"
+
+
+def test_who_copies_the_environment_of_a_process_is_touched_by_no_stop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+            started = await under_test.expect(Started, "engine")
+            copied = dict(each.split(b"=", 1) for each in procfs.environment(started.id.pid) if each)
+            assert copied[MARKER.encode()] == b"run-1/t/engine.1"
+            with subprocess.Popen(["sleep", "600"], env=copied, start_new_session=True) as stranger:
+                try:
+                    await stop(under_test)
+                    assert stranger.poll() is None
+                finally:
+                    stranger.kill()
+
+    asyncio.run(scenario())
+
+
+def test_the_name_of_a_process_is_seen_by_its_user_alone(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        async with agent(tmp_path) as under_test:
+            under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
+            started = await under_test.expect(Started, "engine")
+            for pid in (started.id.pid, os.getpid()):
+                assert "run-1/t/" not in procfs.command(pid)
+            mode = Path(f"/proc/{started.id.pid}/environ").stat().st_mode
+            send(started.id, signal.SIGKILL)
+            return mode
+
+    assert asyncio.run(scenario()) & 0o077 == 0
