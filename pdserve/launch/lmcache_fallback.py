@@ -41,7 +41,7 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
 def _concerned(plan: Plan) -> Iterator[Process]:
     ordered = {process.name for process in plan.processes if ORDERED_COPY.name in process.patches}
     for process in plan.processes:
-        if (process.role == "lmcache" or process.lmcache) and not {process.name, process.lmcache} & ordered:
+        if (process.is_lmcache or process.lmcache) and not {process.name, process.lmcache} & ordered:
             yield process
 
 

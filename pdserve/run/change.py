@@ -28,7 +28,7 @@ def change_of(run: RunDir, plan: Plan) -> Change:
     state = run.read_state()
     old = {process.name: process for process in run.read_plan().processes}
     living = {name for name, process in state.processes.items() if name in old and process.phase in _LIVING}
-    starting = frozenset(one.name for one in plan.processes if one.name not in living or old[one.name] != one)
+    starting = frozenset(one.name for one in plan.processes if one.name not in living or not one.runs_as(old[one.name]))
     ports = {
         node.name: frozenset(
             port for name in living if old[name].node == node.name for port in old[name].ports.values()
