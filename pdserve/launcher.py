@@ -152,7 +152,7 @@ class Launcher:
                     if any(process.name == name for process in processes):
                         self._fleet.start(name)
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
-                if any(self._fleet.plan.process(name).role == "weights" for name in names):
+                if any(self._fleet.plan.process(name).fetches_weights for name in names):
                     await self._race(self._proofs.same_weights())
             self._proofs.patched(process.name for process in processes)
             await self._race(self._proofs.attached())
@@ -232,9 +232,9 @@ class Launcher:
         """The share of the start that is ours: all of it minus weights, LMCache, the slowest engine and the canary."""
         total = time.monotonic() - self._began
         took = {process.name: self._state.processes[process.name].start_seconds or 0.0 for process in processes}
-        weights = max((took[p.name] for p in processes if p.role == "weights"), default=0.0)
-        lmcache = max((took[p.name] for p in processes if p.role == "lmcache"), default=0.0)
-        engines = max((took[p.name] for p in processes if p.role not in ("weights", "lmcache", "proxy")), default=0.0)
+        weights = max((took[p.name] for p in processes if p.fetches_weights), default=0.0)
+        lmcache = max((took[p.name] for p in processes if p.is_lmcache), default=0.0)
+        engines = max((took[p.name] for p in processes if p.is_engine), default=0.0)
         self._state.ready_at = time.time()
         self._state.orchestration_seconds = round(total - weights - lmcache - engines - canary, 3)
         self._fleet.record(
@@ -355,7 +355,7 @@ class Launcher:
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
             raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
-        if self._fleet.plan.process(name).role == "weights":
+        if self._fleet.plan.process(name).fetches_weights:
             raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
         if name == "proxy" and await roll(self._fleet):
             return Reply(exit_code=0, message=f"{name} is ready")
@@ -379,7 +379,7 @@ class Launcher:
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
         changes = change(self._fleet.plan, request.plan, {name for name in old if self._fleet.phase_of(name) in LIVING})
-        costly = [name for name in changes.replaced if new[name].role != "proxy"]
+        costly = [name for name in changes.replaced if not new[name].is_proxy]
         if costly and not request.replace:
             raise StateError(
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",

@@ -15,6 +15,8 @@ from pdserve.run.directory import RunDir
 from pdserve.system.shared_memory import ShmLedger
 from tests.launch.deployment import REPOSITORY, pdserve, recipe
 
+pytestmark = pytest.mark.process
+
 PDSERVE = [sys.executable, "-m", "pdserve.cli.main"]
 NO_UTF_8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """As a locale with another encoding: which of those are installed differs."""
@@ -124,7 +126,6 @@ import resource, sys
 from pathlib import Path
 from pdserve.system.shared_memory import ShmLedger
 
-pytestmark = pytest.mark.process
 ledger = ShmLedger(Path(sys.argv[1]), strangers={f"psm_{number}": number for number in range(20_000)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 print("up", flush=True)

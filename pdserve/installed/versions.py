@@ -12,8 +12,13 @@ TESTED = {"vllm": "0.32.0", "lmcache": "0.5.6", "mooncake": "0.3.13.post1"}
 KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.13,<0.4"}
 """Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
 
-PACKAGES = ("vllm", "lmcache", "mooncake", "nixl")
-"""The parts of an engine environment, in the order in which they are shown."""
+TITLES = {"vllm": "vLLM", "lmcache": "LMCache", "mooncake": "Mooncake's transfer engine", "nixl": "NIXL"}
+"""The parts of an engine environment, in the order in which they are reported -> their names for people."""
+
+PACKAGES = tuple(TITLES)
+
+BESIDE_CUDA_EXTRA = {"nixl": "pip install nixl"}
+"""Parts that pdserve's cuda extra does not bring -> how to get them."""
 
 
 class Versions(BaseModel):

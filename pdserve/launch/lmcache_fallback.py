@@ -39,7 +39,7 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
 
 def _concerned(plan: Plan) -> Iterator[Process]:
     for process in plan.processes:
-        if process.role == "lmcache" or process.lmcache:
+        if process.is_lmcache or process.lmcache:
             yield process
 
 

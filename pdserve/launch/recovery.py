@@ -48,7 +48,7 @@ class Recovery:
             return
         if isinstance(trouble, Health):
             self._react_to_health(trouble)
-        elif self._fleet.plan.process(trouble.name).role == "lmcache":
+        elif self._fleet.plan.process(trouble.name).is_lmcache:
             self._begin(trouble.name, self._recover_lmcache(self._server(trouble.name), trouble))
         else:
             self._begin(self._leader(trouble.name), self._recover(trouble))
@@ -61,7 +61,7 @@ class Recovery:
         """The death of all that ran there, at once. What is left decides, where the recipe lets it."""
         plan, error = self._fleet.plan, serve_error(gone, self._fleet.plan, self._fleet.run)
         there = [process for process in plan.processes if process.node == gone.node]
-        if plan.on_node_loss == "fail" or any(process.role == "proxy" for process in there):
+        if plan.on_node_loss == "fail" or any(process.is_proxy for process in there):
             self._fail(error)
             return
         for leader in dict.fromkeys(self._leader(process.name) for process in there):
@@ -70,7 +70,7 @@ class Recovery:
             self._fleet.route(leader, "dead")
             if any(process.node != gone.node for process in plan.instance_of(leader)):
                 self._begin(f"rest of {leader}", self._stop_instance(leader))
-        for role in dict.fromkeys(process.role for process in there if process.role not in ("weights", "lmcache")):
+        for role in dict.fromkeys(process.role for process in there if process.is_engine):
             if not any(self._alive_or_coming(p.name) for p in plan.processes if p.role == role and _leads(p)):
                 self._fail(error)
                 return
@@ -83,7 +83,7 @@ class Recovery:
         again."""
         name = self._leader(name)
         if name not in self._tasks:
-            if self._fleet.plan.process(name).role == "lmcache":
+            if self._fleet.plan.process(name).is_lmcache:
                 self._begin(name, self._recover_lmcache(self._server(name), None))
             else:
                 self._begin(name, self._restart(name))
@@ -182,7 +182,7 @@ class Recovery:
             recovering = self._tasks.get(server.process)
             if recovering is not None and recovering is not asyncio.current_task():
                 await asyncio.shield(recovering)  # without its server an engine would die in its own start
-        is_engine = self._fleet.plan.process(name).role not in ("proxy", "lmcache")
+        is_engine = self._fleet.plan.process(name).is_engine
         if is_engine:
             self._fleet.hold(name, UNPROVEN)
             self._fleet.route(name, "starting")
@@ -258,7 +258,7 @@ class Recovery:
     # Silence -------------------------------------------------------------------------------------------------------
 
     def _react_to_health(self, trouble: Health) -> None:
-        is_cache = self._fleet.plan.process(trouble.name).role == "lmcache"
+        is_cache = self._fleet.plan.process(trouble.name).is_lmcache
         if not trouble.responsive:
             if is_cache:
                 for engine in self._server(trouble.name).engines:

@@ -17,16 +17,13 @@ _PATIENCE_SECONDS = 60.0
 
 async def same_commit(plan: Plan, run: RunDir) -> str | None:
     """The commit of all nodes; None where nothing is fetched. Raises StartError when they differ."""
-    fetchers = [process for process in plan.processes if process.role == "weights"]
+    fetchers = [process for process in plan.processes if process.fetches_weights]
     commits = {process.name: await _commit(run, process) for process in fetchers}
     first = next(iter(commits.values()), None)
     if all(commit == first for commit in commits.values()):
         return first
-    revision = (
-        fetchers[0].argv[fetchers[0].argv.index("--revision") + 1] if "--revision" in fetchers[0].argv else "main"
-    )
     raise StartError(
-        f"the nodes have different commits of {plan.model} at {revision}",
+        f"the nodes have different commits of {plan.model} at {plan.revision or 'main'}",
         where="model.revision",
         cause="it moved while they looked it up, or a node without the hub has an older one in its cache",
         todo=f"set model.revision to one of these commits, e.g. {first}",

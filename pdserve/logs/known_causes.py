@@ -11,7 +11,9 @@ import re
 import signal
 from dataclasses import dataclass
 
-_ENGINES = frozenset({"prefill", "decode", "aggregated"})
+from pdserve.roles import ENGINE_ROLES
+
+_ENGINES = frozenset(ENGINE_ROLES)
 _LMCACHE = frozenset({"lmcache"})
 
 

@@ -121,7 +121,7 @@ async def _ask(
     engines = {
         process.name: f"http://{process.probe.host}:{process.probe.port}"
         for process in plan.processes
-        if isinstance(process.probe, HttpProbe) and process.role != "proxy" and answers(process.name)
+        if isinstance(process.probe, HttpProbe) and not process.is_proxy and answers(process.name)
     }
     caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
     async with client(run, state, taken_within=taken_within) as everywhere:

@@ -1,9 +1,9 @@
 """Recipe + nodes -> Plan: the one place where a deployment is decided.
 
 Start stages: the download of the weights (-1), LMCache (0), then engines and the proxy together (1). The proxy starts
-beside the engines, so that a broken one shows in its first second and not after half an hour of loading; it routes to
-nobody until it is told that a worker is ready. vllm-router is told nothing and waits for engines by itself, so it is a
-stage of its own (2). Stop stages: proxy and a download (0), decode (1), prefill or aggregated (2), LMCache (3).
+beside the engines, so that a broken one shows in its first second and not after half an hour of loading; it routes
+nothing until the launcher reports a worker ready. vllm-router gets no reports and waits for engines by itself, so it is
+a stage of its own (2). Stop stages: proxy and a download (0), decode (1), prefill or aggregated (2), LMCache (3).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pdserve.installed.versions import PACKAGES
 from pdserve.plan import versions
 from pdserve.plan.engines import hybrid, kv_transfer, patching
 from pdserve.plan.engines.argv import kv_gib_on_cpu
@@ -21,14 +22,13 @@ from pdserve.plan.lmcache.servers import moves_kv_to_host, server_process, serve
 from pdserve.plan.model import Node, Plan, Process, Versions
 from pdserve.plan.nodes import placement
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import Ports
+from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy import exposure, pdserve_proxy, vllm_router
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
-from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
 from pdserve.recipe.model import Logs, Recipe
-from pdserve.recipe.sections.connectors import Mooncake, Raw
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import EngineRole
 
 __all__ = ["build_plan", "nodes_for"]
 
@@ -59,11 +59,11 @@ def build_plan(
         *hybrid.check(recipe, model_config, versions),
     ]
     instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
-    connectors: dict[RoleName, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
+    connectors: dict[EngineRole, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
     protocol = kv_transfer.proxy_protocol(recipe)
     router = recipe.proxy.kind == "vllm-router"
-    servers = servers_for(recipe, [i for i in instances if kv_transfer.attaches_lmcache(connectors[i.role_name])])
-    ports = Ports(
+    servers = servers_for(recipe, [i for i in instances if attaches_lmcache(connectors[i.role_name])])
+    ports = AssignedPorts(
         recipe,
         [
             *(need for server in servers for need in server.needs()),
@@ -87,6 +87,7 @@ def build_plan(
         served_name=recipe.model.served_name,
         model=model,
         model_path=folder,
+        revision=recipe.model.revision,
         nodes=tuple(nodes),
         processes=_with_logs(
             recipe.logs,
@@ -138,18 +139,17 @@ def _same_code(installed: Versions) -> Iterator[str]:
 def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
     versions.check_requires(recipe.requires.items(), installed)
     used = []
-    names: frozenset[str] = frozenset()
+    packages: set[str] = set()
     for role_name, role, connector in effective.roles(recipe):
-        classes = kv_transfer.class_names(connector)
-        transfer = effective.transfer_of(connector)
-        names |= classes
+        classes = class_names(connector)
+        packages |= {kind.package for kind in kinds_of(connector)}
         used.append(
             versions.features(
                 role=role_name,
                 platform=recipe.platform,
                 connectors=classes,
                 per_tp_rank=recipe.lmcache is not None and recipe.lmcache.per == "tp-rank",
-                device_name=isinstance(transfer, Mooncake) and bool(transfer.device_name),
+                of_connectors=frozenset().union(*(leaf.features() for leaf in effective.transfers_of(connector))),
                 lmcache_driven=any(
                     effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
                     for leaf in effective.lmcache_leaves(connector)
@@ -159,22 +159,21 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
             )
         )
     yield from versions.check_known(used, installed)
-    packages = {"LMCacheMPConnector": "lmcache", "MooncakeConnector": "mooncake", "NixlConnector": "nixl"}
-    yield from versions.check_coverage(["vllm", *(p for c, p in packages.items() if c in names)], installed)
+    yield from versions.check_coverage([name for name in PACKAGES if name == "vllm" or name in packages], installed)
 
 
 def _warnings(
-    recipe: Recipe, connectors: Mapping[RoleName, AnyConnector | None], instances: Sequence[Instance]
+    recipe: Recipe, connectors: Mapping[EngineRole, AnyConnector | None], instances: Sequence[Instance]
 ) -> Iterator[str]:
     if recipe.status == "untested":
         yield f"the recipe {recipe.name} is untested on the hardware that it names"
     for name, connector in connectors.items():
-        if isinstance(connector, Raw):
+        if isinstance(connector, RawSection):
             yield f"the connector of {name} is raw: unverified, nothing about it was checked"
     yield from rocm.hazards(recipe)
     for instance in instances:
         if moves_kv_to_host(recipe, instance) and kv_gib_on_cpu(recipe, instance) is None:
             yield (
                 f"{instance.name} moves its KV into /dev/shm (lmcache_driven on a CPU), and without "
-                "VLLM_CPU_KVCACHE_SPACE nobody knows how much that is"
+                "VLLM_CPU_KVCACHE_SPACE its size is not known"
             )

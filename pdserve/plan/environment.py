@@ -13,11 +13,12 @@ from pdserve.errors import RecipeError
 from pdserve.plan.engines.devices import device_env
 from pdserve.plan.model import Env
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import Ports
+from pdserve.plan.ports import AssignedPorts
 from pdserve.recipe import effective
 from pdserve.recipe.base import EnvValue, SecretRef
+from pdserve.recipe.connectors.base import EngineSide
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, kinds_of
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.connectors import Mooncake
 from pdserve.recipe.sections.lmcache import Lmcache
 
 ENGINE_KEY = "engine_key"
@@ -46,7 +47,7 @@ _ENGINE_UNSET = (
     "MASTER_PORT",
     # Would open development endpoints that no recipe asked for.
     "VLLM_SERVER_DEV_MODE",
-    # An allow-list of somebody else's would leave our plugin, and so every patch, out.
+    # A foreign allow-list would leave our plugin, and so every patch, out.
     "VLLM_PLUGINS",
     # Select connectors and modes behind the plan's back.
     "LMCACHE_USE_UPSTREAM_MP",
@@ -97,10 +98,10 @@ def engine_env(
     instance: Instance,
     *,
     rank: int,
-    ports: Ports,
+    ports: AssignedPorts,
     patches: Sequence[str],
     patch_record: str,
-    mooncake: Mooncake | None,
+    connector: AnyConnector | None,
     hosts: Sequence[str],
 ) -> Env:
     """The environment of an instance's process on its node of that rank. `hosts`: addresses of all nodes.
@@ -112,7 +113,7 @@ def engine_env(
     wanted, secrets = _split(effective.env_of(recipe, instance.role))
     devices, hidden = device_env(recipe.platform, share.devices)
     setting = {
-        **_engine_defaults(recipe, mooncake),
+        **_engine_defaults(recipe, connector),
         **wanted,
         **_no_proxy(wanted, secrets, hosts),
         "VLLM_HOST_IP": share.node.address,
@@ -124,21 +125,20 @@ def engine_env(
         setting["VLLM_PLUGINS"] = _with_plugin(setting["VLLM_PLUGINS"])
     if recipe.engine.cache_reset_endpoint:
         setting["VLLM_SERVER_DEV_MODE"] = "1"
-    if transfer := ports.range(process, "transfer"):
-        setting["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(recipe.timeouts.transfer_abort_seconds)
-        setting["MC_MIN_RPC_PORT"], setting["MC_MAX_RPC_PORT"] = str(transfer.start), str(transfer.stop - 1)
-    if bootstrap := ports.range(instance.name, "bootstrap"):
-        setting["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(bootstrap.start)
-    if nixl := ports.range(process, "nixl"):
-        setting["VLLM_NIXL_SIDE_CHANNEL_HOST"] = share.node.address
-        setting["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(nixl.start)
+    for kind in kinds_of(connector):
+        taken = {
+            port.purpose: ports.range(instance.name if port.leader_only else process, port.purpose)
+            for port in kind.ports
+        }
+        side = EngineSide(share.node.address, taken, recipe.timeouts.transfer_abort_seconds)
+        setting |= kind.environment(side)
     unset = tuple(name for name in (*_ENGINE_UNSET, *hidden) if name not in setting)
     return Env(base="inherit", unset=unset, set=setting, secrets={**secrets, "VLLM_API_KEY": ENGINE_KEY})
 
 
 def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict[str, str]:
-    """What patches/plugin.py and patches/lmcache_server_main.py read. `record`: the folder where a process says which
-    patches are active. Named also when there are none: the launcher's own environment must not decide."""
+    """What patches/plugin.py and patches/lmcache_server_main.py read. `record`: the folder where
+    the active patches are recorded. Named also when there are none: the launcher's own environment must not decide."""
     allowed = [name for name in recipe.allow_unknown_upstream if name in patches]
     return {
         "PDSERVE_PATCHES": ",".join(patches),
@@ -186,7 +186,8 @@ def vllm_router_env() -> Env:
     return proxy_env().model_copy(update={"secrets": {"OPENAI_API_KEY": ENGINE_KEY}})
 
 
-def _engine_defaults(recipe: Recipe, mooncake: Mooncake | None) -> dict[str, str]:
+def _engine_defaults(recipe: Recipe, connector: AnyConnector | None) -> dict[str, str]:
+    """Variables that a recipe may override."""
     setting = {
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -198,9 +199,9 @@ def _engine_defaults(recipe: Recipe, mooncake: Mooncake | None) -> dict[str, str
     if recipe.model.path is not None:
         # The model is a folder, so whatever else is looked up must be there too.
         setting["HF_HUB_OFFLINE"] = "1"
-    if mooncake is not None and mooncake.protocol == "tcp":
-        # Without it the transfer engine looks for RDMA devices first, and takes them, whatever the protocol says.
-        setting["MC_FORCE_TCP"] = "1"
+    for leaf in effective.leaves(connector):
+        if not isinstance(leaf, RawSection):
+            setting |= leaf.default_environment()
     return setting
 
 

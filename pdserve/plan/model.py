@@ -1,11 +1,11 @@
-"""The Plan: every process of a deployment as data. What `render` prints is what `up` runs.
+"""The Plan: every process of a deployment as data. `render` prints what `up` runs.
 
 Plain frozen models, JSON both ways. Nothing here, and nothing in this package, does I/O.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,9 +13,8 @@ from pdserve.installed.versions import Versions as Versions
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.frozen import Frozen as Frozen
 from pdserve.plan.nodes.reach import Local, Reach
-from pdserve.recipe.model import Logs, Restart, Retention, Timeouts, Verify
-
-ProcessRole = Literal["weights", "lmcache", "prefill", "decode", "aggregated", "proxy"]
+from pdserve.recipe.model import Logs, RestartPolicy, Retention, Timeouts, Verify
+from pdserve.roles import ProcessRole, is_engine
 
 
 class Node(Frozen):
@@ -25,7 +24,7 @@ class Node(Frozen):
     address: str = "127.0.0.1"
     devices: tuple[int, ...] = ()
     hostname: str | None = None
-    """What hostname says there; None: not known, because nobody has looked."""
+    """What `hostname` prints there; None: not known yet."""
     reach: Reach = Local()
     """How its agent is started."""
     command: tuple[str, ...] = ()
@@ -87,6 +86,24 @@ class Ranks(Frozen):
     """TP x PP x DP workers on the node. A single one may live inside its EngineCore."""
 
 
+class PortRange(Frozen):
+    """Ports first..last, both included."""
+
+    first: int
+    last: int
+
+
+class PlannedConnector(Frozen):
+    """A KV connector that an engine loads; the children of a MultiConnector, instead of itself."""
+
+    class_name: str
+    """vLLM's."""
+    package: str | None = None
+    """The engine package that it imports; None: not known."""
+    rdma_devices: tuple[str, ...] | None = None
+    """The RDMA devices that it uses, none when it may choose; None: it moves KV without RDMA."""
+
+
 class Process(Frozen):
     """One operating-system process tree: started, watched and stopped by its node's agent."""
 
@@ -98,7 +115,7 @@ class Process(Frozen):
     env: Env
     devices: tuple[int, ...] = ()
     ports: dict[str, int] = Field(default={})
-    """Pinned ports by purpose: http, bootstrap, nixl, request, ..."""
+    """Pinned ports by purpose: http, bootstrap, kv_events, request, ..."""
     log: str
     """Log file, relative to the run directory."""
     logs: Logs = Logs()
@@ -114,7 +131,7 @@ class Process(Frozen):
     stop_seconds: float
     control: Literal["none", "stdin"] = "none"
     """stdin: the launcher pushes JSON lines to it through the agent (the proxy's worker states)."""
-    restart: Restart = Restart()
+    restart: RestartPolicy = RestartPolicy()
     lmcache: str | None = None
     """Name of the LMCache server that this engine attaches to (the first one when `per: tp-rank`)."""
     patches: tuple[str, ...] = ()
@@ -123,6 +140,52 @@ class Process(Frozen):
     """None: not an engine."""
     instance: str | None = None
     """Of an engine: the name of its instance's leader. On several nodes an instance lives and dies as one."""
+    connectors: tuple[PlannedConnector, ...] = ()
+    packages: tuple[str, ...] = ()
+    """The packages that its command runs (vllm, lmcache, ...). (): a command of the recipe's own may run anything."""
+    libraries: dict[str, str] = Field(default={})
+    """System library that its packages link to -> the Debian package that has it."""
+    port_ranges: dict[str, PortRange] = Field(default={})
+    """By purpose: ranges out of which it chooses ports by itself."""
+    reached_by: dict[str, tuple[ProcessRole, ...]] = Field(default={})
+    """Purpose of a port or range -> roles of the processes that connect to it, on whatever node."""
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is a vLLM engine, or a follower of one."""
+        return is_engine(self.role)
+
+    @property
+    def is_lmcache(self) -> bool:
+        """Whether it is an LMCache server."""
+        return self.role == "lmcache"
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether it is what clients talk to."""
+        return self.role == "proxy"
+
+    @property
+    def fetches_weights(self) -> bool:
+        """Whether it downloads the model and ends."""
+        return self.role == "weights"
+
+    @property
+    def rdma_devices(self) -> tuple[str, ...] | None:
+        """The RDMA devices that its connectors use, none when they may choose; None: it moves KV without RDMA."""
+        used = [one.rdma_devices for one in self.connectors if one.rdma_devices is not None]
+        return tuple(dict.fromkeys(name for names in used for name in names)) if used else None
+
+    def runs_as(self, other: Process) -> bool:
+        """Whether both would run alike: the same command, environment, node and limits. What only describes the
+        process does not count: an older version did not record it, and nothing is to be restarted for it."""
+        return self.model_copy(update=_UNDESCRIBED) == other.model_copy(update=_UNDESCRIBED)
+
+
+_UNDESCRIBED: dict[str, Any] = {
+    name: Process.model_fields[name].default
+    for name in ("connectors", "packages", "libraries", "port_ranges", "reached_by")
+}
 
 
 class LmcacheServer(Frozen):
@@ -147,7 +210,7 @@ class Exposure(Frozen):
 
     process: str
     address: str
-    """0.0.0.0: every interface of the node, whatever the plan says its address is."""
+    """0.0.0.0: every interface of the node, whatever its address is in the plan."""
     port: int
     """0: chosen by the process at random; what it chose is read from its sockets once it runs."""
     last_port: int | None = None
@@ -169,11 +232,13 @@ class Plan(Frozen):
     """What the engines get as --model: a path or an id. LMCache keys contain this string."""
     model_path: str | None
     """Set when the model is a local folder that must exist on every node."""
+    revision: str | None = None
+    """Of a model of the hub; None: its main branch."""
     nodes: tuple[Node, ...]
     processes: tuple[Process, ...]
     lmcache: tuple[LmcacheServer, ...] = ()
     proxy: ProxyConfig
-    """Of vllm-router too, which is told a part of it by flags."""
+    """Of vllm-router too, which gets a part of it as flags."""
     proxy_kind: Literal["pdserve", "vllm-router"] = "pdserve"
     canary_seconds: float
     timeouts: Timeouts

@@ -17,49 +17,37 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 from pdserve.errors import RecipeError
+from pdserve.plan.model import PortRange
+from pdserve.recipe.connectors.base import ConnectorPort
+from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe
-
-Purpose = Literal["http", "bootstrap", "transfer", "nixl", "kv_events", "dp_master", "request", "metrics"]
-Key = Literal[
-    "proxy",
-    "prefill",
-    "decode",
-    "aggregated",
-    "bootstrap",
-    "transfer",
-    "nixl",
-    "kv_events",
-    "lmcache",
-    "lmcache_http",
-    "dp_master",
-    "router_metrics",
-]
-"""A field of the recipe's `ports`."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One kind of port."""
 
-    purpose: Purpose
+    purpose: str
     owner: str
     how_many: str
     used_by: str
+    chosen: bool = False
+    """A range out of which the process chooses."""
 
 
-TABLE: dict[Key, Row] = {
+def _of(port: ConnectorPort) -> Row:
+    many = "a range" if port.chosen else f"{port.count} * dp" if port.per_rank else str(port.count)
+    return Row(port.purpose, f"{port.what} of an instance", many, port.used_by, port.chosen)
+
+
+TABLE: dict[str, Row] = {
     "proxy": Row("http", "the proxy", "1", "clients"),
     "prefill": Row("http", "API server of a prefill instance", "1", "proxy, status, verify"),
     "decode": Row("http", "API server of a decode instance", "1", "proxy, status, verify"),
     "aggregated": Row("http", "API server of an aggregated instance", "1", "proxy, status, verify"),
-    # One whatever dp is: with the API server balancing its ranks, only the first engine opens it.
-    "bootstrap": Row("bootstrap", "Mooncake on a prefill instance", "1", "proxy and decode; binds 0.0.0.0"),
-    "transfer": Row("transfer", "Mooncake's engines of an instance", "a range", "the other role; binds 0.0.0.0"),
-    # vLLM adds the DP rank to the first one.
-    "nixl": Row("nixl", "NIXL side channel of an instance", "dp", "the other role"),
+    **{port.key: _of(port) for section in SECTIONS for port in section.ABOUT.ports},
     # vLLM adds the DP rank to the first one of each half: where it publishes, and where it repeats.
     "kv_events": Row("kv_events", "KV events of an instance, if asked for", "2 * dp", "proxy; binds 0.0.0.0"),
     "router_metrics": Row("metrics", "vllm-router as the proxy", "1", "Prometheus, over loopback"),
@@ -72,9 +60,6 @@ TABLE: dict[Key, Row] = {
 """Recipe key under `ports` -> what takes its ports. The first process of a node gets the port of the recipe, each
 further one what follows."""
 
-TRANSFER_PORTS = 100
-"""Ports in the range of one instance: two a worker would do, the rest keeps the random choice from failing."""
-
 
 @dataclass(frozen=True)
 class Need:
@@ -82,20 +67,21 @@ class Need:
 
     node: str
     process: str
-    key: Key
+    key: str
     count: int = 1
 
     @property
-    def purpose(self) -> Purpose:
+    def purpose(self) -> str:
         return TABLE[self.key].purpose
 
 
-class Ports:
+class AssignedPorts:
     """The ports of every process, and which recipe key each came from."""
 
     def __init__(self, recipe: Recipe, needs: Iterable[Need]) -> None:
         """Raises RecipeError when two processes of a node get the same port, or one is past 65535."""
-        self._ranges: dict[tuple[str, Purpose], range] = {}
+        self._ranges: dict[tuple[str, str], range] = {}
+        self._chosen: set[tuple[str, str]] = set()
         next_free: dict[tuple[str, str], int] = {}
         per_node: dict[str, list[tuple[range, Need]]] = defaultdict(list)
         for need in needs:
@@ -109,25 +95,35 @@ class Ports:
                     todo=f"lower ports.{need.key}",
                 )
             self._ranges[need.process, need.purpose] = taken
+            if TABLE[need.key].chosen:
+                self._chosen.add((need.process, need.purpose))
             per_node[need.node].append((taken, need))
         for node, claims in per_node.items():
             _check(node, claims)
 
-    def range(self, process: str, purpose: Purpose) -> range:
+    def range(self, process: str, purpose: str) -> range:
         """All ports of that purpose; empty if the process has none."""
         return self._ranges.get((process, purpose), range(0))
 
-    def first(self, process: str, purpose: Purpose) -> int:
+    def first(self, process: str, purpose: str) -> int:
         """The first port of that purpose. KeyError if the process has none."""
         return self._ranges[process, purpose].start
 
     def pinned(self, process: str) -> dict[str, int]:
-        """The ports that this process will listen on, by purpose; a second one of a purpose is `nixl-1`."""
+        """The ports that this process will listen on, by purpose; a second one of a purpose is `kv_events-1`."""
         return {
             purpose if index == 0 else f"{purpose}-{index}": port
             for (name, purpose), ports in self._ranges.items()
-            if name == process and purpose != "transfer"
+            if name == process and (name, purpose) not in self._chosen
             for index, port in enumerate(ports)
+        }
+
+    def chosen(self, process: str) -> dict[str, PortRange]:
+        """The ranges out of which this process chooses, by purpose."""
+        return {
+            purpose: PortRange(first=ports.start, last=ports.stop - 1)
+            for (name, purpose), ports in self._ranges.items()
+            if name == process and (name, purpose) in self._chosen
         }
 
 

@@ -19,7 +19,7 @@ from pdserve.plan.model import Versions
 
 @dataclass(frozen=True)
 class Defect:
-    """A combination that is known not to do what it says."""
+    """A combination that is known not to work."""
 
     versions: Mapping[str, str]
     """Package -> range (PEP 440) that has it; all of them must hold. Empty: every version."""
@@ -143,13 +143,14 @@ def features(
     platform: str,
     connectors: frozenset[str],
     per_tp_rank: bool,
-    device_name: bool,
+    of_connectors: frozenset[str] = frozenset(),
     lmcache_driven: bool = False,
     async_scheduling: bool = True,
     l2: bool = False,
 ) -> frozenset[str]:
-    """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default."""
-    found = {*connectors, f"role={role}", f"platform={platform}"}
+    """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default; `of_connectors`: what their
+    sections add."""
+    found = {*connectors, *of_connectors, f"role={role}", f"platform={platform}"}
     if connectors:
         found.add("connector")
     if async_scheduling:
@@ -162,8 +163,6 @@ def features(
         found.add("accelerator")
     if l2:
         found.add("lmcache.l2")
-    if device_name:
-        found.add("mooncake.device_name")
     return frozenset(found)
 
 
@@ -205,11 +204,11 @@ def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[st
 
 
 def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]:
-    """Warnings for versions that cannot be told, or that nobody has looked at."""
+    """Warnings for versions that are unknown, or outside the tested range."""
     for package in packages:
         version, text = _version(package, versions), KNOWN.get(package)
         if version is None:
-            yield f"{package} is not installed here, or its version cannot be told: nothing about it was checked"
+            yield f"{package} is not installed here, or its version is unknown: nothing about it was checked"
         elif text is not None and not _holds(version, text):
             tested = TESTED.get(package)
             yield f"{package} {version} is outside what is known ({text}); tested with {tested}"

@@ -18,7 +18,7 @@ from pdserve.recipe.model import Recipe, Role
 START_STAGE = -1
 STOP_STAGE = 0
 RECORDS = "weights"
-"""Folder of the run directory in which each process says which commit it has."""
+"""Folder of the run directory in which each process records which commit it has."""
 _CACHE_VARIABLES = ("XDG_CACHE_HOME", "HOME")
 _FLAGS = {"download-dir": "--cache-dir", "load-format": "--load-format"}
 """vLLM's flags that decide where and what it loads, and ours."""

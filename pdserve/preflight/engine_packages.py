@@ -6,14 +6,14 @@ import ctypes
 import functools
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from pdserve.errors import PreflightError
 from pdserve.installed import distributions, lmcache_kernels
-from pdserve.installed.versions import PACKAGES
+from pdserve.installed.versions import BESIDE_CUDA_EXTRA, PACKAGES, TITLES
 from pdserve.patches import judgement, releases
 from pdserve.patches.here import of_installed
 from pdserve.plan.model import Plan, Versions
@@ -21,10 +21,6 @@ from pdserve.recipe.model import Recipe
 from pdserve.system.process import output_of
 
 _ASK_SECONDS = 30.0
-_CONNECTOR_NEEDS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl", "LMCacheMPConnector": "lmcache"}
-_PACKAGES = {"vllm": "vLLM", "lmcache": "LMCache", "mooncake": "Mooncake's transfer engine", "nixl": "NIXL"}
-_MOONCAKE_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "libnuma.so.1")
-"""Linked by its wheels, whatever the protocol. vLLM hides the failing import behind "Mooncake is not available"."""
 
 
 def read_versions(python: str | None, *, missing_ok: bool = False) -> Versions:
@@ -48,10 +44,10 @@ def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
 
     A command of the recipe's own (engine.command, lmcache.command) may run anything: nothing is asked of it.
     """
-    needed = _needed(plan, recipe)
+    needed = _needed(plan)
     lacking = [part for part in needed if getattr(versions, part) is None]
     if lacking:
-        names = ", ".join(_PACKAGES[part] for part in lacking)
+        names = ", ".join(TITLES[part] for part in lacking)
         raise PreflightError(
             f"not installed for {recipe.engine.python or sys.executable}: {names}",
             where="engine.python" if recipe.engine.python else None,
@@ -62,8 +58,8 @@ def check_installed(versions: Versions, plan: Plan, recipe: Recipe) -> None:
         _check_kernels(plan, recipe.engine.python)
     if any(process.patches for process in plan.processes) and not recipe.engine.command:
         _check_plugin(recipe.engine.python)
-    if "mooncake" in needed and "LD_LIBRARY_PATH" not in recipe.engine.env:
-        _check_libraries()
+    if "LD_LIBRARY_PATH" not in recipe.engine.env:
+        _check_libraries({name: got for process in plan.processes for name, got in process.libraries.items()})
 
 
 @functools.cache
@@ -111,21 +107,9 @@ def _same_code(python: str | None) -> Mapping[str, str]:
         return {}
 
 
-def _needed(plan: Plan, recipe: Recipe) -> list[str]:
-    return [part for part in _PACKAGES if part in set(_parts(plan, recipe))]
-
-
-def _parts(plan: Plan, recipe: Recipe) -> Iterator[str]:
-    if plan.lmcache and not (recipe.lmcache and recipe.lmcache.command):
-        yield "lmcache"
-    if recipe.engine.command:
-        return
-    for process in plan.processes:
-        if process.role not in ("lmcache", "proxy"):
-            yield "vllm"
-            yield from (
-                part for name, part in _CONNECTOR_NEEDS.items() if any(f'"{name}"' in word for word in process.argv)
-            )
+def _needed(plan: Plan) -> list[str]:
+    used = {name for process in plan.processes for name in process.packages}
+    return [name for name in PACKAGES if name in used]
 
 
 def _origin(platform: str) -> str:
@@ -143,10 +127,9 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
         lmcache = "; LMCache: a -rocm wheel of its releases" if "lmcache" in lacking else ""
         return f"{inside}, or name the interpreter that has it with engine.python{lmcache}"
     commands = []
-    if set(lacking) - {"nixl"}:
+    if set(lacking) - set(BESIDE_CUDA_EXTRA):
         commands.append("pip install 'pdserve[cuda]'")
-    if "nixl" in lacking:
-        commands.append("pip install nixl")
+    commands += [command for name, command in BESIDE_CUDA_EXTRA.items() if name in lacking]
     return " and ".join(commands)
 
 
@@ -189,13 +172,13 @@ def _check_plugin(python: str | None) -> None:
         )
 
 
-def _check_libraries() -> None:
-    missing = [name for name in _MOONCAKE_LIBRARIES if not _loads(name)]
+def _check_libraries(needed: Mapping[str, str]) -> None:
+    missing = [name for name in needed if not _loads(name)]
     if missing:
         raise PreflightError(
-            f"system libraries that Mooncake links to are missing: {', '.join(missing)}",
-            cause="minimal images leave them out; they are needed with TCP too",
-            todo="apt-get install -y libibverbs1 librdmacm1 libnuma1",
+            f"system libraries that the engines' packages link to are missing: {', '.join(missing)}",
+            cause="minimal images leave them out; they are needed whatever the connector's protocol is",
+            todo=f"apt-get install -y {' '.join(needed[name] for name in missing)}",
         )
 
 

@@ -99,8 +99,8 @@ def check_programs(processes: Iterable[Process]) -> None:
                 cause="the interpreter or command of the recipe (engine.python, *.command) is not on this host",
                 todo="correct it, or leave it out to use the interpreter that runs pdserve",
             )
-        if process.argv[0] == sys.executable and vllm_router.MODULE in process.argv:
-            check_router(distributions.version_of("vllm-router"))
+        if process.argv[0] == sys.executable and vllm_router.PACKAGE in process.packages:
+            check_router(distributions.version_of(vllm_router.PACKAGE))
 
 
 def check_router(version: str | None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from pdserve.plan.model import Process
 from pdserve.preflight.facts import Limit, NodeFacts
 from pdserve.preflight.finding import Finding, Status
-from pdserve.preflight.of_plan import ENGINE_ROLES, rdma_devices
 
 _MIB = 1 << 20
 _LEAST_LOCKED = 1024 * _MIB
@@ -25,7 +24,7 @@ LEAST_FILES = 1024
 
 def find_memlock(node: str, starting: Collection[Process], facts: NodeFacts) -> list[Finding]:
     """RDMA registers the KV memory, which counts as locked. Nothing where no connector wants RDMA."""
-    if all(rdma_devices(process) is None for process in starting):
+    if all(process.rdma_devices is None for process in starting):
         return []
     limit = facts.memlock.soft
     status: Status = "ok"
@@ -53,10 +52,10 @@ def find_open_files(node: str, starting: Collection[Process], facts: NodeFacts) 
     if not starting:
         return []
     limit = facts.open_files
-    engines = any(process.role in ENGINE_ROLES for process in starting)
-    proxy = any(process.role == "proxy" for process in starting)
-    others = {process.role for process in starting} - {*ENGINE_ROLES, "proxy"}
-    binding = [limit.hard] * (engines or proxy) + [limit.soft] * bool(others)
+    engines = any(process.is_engine for process in starting)
+    proxy = any(process.is_proxy for process in starting)
+    others = not all(process.is_engine or process.is_proxy for process in starting)
+    binding = [limit.hard] * (engines or proxy) + [limit.soft] * others
     status: Status = "ok"
     if any(value is not None and value < LEAST_FILES for value in binding):
         status = "failed"

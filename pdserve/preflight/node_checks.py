@@ -14,7 +14,7 @@ from pdserve.preflight.finding import Check, Finding, of_error
 from pdserve.preflight.gpu_processes import find_gpu_processes
 from pdserve.preflight.limits import find_memlock, find_open_files
 from pdserve.preflight.memory import find_memory
-from pdserve.preflight.of_plan import ENGINE_ROLES, on_node
+from pdserve.preflight.of_plan import on_node
 from pdserve.preflight.patches import find_patches
 from pdserve.preflight.rdma import find_rdma
 from pdserve.preflight.run_dir import find_run_dir
@@ -56,10 +56,10 @@ def check_node(
 def _files(plan: Plan, node: str, wanted: Collection[Process], held_by_us: Collection[int]) -> list[Finding]:
     programs = ", ".join(dict.fromkeys(process.argv[0] for process in wanted))
     found = [_tried(node, "program", programs, programs, lambda: files.check_programs(wanted))]
-    if plan.model_path is not None and any(process.role in ENGINE_ROLES for process in wanted):
+    if plan.model_path is not None and any(process.is_engine for process in wanted):
         need = f"{plan.model_path}/config.json"
         found.append(_tried(node, "model", plan.model_path, need, lambda: files.check_model(plan)))
-    if any(process.role == "proxy" for process in wanted):
+    if any(process.is_proxy for process in wanted):
         need = "the files that the proxy section names"
         found.append(_tried(node, "proxy-files", "readable", need, lambda: files.check_proxy_files(plan.proxy)))
     wants = [port for process in wanted for port in process.ports.values()]

@@ -20,7 +20,6 @@ from pdserve.patches.verdict import Verdict, decide, way_out
 from pdserve.plan.environment import ALLOW_UNKNOWN
 from pdserve.plan.model import Process
 from pdserve.preflight.finding import Finding, Status
-from pdserve.preflight.of_plan import packages
 from pdserve.system.process import output_of
 
 _ASK_SECONDS = 60.0
@@ -49,7 +48,7 @@ def find_patches(node: str, wanted: Iterable[Process]) -> list[Finding]:
 def _by_interpreter(wanted: Iterable[Process]) -> Mapping[tuple[str, str | None], list[Process]]:
     found: dict[tuple[str, str | None], list[Process]] = {}
     for process in wanted:
-        if process.patches and packages(process):
+        if process.patches and process.packages:
             path = process.env.set.get(_PATH, os.environ.get(_PATH))
             found.setdefault((process.argv[0], path), []).append(process)
     return found

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 from pdserve.plan.model import Process
 from pdserve.preflight.finding import Finding, Status
-from pdserve.preflight.of_plan import rdma_devices
 
 _SYS = Path("/sys/class/infiniband")
 _VERBS = Path("/dev/infiniband")
 _ACTIVE = "ACTIVE"
 
 
-class Port(NamedTuple):
+class RdmaPort(NamedTuple):
     """One port of an RDMA device."""
 
     device: str
@@ -32,12 +31,12 @@ class Port(NamedTuple):
         return f"{self.device} port {self.number}: {self.state}, {self.rate}"
 
 
-def ports(sys: Path = _SYS) -> list[Port]:
+def ports(sys: Path = _SYS) -> list[RdmaPort]:
     """All ports, by device; empty without RDMA devices. OSError when the folder is there and cannot be read."""
     if not sys.is_dir():
         return []
     return [
-        Port(device.name, port.name, _text(port / "state"), _text(port / "rate"))
+        RdmaPort(device.name, port.name, _text(port / "state"), _text(port / "rate"))
         for device in sorted(sys.iterdir())
         for port in sorted((device / "ports").iterdir())
     ]
@@ -45,7 +44,7 @@ def ports(sys: Path = _SYS) -> list[Port]:
 
 def find_rdma(node: str, starting: Collection[Process], *, sys: Path = _SYS, verbs: Path = _VERBS) -> list[Finding]:
     """Nothing where no connector wants RDMA."""
-    wanted = [names for process in starting if (names := rdma_devices(process)) is not None]
+    wanted = [names for process in starting if (names := process.rdma_devices) is not None]
     if not wanted:
         return []
     named = sorted({name for names in wanted for name in names})
@@ -58,7 +57,7 @@ def find_rdma(node: str, starting: Collection[Process], *, sys: Path = _SYS, ver
     return [_finding(node, status, value, need, fix, tuple(str(port) for port in found))]
 
 
-def _judge(found: list[Port], named: list[str], verbs: Path) -> tuple[Status, str, str | None]:
+def _judge(found: list[RdmaPort], named: list[str], verbs: Path) -> tuple[Status, str, str | None]:
     tcp = "or use the connector with protocol: tcp"
     if not found:
         return "failed", "no RDMA device", f"load the driver of the adapters, {tcp}"

@@ -23,7 +23,7 @@ from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, er
 from pdserve.recipe.load.shape import Shape
 from pdserve.recipe.load.validation import reset_nulls, validate
 from pdserve.recipe.rules.nodes import names_problems, network_problems
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections.nodes import NetworkSection
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
@@ -73,7 +73,7 @@ class Host(Strict):
     )
 
 
-class Ssh(Strict):
+class SshSection(Strict):
     """How ssh is called."""
 
     config: str | None = Field(
@@ -92,11 +92,11 @@ class Cluster(Strict):
     hosts: list[Host] = Field(
         min_length=1, description="The machines; roles are placed on them in this order, the proxy on the first."
     )
-    network: Network | None = Field(
+    network: NetworkSection | None = Field(
         default=None, description="Where the hosts reach each other, as in a recipe; it wins over the recipe's."
     )
     exclude_nodes: list[str] = Field(default=[], description="Names of hosts of this file that are not used now.")
-    ssh: Ssh = Field(default=Ssh(), description="How ssh is called for all hosts.")
+    ssh: SshSection = Field(default=SshSection(), description="How ssh is called for all hosts.")
 
     def usable(self, exclude: Sequence[str] = ()) -> tuple[Host, ...]:
         """The hosts that neither this file nor `exclude`, the recipe's exclude_nodes, leaves out."""

@@ -1,4 +1,4 @@
-"""What a role really gets once defaults and shared settings are applied: connector, flags, environment."""
+"""What a role gets once defaults and shared settings are applied: connector, flags, environment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdserve.pd.config import routing
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.mooncake import MooncakeSection
+from pdserve.recipe.connectors.registry import AnyConnector, AnyLeaf, MultiSection, RawSection
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.connectors import LmcacheMp, Mooncake, Multi, Nixl, Raw
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import EngineRole
 
-AnyConnector = Mooncake | Nixl | LmcacheMp | Multi | Raw
 LOAD_CAP_SWITCH = "CHUNKED_LMCACHE_MAX_TOKENS_PER_LOAD"
 """The environment switch of the patch that capped loads first; 0 is off."""
 CPU_BLOCK_SIZE = 128
@@ -22,26 +23,31 @@ DEVICE_BLOCK_SIZE = 16
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def connector_of(recipe: Recipe, name: RoleName, role: Role) -> AnyConnector | None:
+def connector_of(recipe: Recipe, name: EngineRole, role: Role) -> AnyConnector | None:
     """The role's connector, or the default that `Role.connector` describes."""
     if role.connector is not None:
         return role.connector
     attached = recipe.lmcache is not None and name in recipe.lmcache.on
     if name == "aggregated":
-        return LmcacheMp() if attached else None
-    return Multi(of=[Mooncake(), LmcacheMp()]) if attached else Mooncake()
+        return LmcacheMpSection() if attached else None
+    return MultiSection(of=[MooncakeSection(), LmcacheMpSection()]) if attached else MooncakeSection()
 
 
-def leaves(connector: AnyConnector | None) -> list[Mooncake | Nixl | LmcacheMp | Raw]:
+def leaves(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:
     """The connector itself, or the children of a multi, in order of priority."""
     if connector is None:
         return []
-    return list(connector.of) if isinstance(connector, Multi) else [connector]
+    return list(connector.of) if isinstance(connector, MultiSection) else [connector]
 
 
-def transfer_of(connector: AnyConnector | None) -> Mooncake | Nixl | None:
-    """The part that moves KV between prefill and decode."""
-    return next((leaf for leaf in leaves(connector) if isinstance(leaf, Mooncake | Nixl)), None)
+def transfers_of(connector: AnyConnector | None) -> list[AnyLeaf]:
+    """The parts that move KV between prefill and decode; a raw connector has none."""
+    return [leaf for leaf in leaves(connector) if not isinstance(leaf, RawSection) and leaf.ABOUT.protocol is not None]
+
+
+def transfer_of(connector: AnyConnector | None) -> AnyLeaf | None:
+    """The first of them."""
+    return next(iter(transfers_of(connector)), None)
 
 
 def args_of(recipe: Recipe, role: Role) -> dict[str, Any]:
@@ -57,41 +63,37 @@ def env_of(recipe: Recipe, role: Role) -> dict[str, Any]:
 
 
 def block_size_of(recipe: Recipe, role: Role) -> int:
-    """Tokens of a KV block, as far as the recipe tells."""
+    """Tokens of a KV block: the recipe's flag, else vLLM's default on the platform."""
     value = args_of(recipe, role).get("block-size")
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     return CPU_BLOCK_SIZE if recipe.platform == "cpu" else DEVICE_BLOCK_SIZE
 
 
-def lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMp]:
+def lmcache_leaves(connector: AnyConnector | None) -> list[LmcacheMpSection]:
     """The parts that load from LMCache."""
-    return [leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)]
+    return [leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)]
 
 
-def load_cap_of(recipe: Recipe, role: Role, leaf: LmcacheMp) -> int | None:
+def load_cap_of(recipe: Recipe, role: Role, leaf: LmcacheMpSection) -> int | None:
     """Tokens of a reload at most, as the engine will have it: the environment's switch overrides, 0 is no cap."""
     switch = str(env_of(recipe, role).get(LOAD_CAP_SWITCH, "")).strip()
     cap = int(switch) if switch.isascii() and switch.isdecimal() else leaf.max_tokens_per_load
     return cap or None
 
 
-def transfer_mode_of(recipe: Recipe, connector: LmcacheMp) -> tuple[str, str]:
-    """The mode that the engine asks for, as configured and as it comes out: on a CPU `auto` means engine_driven,
-    elsewhere lmcache_driven. A connector that says nothing follows the server."""
-    server = recipe.lmcache.transfer_mode if recipe.lmcache else "auto"
-    asked = connector.transfer_mode or server
-    effective = ("engine_driven" if recipe.platform == "cpu" else "lmcache_driven") if asked == "auto" else asked
-    return asked, effective
+def transfer_mode_of(recipe: Recipe, connector: LmcacheMpSection) -> tuple[str, str]:
+    """The mode that the engine asks for, as configured and as it comes out."""
+    return connector.modes(recipe.lmcache, recipe.platform)
 
 
-def policy_of(recipe: Recipe, name: RoleName) -> str:
+def policy_of(recipe: Recipe, name: EngineRole) -> str:
     """The routing policy of a role's pool."""
     return routing.policy_of(recipe.proxy.routing, name).kind
 
 
-def publishes_kv_events(recipe: Recipe, name: RoleName) -> bool:
-    """Whether the engines of a role are asked to say what their KV caches hold."""
+def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
+    """Whether the engines of a role publish what their KV caches hold."""
     return policy_of(recipe, name) == "kv_events"
 
 
@@ -101,7 +103,7 @@ def downloads(recipe: Recipe) -> bool:
     return model.download and bool(_HUB_ID.fullmatch(model.id or "")) and elsewhere not in ("1", "true")
 
 
-def roles(recipe: Recipe) -> Iterator[tuple[RoleName, Role, AnyConnector | None]]:
+def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | None]]:
     """The roles of the mode with their connectors, in start order."""
     for name, role in recipe.roles():
         yield name, role, connector_of(recipe, name, role)

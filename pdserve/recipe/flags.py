@@ -1,63 +1,140 @@
-"""Flags and environment variables that pdserve sets itself, and what to write instead of them."""
+"""Flags and environment variables of engines that pdserve sets itself, and what to write instead of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.recipe.connectors.registry import SECTIONS
+from pdserve.recipe.effective import publishes_kv_events
+from pdserve.recipe.model import Parallel, Recipe
+from pdserve.recipe.owned import Condition, OwnedFlag
 from pdserve.recipe.vllm_flags import FLAGS
+from pdserve.roles import is_engine
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the processes of an instance that spans nodes meet: the leader's address and ports."""
+
+    address: str
+    port: int
+    dp_rpc_port: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLine:
+    """What the flags of an engine process depend on."""
+
+    served_name: str
+    revision: str | None
+    address: str
+    """Of the leader's node."""
+    port: int | None
+    """None on followers, which have no API server."""
+    parallel: Parallel
+    nodes: int
+    rank: int
+    """Of this process's node among those of the instance."""
+    rendezvous: Rendezvous | None
+    kv_transfer: Mapping[str, Any] | None
+    kv_events: Mapping[str, Any] | None
+
+
+def _spans_nodes(recipe: Recipe, section: str) -> bool:
+    return any(role.parallel.nodes > 1 for name, role in recipe.roles() if name == section)
+
+
+def _publishes(recipe: Recipe, section: str) -> bool:
+    return is_engine(section) and publishes_kv_events(recipe, section)
+
 
 _PARALLEL = "<role>.parallel"
-OWNED: dict[str, str] = {
-    "model": "set model.path or model.id",
-    "model-tag": "set model.path or model.id",
-    "revision": "set model.revision",
-    "served-model-name": "set model.served_name",
-    "config": "write the flags of that file under args",
-    "host": "engines listen on their node's address; clients talk to the proxy (proxy.host)",
-    "port": "set ports.<role>",
-    "uds": "set ports.<role>",
-    "grpc": "the proxy speaks HTTP to engines",
-    "grpc-port": "the proxy speaks HTTP to engines",
-    "root-path": "the proxy needs the engines' paths as they are",
-    "api-key": "every deployment makes its own key for its engines",
-    "kv-transfer-config": "set <role>.connector (kind: raw takes a whole mapping)",
-    "kv-offloading-backend": "set <role>.connector and the lmcache section",
-    "kv-offloading-size": "set <role>.connector and the lmcache section",
-    "tensor-parallel-size": f"set {_PARALLEL}.tp",
-    "tp": f"set {_PARALLEL}.tp",
-    "pipeline-parallel-size": f"set {_PARALLEL}.pp",
-    "pp": f"set {_PARALLEL}.pp",
-    "data-parallel-size": f"set {_PARALLEL}.dp",
-    "dp": f"set {_PARALLEL}.dp",
-    "enable-expert-parallel": f"set {_PARALLEL}.ep",
-    "ep": f"set {_PARALLEL}.ep",
-    "headless": f"set {_PARALLEL}.nodes",
-    "nnodes": f"set {_PARALLEL}.nodes",
-    "node-rank": f"set {_PARALLEL}.nodes",
-    "master-addr": f"set {_PARALLEL}.nodes",
-    "master-port": "set ports.dp_master",
-    "device-ids": "set <role>.devices",
-    "api-server-count": "the proxy and `status` know one API server for each instance",
-}
-"""Flag -> what to do instead. Every `data-parallel-*` flag belongs to the list as well."""
+_MODEL = "set model.path or model.id"
+_HTTP = "the proxy speaks HTTP to engines"
+_CONNECTOR = "set <role>.connector and the lmcache section"
+_DP = f"set {_PARALLEL}.dp and {_PARALLEL}.nodes"
 
+ENGINE_FLAGS: dict[str, OwnedFlag[EngineLine]] = {
+    "model": OwnedFlag(_MODEL),  # part of the program: `vllm serve` takes it without the flag
+    "model-tag": OwnedFlag(_MODEL),
+    "served-model-name": OwnedFlag("set model.served_name", lambda line: line.served_name),
+    "revision": OwnedFlag("set model.revision", lambda line: line.revision),
+    "config": OwnedFlag("write the flags of that file under args"),
+    "host": OwnedFlag(
+        "engines listen on their node's address; clients talk to the proxy (proxy.host)",
+        lambda line: None if line.port is None else line.address,
+    ),
+    "port": OwnedFlag("set ports.<role>", lambda line: line.port),
+    "uds": OwnedFlag("set ports.<role>"),
+    "grpc": OwnedFlag(_HTTP),
+    "grpc-port": OwnedFlag(_HTTP),
+    "root-path": OwnedFlag("the proxy needs the engines' paths as they are"),
+    "api-key": OwnedFlag("every deployment makes its own key for its engines"),
+    "tensor-parallel-size": OwnedFlag(f"set {_PARALLEL}.tp", lambda line: line.parallel.tp),
+    "tp": OwnedFlag(f"set {_PARALLEL}.tp"),
+    "pipeline-parallel-size": OwnedFlag(
+        f"set {_PARALLEL}.pp", lambda line: line.parallel.pp if line.parallel.pp > 1 else None
+    ),
+    "pp": OwnedFlag(f"set {_PARALLEL}.pp"),
+    "data-parallel-size": OwnedFlag(
+        f"set {_PARALLEL}.dp", lambda line: line.parallel.dp if line.parallel.dp > 1 else None
+    ),
+    "dp": OwnedFlag(f"set {_PARALLEL}.dp"),
+    # One API server in front of all ranks.
+    "api-server-count": OwnedFlag(
+        "the proxy and `status` know one API server for each instance",
+        lambda line: 1 if line.parallel.dp > 1 and line.port is not None else None,
+    ),
+    "enable-expert-parallel": OwnedFlag(f"set {_PARALLEL}.ep", lambda line: line.parallel.ep or None),
+    "ep": OwnedFlag(f"set {_PARALLEL}.ep"),
+    "nnodes": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: line.rendezvous and line.nodes),
+    "node-rank": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: None if line.rendezvous is None else line.rank),
+    "master-addr": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: line.rendezvous and line.rendezvous.address),
+    "master-port": OwnedFlag("set ports.dp_master", lambda line: line.rendezvous and line.rendezvous.port),
+    # vLLM's own multi-node mode; without `mp` it would look for Ray on ROCm.
+    "distributed-executor-backend": OwnedFlag(
+        "remove it, or keep the instance within a node",
+        lambda line: line.rendezvous and "mp",
+        Condition("for an instance that spans nodes", _spans_nodes, lambda role: (role, "parallel", "nodes")),
+    ),
+    "data-parallel-address": OwnedFlag(
+        _DP, lambda line: line.rendezvous.address if line.rendezvous and line.rendezvous.dp_rpc_port else None
+    ),
+    "data-parallel-rpc-port": OwnedFlag(_DP, lambda line: line.rendezvous and line.rendezvous.dp_rpc_port),
+    "headless": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: line.port is None or None),
+    "kv-transfer-config": OwnedFlag(
+        "set <role>.connector (kind: raw takes a whole mapping)", lambda line: line.kv_transfer
+    ),
+    "kv-events-config": OwnedFlag(
+        "remove the flag, or the policy",
+        lambda line: line.kv_events,
+        Condition("for the policy kv_events", _publishes, lambda role: ("proxy", "routing", role, "kind")),
+    ),
+    "kv-offloading-backend": OwnedFlag(_CONNECTOR),
+    "kv-offloading-size": OwnedFlag(_CONNECTOR),
+    "device-ids": OwnedFlag("set <role>.devices"),
+}
+"""Every `data-parallel-*` flag is refused as well."""
+
+_NODE_ADDRESS = "it is the address of the engine's node"
+_DEVICES = "set <role>.devices"
 _OWNED_ENV: dict[str, str] = {
-    "VLLM_HOST_IP": "it is the address of the engine's node",
+    "VLLM_HOST_IP": _NODE_ADDRESS,
     "VLLM_PORT": "set ports.<role>",
     "VLLM_API_KEY": "every deployment makes its own key for its engines",
-    "VLLM_MOONCAKE_BOOTSTRAP_PORT": "set ports.bootstrap",
-    "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "set timeouts.transfer_abort_seconds",
-    "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
-    "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
     "VLLM_SERVER_DEV_MODE": "set engine.cache_reset_endpoint",
     "VLLM_DP_MASTER_IP": f"set {_PARALLEL}.nodes",
     "VLLM_DP_MASTER_PORT": "set ports.dp_master",
     "VLLM_DP_RANK": f"set {_PARALLEL}.dp",
     "VLLM_DP_SIZE": f"set {_PARALLEL}.dp",
     "PYTHONHASHSEED": "set engine.hash_seed (engines and LMCache must agree)",
-    "CUDA_VISIBLE_DEVICES": "set <role>.devices",
-    "HIP_VISIBLE_DEVICES": "set <role>.devices",
-    "ROCR_VISIBLE_DEVICES": "set <role>.devices",
-    "GPU_DEVICE_ORDINAL": "set <role>.devices",
-    "LMCACHE_MP_TRANSFER_MODE": "set transfer_mode of the lmcache-mp connector",
+    "CUDA_VISIBLE_DEVICES": _DEVICES,
+    "HIP_VISIBLE_DEVICES": _DEVICES,
+    "ROCR_VISIBLE_DEVICES": _DEVICES,
+    "GPU_DEVICE_ORDINAL": _DEVICES,
+    **{name: text for section in SECTIONS for name, text in section.ABOUT.owned_variables.items()},
 }
 
 
@@ -67,11 +144,12 @@ def known_flags() -> frozenset[str]:
 
 
 def where_instead(flag: str, role: str) -> str | None:
-    """What to write instead of `flag`, if pdserve sets it."""
-    text = OWNED.get(flag.split(".")[0])
-    if text is None and flag.startswith("data-parallel-"):
-        text = f"set {_PARALLEL}.dp and {_PARALLEL}.nodes"
-    return text.replace("<role>", "prefill" if role == "engine" else role) if text else None
+    """What to write instead of `flag`, if pdserve sets it in every recipe."""
+    owned = ENGINE_FLAGS.get(flag.split(".")[0])
+    text = owned.instead if owned is not None and owned.condition is None else None
+    if owned is None and flag.startswith("data-parallel-"):
+        text = _DP
+    return _for_role(text, role) if text else None
 
 
 def env_instead(variable: str, role: str) -> str | None:
@@ -79,4 +157,8 @@ def env_instead(variable: str, role: str) -> str | None:
     text = _OWNED_ENV.get(variable)
     if text is None and variable.startswith("PDSERVE_"):
         text = "PDSERVE_ variables are how pdserve talks to its own processes"
-    return text.replace("<role>", "prefill" if role == "engine" else role) if text else None
+    return _for_role(text, role) if text else None
+
+
+def _for_role(text: str, role: str) -> str:
+    return text.replace("<role>", "prefill" if role == "engine" else role)

@@ -1,4 +1,4 @@
-"""The recipe: what a user says a deployment is. Cross-field rules are in recipe/rules.py."""
+"""The recipe: the user's description of a deployment. Rules over several keys are in recipe/rules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Strict
-from pdserve.recipe.sections.connectors import Connector
+from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
 from pdserve.recipe.sections.container import Container as Container
 from pdserve.recipe.sections.lmcache import Lmcache
-from pdserve.recipe.sections.nodes import Network as Network
+from pdserve.recipe.sections.nodes import NetworkSection as NetworkSection
 from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.sections.proxy import Proxy as Proxy
-from pdserve.recipe.sections.restart import Restart as Restart
+from pdserve.recipe.sections.restart import RestartPolicy as RestartPolicy
 from pdserve.recipe.sections.slurm import Slurm as Slurm
+from pdserve.roles import EngineRole
 
 
 class Model(Strict):
@@ -99,23 +100,23 @@ class Role(Strict):
     )
     args: FlagMap = Field(default={}, description="vLLM flags of this role, without the dashes.")
     env: EnvMap = Field(default={}, description="Environment of this role's engines.")
-    restart: Restart = Field(default=Restart(), description="What happens when one instance of this role dies.")
+    restart: RestartPolicy = Field(
+        default=RestartPolicy(), description="What happens when one instance of this role dies."
+    )
 
 
-class Ports(Strict):
-    """First port of each kind; instance i of a node takes first + i. The table is in plan/ports.py."""
+class HttpPorts(Strict):
+    """The ports of the proxy and of the engines' API servers."""
 
     proxy: Port = Field(default=8000, description="What clients talk to.")
     prefill: Port = Field(default=8100, description="HTTP of the prefill engines.")
     decode: Port = Field(default=8200, description="HTTP of the decode engines.")
     aggregated: Port = Field(default=8300, description="HTTP of the engines in mode aggregated.")
-    bootstrap: Port = Field(default=8998, description="Mooncake bootstrap (HTTP, binds 0.0.0.0), one a prefill.")
-    transfer: Port = Field(
-        default=15000,
-        description="First of the ports that Mooncake's transfer engines choose theirs from (100 an instance). They "
-        "bind every interface and cannot be pinned one by one.",
-    )
-    nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
+
+
+class Ports(ConnectorPorts, HttpPorts):
+    """First port of each kind; instance i of a node takes first + i. The table is in plan/ports.py."""
+
     kv_events: Port = Field(
         default=5700,
         description="KV events of an engine (ZMQ, binds 0.0.0.0), where a routing policy listens to them: dp ports for "
@@ -245,7 +246,7 @@ class Recipe(Strict):
     logs: Logs = Field(default=Logs(), description="The size of the log files in the run directory.")
     retention: Retention = Field(default=Retention(), description="Which old runs of the deployment are kept.")
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
-    network: Network | None = Field(
+    network: NetworkSection | None = Field(
         default=None,
         description="Where the nodes reach each other; null: the address from which a node reaches the other nodes.",
     )
@@ -269,7 +270,7 @@ class Recipe(Strict):
         "patch, and leaves the other patches out with a warning.",
     )
 
-    def roles(self) -> list[tuple[Literal["prefill", "decode", "aggregated"], Role]]:
+    def roles(self) -> list[tuple[EngineRole, Role]]:
         """The roles of this mode, in start order. Rules guarantee that they are present."""
         if self.mode == "aggregated":
             return [("aggregated", self.aggregated or Role())]

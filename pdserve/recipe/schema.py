@@ -84,7 +84,7 @@ def _property(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The branches of a union. One of several connectors is told by `kind`, which every branch requires."""
+    """The branches of a union. One of several connectors is known by `kind`, which every branch requires."""
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return [deeper for option in schema[key] for deeper in _options(option)]

@@ -30,7 +30,7 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     """`living`: names of processes whose phase is one of LIVING."""
     old = {process.name: process for process in running.processes}
     living = {name for name in living if name in old}
-    starting = tuple(one.name for one in new.processes if one.name not in living or old[one.name] != one)
+    starting = tuple(one.name for one in new.processes if one.name not in living or not one.runs_as(old[one.name]))
     planned = {process.name for process in new.processes}
     ports = {
         node.name: frozenset(

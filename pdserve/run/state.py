@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from pdserve.plan.model import ProcessRole
+from pdserve.roles import ProcessRole
 from pdserve.system.cgroup import CgroupId
 from pdserve.system.procfs import Place, ProcessId
 

@@ -12,7 +12,8 @@ from pdserve.pd.config import routing, settings
 from pdserve.reach import cluster_file
 from pdserve.recipe import model
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.sections import connectors, container, lmcache, nodes, proxy, restart, slurm
+from pdserve.recipe.connectors import lmcache_mp, mooncake, nixl, registry
+from pdserve.recipe.sections import container, lmcache, nodes, proxy, restart, slurm
 from tests.docs.markdown import anchor
 
 _HEAD = """\
@@ -53,12 +54,12 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("engine", "`engine:`", model.Engine),
     ("prefill, decode, aggregated", "`prefill:`, `decode:` and `aggregated:`, one shape", model.Role),
     ("parallel", "`prefill.parallel:` and those of the other roles", model.Parallel),
-    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", restart.Restart),
-    ("connector: mooncake", "`connector: {kind: mooncake}`", connectors.Mooncake),
-    ("connector: nixl", "`connector: {kind: nixl}`", connectors.Nixl),
-    ("connector: lmcache-mp", "`connector: {kind: lmcache-mp}`", connectors.LmcacheMp),
-    ("connector: multi", "`connector: {kind: multi}`", connectors.Multi),
-    ("connector: raw", "`connector: {kind: raw}`", connectors.Raw),
+    ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", restart.RestartPolicy),
+    ("connector: mooncake", "`connector: {kind: mooncake}`", mooncake.MooncakeSection),
+    ("connector: nixl", "`connector: {kind: nixl}`", nixl.NixlSection),
+    ("connector: lmcache-mp", "`connector: {kind: lmcache-mp}`", lmcache_mp.LmcacheMpSection),
+    ("connector: multi", "`connector: {kind: multi}`", registry.MultiSection),
+    ("connector: raw", "`connector: {kind: raw}`", registry.RawSection),
     ("lmcache", "`lmcache:`", lmcache.Lmcache),
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
     ("proxy", "`proxy:`", proxy.Proxy),
@@ -82,13 +83,13 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("logs", "`logs:`", model.Logs),
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
-    ("network", "`network:`", nodes.Network),
+    ("network", "`network:`", nodes.NetworkSection),
     ("slurm", "`slurm:`", slurm.Slurm),
     ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),
     ("Cluster file", "The file that `--cluster` names", cluster_file.Cluster),
     ("hosts", "`hosts:` of a cluster file", cluster_file.Host),
-    ("ssh", "`ssh:` of a cluster file", cluster_file.Ssh),
+    ("ssh", "`ssh:` of a cluster file", cluster_file.SshSection),
 )
 """Title, where the keys stand, model."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import patches
-from pdserve.plan.engines.kv_transfer import LMCACHE_MODULE
+from pdserve.recipe.connectors.lmcache_mp import MODULE as LMCACHE_MODULE
 
 
 def read_vllm(arguments: list[str]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.plan.engines import kv_transfer
 from pdserve.plan.model import Plan
+from pdserve.recipe.connectors.registry import class_names
 from tests.plan.kit import (
     LMCACHE,
     MOONCAKE,
@@ -178,7 +178,7 @@ def test_a_raw_mapping_is_searched_for_its_classes() -> None:
         "config": {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [RAW, "nonsense"]}},
     }
     connector = recipe({"prefill": {"connector": nested}}).roles()[0][1].connector
-    assert kv_transfer.class_names(connector) == {"MultiConnector", "MooncakeConnector"}
+    assert class_names(connector) == {"MultiConnector", "MooncakeConnector"}
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan, Process
+from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
 from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
 
 pytestmark = pytest.mark.real
 
-ENGINE_ROLES = ("prefill", "decode", "aggregated")
 SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "ep": True, "nodes": 2}, "connector": NIXL}}
 
 

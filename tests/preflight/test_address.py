@@ -10,7 +10,7 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.nodes.address import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
-from pdserve.recipe.sections.nodes import Network
+from pdserve.recipe.sections.nodes import NetworkSection
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 
@@ -41,7 +41,7 @@ def chosen(
 
 
 def test_the_recipe_s_own_section_is_a_network() -> None:
-    assert chosen(Network(interface="eth0")).address == "10.1.0.7"
+    assert chosen(NetworkSection(interface="eth0")).address == "10.1.0.7"
 
 
 def test_by_interface() -> None:
@@ -86,7 +86,7 @@ def test_a_network_wins_over_the_cluster_file_which_chooses_within_it() -> None:
         (Wanted(cidr="10.0.0.0/8"), "a has 3 addresses for an address in 10.0.0.0/8", "network.cidr"),
     ],
 )
-def test_errors_name_the_node_what_was_asked_and_what_is_there(network: Network, says: str, where: str) -> None:
+def test_errors_name_the_node_what_was_asked_and_what_is_there(network: NetworkSettings, says: str, where: str) -> None:
     with pytest.raises(PreflightError) as raised:
         chosen(network)
     assert says in raised.value.what
@@ -145,7 +145,9 @@ def test_the_only_node_needs_none() -> None:
 
 
 @pytest.mark.parametrize("network", [None, Wanted(interface="eth0"), Wanted(cidr="10.1.0.0/24")])
-def test_the_host_whose_address_is_not_its_own_is_blamed_and_not_who_looks_for_it(network: Network | None) -> None:
+def test_the_host_whose_address_is_not_its_own_is_blamed_and_not_who_looks_for_it(
+    network: NetworkSettings | None,
+) -> None:
     error = refused([asked("a", others=("10.9.9.9",)), asked("b", "10.9.9.9", ("a",))], network)
     assert (error.what, error.where) == ("b does not have the address 10.9.9.9", "hosts.1.address")
     assert error.cause == "there: lo 127.0.0.1/8, eth0 10.1.0.2/24"

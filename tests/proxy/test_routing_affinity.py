@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.policy import Policy
+from pdserve.roles import EngineRole
 from tests.proxy.candidates import PolicyName, Worker, everywhere, workers
 
 
-def affinity(policy: PolicyName = "round_robin", role: Role = "decode") -> Policy:
+def affinity(policy: PolicyName = "round_robin", role: EngineRole = "decode") -> Policy:
     return make(everywhere(policy, affinity=True), role, Random(1))
 
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config import routing
-from pdserve.pd.config.routing import Role, Routing
+from pdserve.pd.config.routing import Routing
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import kv_events_of, make
 from pdserve.pd.routing.policy import WHYS
+from pdserve.roles import EngineRole
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
-ROLES: list[Role] = ["prefill", "decode", "aggregated"]
+ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 ASK = Ask(prompt=b'[{"role":"user","content":"hello"}]', tokens=[1, 2, 3], estimate=3)
 
 loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(0, 1)), min_size=1, max_size=8).map(
@@ -30,7 +31,7 @@ loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(
 @pytest.mark.parametrize("affinity", [False, True])
 @given(candidates=loads, role=st.sampled_from(ROLES), session=st.none() | st.text(), seed=st.integers(0, 99))
 def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
-    policy: PolicyName, affinity: bool, candidates: list[Worker], role: Role, session: str | None, seed: int
+    policy: PolicyName, affinity: bool, candidates: list[Worker], role: EngineRole, session: str | None, seed: int
 ) -> None:
     made = make(everywhere(policy, affinity=affinity), role, Random(seed))
     ask = Ask(prompt=b"x" * 600, tokens=[1] * 150, estimate=150, session=session)
@@ -47,7 +48,7 @@ def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_at_rest_every_candidate_is_chosen_in_time(policy: PolicyName, role: Role, count: int) -> None:
+def test_at_rest_every_candidate_is_chosen_in_time(policy: PolicyName, role: EngineRole, count: int) -> None:
     made = make(everywhere(policy), role, Random(1))
     pool = workers(count)
     assert {made.choose(pool, ASK).worker.name for _ in range(40 * count)} == {worker.name for worker in pool}
@@ -67,7 +68,7 @@ def test_at_rest_every_pair_has_its_turn(policy: PolicyName, prefills: int, deco
 
 @pytest.mark.parametrize("role", ROLES)
 @given(count=st.integers(1, 8), rounds=st.integers(1, 20))
-def test_round_robin_gives_each_worker_one_turn_a_round(role: Role, count: int, rounds: int) -> None:
+def test_round_robin_gives_each_worker_one_turn_a_round(role: EngineRole, count: int, rounds: int) -> None:
     made = make(everywhere("round_robin"), role, Random(count))
     pool = workers(count)
     for _ in range(rounds):
@@ -80,7 +81,7 @@ def test_round_robin_of_prefill_keeps_one_order() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_was_away_does_not_get_the_turns_that_it_missed(role: Role) -> None:
+def test_who_was_away_does_not_get_the_turns_that_it_missed(role: EngineRole) -> None:
     made = make(everywhere("round_robin"), role, Random(3))
     pool = workers(3)
     made.choose(pool, ASK)
@@ -113,7 +114,7 @@ def test_decode_with_a_fuller_cache_gets_fewer_streams() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_burst_is_split_evenly(role: Role) -> None:
+def test_a_burst_is_split_evenly(role: EngineRole) -> None:
     """24 requests over two workers are 12 and 12, not 13 and 11."""
     made = make(everywhere("least_loaded"), role, Random(5))
     pool = workers(2)
@@ -126,7 +127,7 @@ def test_a_burst_is_split_evenly(role: Role) -> None:
 
 @given(candidates=loads, role=st.sampled_from(ROLES), seed=st.integers(0, 20))
 def test_power_of_two_never_takes_the_one_that_is_busier_than_all_others(
-    candidates: list[Worker], role: Role, seed: int
+    candidates: list[Worker], role: EngineRole, seed: int
 ) -> None:
     for worker in candidates:
         worker.prompt_tokens, worker.requests = 10, 10

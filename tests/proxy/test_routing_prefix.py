@@ -8,29 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.config.routing import Load, Role
+from pdserve.pd.config.routing import Load
 from pdserve.pd.config.routing import PrefixAware as PrefixSettings
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import Chain
 from pdserve.pd.routing.prefix_aware import PrefixAware
+from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
 
-ROLES: list[Role] = ["prefill", "decode", "aggregated"]
+ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 
 
 def ask(prompt: bytes) -> Ask:
     return Ask(prompt=prompt, estimate=len(prompt) // 4)
 
 
-def prefix_aware(role: Role = "prefill", **settings: float) -> PrefixAware:
+def prefix_aware(role: EngineRole = "prefill", **settings: float) -> PrefixAware:
     burden = Burden(role, Load(), Random(1))
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_conversation_stays_where_it_began(role: Role) -> None:
+def test_a_conversation_stays_where_it_began(role: EngineRole) -> None:
     policy = make(everywhere("prefix_aware"), role, Random(1))
     pool = workers(4)
     prompts = [bytes(f"conversation {number} ", "ascii") * 60 for number in range(8)]

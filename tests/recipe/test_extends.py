@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.recipe.connectors.mooncake import MooncakeSection
+from pdserve.recipe.connectors.nixl import NixlSection
 from pdserve.recipe.load.loader import load_recipe
-from pdserve.recipe.sections.connectors import Mooncake, Nixl
 from tests.recipe.kit import CPU, load, refused
 
 
@@ -39,13 +40,13 @@ def test_another_kind_of_connector_replaces_the_whole_mapping(base: Path) -> Non
         "extends: base.yaml\nlmcache: null\nprefill: {connector: {kind: nixl}}\ndecode: {connector: {kind: nixl}}\n",
     )
     assert loaded.recipe.decode is not None
-    assert loaded.recipe.decode.connector == Nixl()
+    assert loaded.recipe.decode.connector == NixlSection()
 
 
 def test_the_same_kind_of_connector_merges(base: Path) -> None:
     loaded = load(base, "extends: base.yaml\ndecode: {connector: {num_workers: 3}}\n")
     assert loaded.recipe.decode is not None
-    assert loaded.recipe.decode.connector == Mooncake(protocol="tcp", num_workers=3)
+    assert loaded.recipe.decode.connector == MooncakeSection(protocol="tcp", num_workers=3)
 
 
 def test_null_gives_an_inherited_key_its_default(base: Path) -> None:

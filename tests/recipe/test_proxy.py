@@ -30,7 +30,7 @@ REFUSED = [
     (
         AGGREGATED,
         ("proxy.routing.on_empty_pool=aggregate",),
-        "proxy.routing.on_empty_pool: there is one pool, and nobody to take over",
+        "proxy.routing.on_empty_pool: there is one pool, so no other pool can take over",
         "write fail",
     ),
     (
@@ -132,7 +132,7 @@ REFUSED = [
     (
         CPU,
         ("proxy.upstream_tls={ca: c.pem}",),
-        "proxy.upstream_tls: only workers that are added while serving can have a URL of https, and nobody can add one",
+        "proxy.upstream_tls: only workers that are added while serving can have a URL of https, and without",
         "set proxy.admin, or remove it",
     ),
     (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.recipe.rules import ports as port_rules
 from tests.recipe.kit import AGGREGATED, CPU, GPU, load, refused
 
 Case = tuple[str, tuple[str, ...], str, str]
@@ -379,12 +378,6 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
     options = ("prefill.parallel.tp=8", "decode.parallel.tp=8", "ports.decode=8100")
     assert load(tmp_path, GPU, *options).recipe.ports.decode == 8100
     assert "port 8100 is needed twice" in refused(tmp_path, GPU, "ports.decode=8100")
-
-
-def test_the_rules_and_the_planner_agree_on_the_size_of_a_transfer_range() -> None:
-    from pdserve.plan import ports as planned
-
-    assert port_rules.TRANSFER_PORTS == planned.TRANSFER_PORTS
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_secret_variable_cannot_be_pulled_in_as_text(tmp_path: Path, where: st
 
 def test_lmcache_gets_no_secrets_at_all(tmp_path: Path) -> None:
     told = refused(tmp_path, CPU, "lmcache.env.X={secret: MY_TOKEN}")
-    assert "lmcache.env.X: the server prints its environment to everybody who asks (/env)" in told
+    assert "lmcache.env.X: the server prints its environment to any client (/env)" in told
 
 
 def test_an_option_with_a_secret_is_shortened_wherever_it_is_named(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.mooncake import MooncakeSection
+from pdserve.recipe.connectors.registry import MultiSection
 from pdserve.recipe.effective import args_of, env_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.connectors import LmcacheMp, Mooncake, Multi
 from tests.recipe.kit import RECIPES
 
 FILES = sorted(RECIPES.glob("*.yaml"))
@@ -83,8 +85,8 @@ def test_tiny_cpu_is_one_prefill_and_one_decode_with_lmcache_on_prefill() -> Non
     recipe = shipped("tiny-cpu.yaml")
     (_, prefill), (_, decode) = recipe.roles()
     assert (prefill.instances, decode.instances) == (1, 1)
-    assert prefill.connector == Multi(of=[Mooncake(protocol="tcp"), LmcacheMp()])
-    assert decode.connector == Mooncake(protocol="tcp")
+    assert prefill.connector == MultiSection(of=[MooncakeSection(protocol="tcp"), LmcacheMpSection()])
+    assert decode.connector == MooncakeSection(protocol="tcp")
     assert recipe.lmcache is not None
     assert (recipe.lmcache.transfer_mode, recipe.lmcache.l1_size_gb) == ("auto", 1)
     assert recipe.verify.output == "exact"
@@ -103,7 +105,7 @@ def test_tiny_cpu_router_differs_in_the_proxy_and_has_no_lmcache() -> None:
     one, other = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-router.yaml")
     assert (one.proxy.kind, other.proxy.kind) == ("pdserve", "vllm-router")
     assert other.proxy.model_fields_set == {"kind"}
-    assert [role.connector for _, role in other.roles()] == [Mooncake(protocol="tcp")] * 2
+    assert [role.connector for _, role in other.roles()] == [MooncakeSection(protocol="tcp")] * 2
     assert other.lmcache is None
 
 

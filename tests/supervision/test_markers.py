@@ -31,7 +31,7 @@ if os.fork() == 0:
 os.wait()
 """
 """It has left parent and session, and nobody stops it before the next life begins."""
-pytestmark = pytest.mark.parametrize("cgroups", ["on", "off"])
+pytestmark = [pytest.mark.process, pytest.mark.parametrize("cgroups", ["on", "off"])]
 
 
 @pytest.fixture(autouse=True)

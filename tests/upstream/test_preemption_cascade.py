@@ -16,9 +16,7 @@ pytestmark = pytest.mark.upstream
 
 @pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)
 def test_the_releases_that_do_it_are_those_that_are_warned_of(version: str) -> None:
-    used = features(
-        role="decode", platform="cpu", connectors=frozenset({"NixlConnector"}), per_tp_rank=False, device_name=False
-    )
+    used = features(role="decode", platform="cpu", connectors=frozenset({"NixlConnector"}), per_tp_rank=False)
     warned = any("vllm#49674" in warning for warning in check_known([used], Versions(vllm=version)))
     assert probe(version, "tests.upstream.probes.preemption_cascade") == warned
     assert warned == ("0.27" <= version < "0.30")

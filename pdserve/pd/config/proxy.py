@@ -10,23 +10,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pdserve.pd.config.serving import Serving
+from pdserve.roles import EngineRole
 
-WorkerRole = Literal["prefill", "decode", "aggregated"]
 Protocol = Literal["mooncake", "nixl", "aggregated"]
 
 
-class Frozen(BaseModel):
-    """Exact keys, never changed."""
+class WorkerConfig(BaseModel):
+    """One engine instance as the proxy sees it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-class WorkerConfig(Frozen):
-    """One engine instance as the proxy sees it."""
-
     name: str
     """The process name in the plan: prefill-0."""
-    role: WorkerRole
+    role: EngineRole
     url: str
     """http://host:port, without a path."""
     bootstrap_url: str | None = None

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pdserve.pd.config.settings import Count, Seconds, Settings, Share
+from pdserve.roles import EngineRole
 
-Role = Literal["prefill", "decode", "aggregated"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -128,9 +128,9 @@ class Routing(Settings):
     )
 
 
-def policy_of(routing: Routing, role: Role) -> Policy:
+def policy_of(routing: Routing, role: EngineRole) -> Policy:
     """The policy of a role's pool."""
-    policies: dict[Role, Policy] = {
+    policies: dict[EngineRole, Policy] = {
         "prefill": routing.prefill,
         "decode": routing.decode,
         "aggregated": routing.aggregated,

@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerRole
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import Mooncake
@@ -28,6 +28,7 @@ from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry, Worker
+from pdserve.roles import EngineRole
 
 log = logging.getLogger("pdserve.proxy")
 
@@ -74,7 +75,7 @@ class Dispatcher:
             return self._at_one(self._whole_role(), f"field:{field}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
-            role: WorkerRole = "prefill" if empty[0] == "decode" else "decode"
+            role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
             return self._at_one(role, f"no-{empty[0]}", request, client)
         if empty:
             raise self._registry.nobody(empty[0])
@@ -108,7 +109,7 @@ class Dispatcher:
         return self._admitted(request, client, self._registry.roles, attempt)
 
     def _at_one(
-        self, role: WorkerRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
+        self, role: EngineRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
     ) -> Awaitable[None]:
         request.decision = why
         if not self._registry.ready(role):
@@ -122,14 +123,14 @@ class Dispatcher:
 
         return self._admitted(request, client, (role,), attempt)
 
-    def _chosen(self, role: WorkerRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
+    def _chosen(self, role: EngineRole, first: Worker | None, request: ClientRequest, avoid: set[Worker]) -> Worker:
         """`first`, if it may still be used when the request has waited for its place."""
         if first is not None and request.attempts == 1 and first in self._registry.ready(role):
             return first
         return self._pools.pick(role, request.ask, avoid)
 
     async def _admitted(
-        self, request: ClientRequest, client: Client, roles: tuple[WorkerRole, ...], attempt: Attempt
+        self, request: ClientRequest, client: Client, roles: tuple[EngineRole, ...], attempt: Attempt
     ) -> None:
         """With a place in each pool, until the end; with other workers after a failure."""
         priority, tokens = request.priority, request.ask.estimate
@@ -164,7 +165,7 @@ class Dispatcher:
         self,
         request: ClientRequest,
         client: Client,
-        roles: Collection[WorkerRole],
+        roles: Collection[EngineRole],
         failure: WorkerFailedError,
         avoid: set[Worker],
     ) -> None:
@@ -178,7 +179,7 @@ class Dispatcher:
         self.failovers[failure.worker.config.role, reason] += 1
         log.warning("%s: %s; once more", request.request_id, failure)
 
-    def _whole_role(self) -> WorkerRole:
+    def _whole_role(self) -> EngineRole:
         """Who computes what cannot be split: decode, whose answers are then its own."""
         if not self._registry.ready("decode") and self._config.routing.on_empty_pool == "aggregate":
             return "prefill"

@@ -5,27 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerRole
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.config.settings import Admission
 from pdserve.pd.limits.admission import Gate, Ticket
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.waiting import Watch
 from pdserve.pd.workers.registry import Registry
+from pdserve.roles import EngineRole
 
 
 class Entrance:
     """The gates of one proxy process."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, numbers: Numbers) -> None:
-        def ready(role: WorkerRole) -> Gate:
+        def ready(role: EngineRole) -> Gate:
             limits = getattr(config.admission, role)
             return Gate(role, limits, lambda: registry.ready(role), numbers, lambda: registry.nobody(role))
 
-        self.gates: Mapping[WorkerRole, Gate] = {role: ready(role) for role in registry.roles}
+        self.gates: Mapping[EngineRole, Gate] = {role: ready(role) for role in registry.roles}
         registry.on_change(self.refresh)
 
-    def enter_now(self, roles: tuple[WorkerRole, ...], priority: int, tokens: int) -> list[Ticket]:
+    def enter_now(self, roles: tuple[EngineRole, ...], priority: int, tokens: int) -> list[Ticket]:
         """A ticket for each role up to the first that has no place now: if they are fewer than the roles, `enter` must
         have the others, or they be released."""
         tickets: list[Ticket] = []
@@ -37,7 +38,7 @@ class Entrance:
         return tickets
 
     async def enter(
-        self, tickets: list[Ticket], roles: tuple[WorkerRole, ...], client: Client, priority: int, tokens: int
+        self, tickets: list[Ticket], roles: tuple[EngineRole, ...], client: Client, priority: int, tokens: int
     ) -> list[Ticket]:
         """What `enter_now` gave, and a ticket for each role that it had none for, in the order of the roles, which must
         be the same for all requests. ApiError 429 when a pool is full or the wait too long; ClientGoneError when the

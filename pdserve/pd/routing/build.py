@@ -7,7 +7,7 @@ from typing import get_args
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config import routing as routing_settings
-from pdserve.pd.config.routing import Role, Routing, policy_of
+from pdserve.pd.config.routing import Routing, policy_of
 from pdserve.pd.routing.affinity import Affinity
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.kv_events import KvEvents
@@ -16,9 +16,10 @@ from pdserve.pd.routing.policy import Policy
 from pdserve.pd.routing.power_of_two import PowerOfTwo
 from pdserve.pd.routing.prefix_aware import PrefixAware
 from pdserve.pd.routing.round_robin import RoundRobin
+from pdserve.roles import EngineRole
 
 
-def make(routing: Routing, role: Role, random: Random | None = None) -> Policy:
+def make(routing: Routing, role: EngineRole, random: Random | None = None) -> Policy:
     """For one pool. `random`: a seeded one makes its choices repeatable. RecipeError: there is no such policy."""
     if random is None:
         random = Random(SystemRandom().getrandbits(64))  # noqa: S311  # spreads load, protects nothing
@@ -33,7 +34,7 @@ def kv_events_of(policy: Policy) -> KvEvents | None:
     return inner if isinstance(inner, KvEvents) else None
 
 
-def _plain(settings: routing_settings.Policy, role: Role, burden: Burden, random: Random) -> Policy:
+def _plain(settings: routing_settings.Policy, role: EngineRole, burden: Burden, random: Random) -> Policy:
     match settings:
         case routing_settings.RoundRobin():
             return RoundRobin(role, random)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 from pdserve.pd.config.routing import Load as LoadSettings
-from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.policy import Candidate, W
 from pdserve.pd.routing.turns import Turns
+from pdserve.roles import EngineRole
 
 Load = tuple[int, int]
 
@@ -16,7 +16,7 @@ Load = tuple[int, int]
 class Burden:
     """Loads of one pool, and the least loaded of it."""
 
-    def __init__(self, role: Role, settings: LoadSettings, random: Random) -> None:
+    def __init__(self, role: EngineRole, settings: LoadSettings, random: Random) -> None:
         self.role = role
         self._kv_weight = float(settings.kv_weight)
         self._slack_tokens = settings.slack_tokens

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from pdserve.pd.config.routing import Role
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.policy import Candidate, Choice, W
 from pdserve.pd.routing.turns import Turns
+from pdserve.roles import EngineRole
 
 
 class RoundRobin:
@@ -17,7 +17,7 @@ class RoundRobin:
     name = "round_robin"
     needs_tokens = False
 
-    def __init__(self, role: Role, random: Random) -> None:
+    def __init__(self, role: EngineRole, random: Random) -> None:
         self._turns = Turns(random if role == "decode" else None)
 
     def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:

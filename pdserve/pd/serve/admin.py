@@ -17,8 +17,9 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pdserve.pd.config.proxy import WorkerConfig, WorkerRole
+from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.errors import ApiError, bad_request
+from pdserve.roles import EngineRole
 
 
 class Workers(Protocol):
@@ -53,7 +54,7 @@ class NewWorker(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /workers."""
 
     name: str
-    role: WorkerRole
+    role: EngineRole
     url: str
     bootstrap_url: str | None = None
     kv_events_url: str | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerRole
+from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.conditional import decide
 from pdserve.pd.routing.policy import Policy
 from pdserve.pd.workers.registry import Registry, Worker
+from pdserve.roles import EngineRole
 
 
 class Pools:
@@ -25,12 +26,12 @@ class Pools:
     def configure(self, config: ProxyConfig) -> None:
         """Other policies from now on; what they had learnt is gone."""
         routing = config.routing
-        self.policies: dict[WorkerRole, Policy] = {role: make(routing, role) for role in self._registry.roles}
+        self.policies: dict[EngineRole, Policy] = {role: make(routing, role) for role in self._registry.roles}
         self._thresholds = routing.conditional
         self.needs_tokens = any(policy.needs_tokens for policy in self.policies.values())
         """A policy wants exact token ids."""
 
-    def pick(self, role: WorkerRole, ask: Ask, avoid: Collection[Worker] = ()) -> Worker:
+    def pick(self, role: EngineRole, ask: Ask, avoid: Collection[Worker] = ()) -> Worker:
         """A worker that may be used; 503 when there is none."""
         candidates = self._registry.ready(role, avoid)
         if not candidates:

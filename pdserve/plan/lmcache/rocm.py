@@ -1,12 +1,11 @@
-"""What a plan for ROCm must say about LMCache's transfer of KV."""
+"""Warnings of a plan for ROCm about LMCache's transfer of KV."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.effective import leaves, roles, transfer_mode_of
+from pdserve.recipe.effective import lmcache_leaves, roles, transfer_mode_of
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import LmcacheMp
 
 
 def hazards(recipe: Recipe) -> Iterator[str]:
@@ -15,8 +14,8 @@ def hazards(recipe: Recipe) -> Iterator[str]:
     if recipe.platform != "rocm":
         return
     for name, _, connector in roles(recipe):
-        for leaf in leaves(connector):
-            if isinstance(leaf, LmcacheMp) and transfer_mode_of(recipe, leaf)[1] == "lmcache_driven":
+        for leaf in lmcache_leaves(connector):
+            if transfer_mode_of(recipe, leaf)[1] == "lmcache_driven":
                 yield (
                     f"{name}: with lmcache_driven the start or the first reload hangs on some ROCm stacks "
                     "(lmcache#4419; seen with ROCm 7.14 and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: "

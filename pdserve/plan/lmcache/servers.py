@@ -13,15 +13,16 @@ from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.plan import environment
 from pdserve.plan.engines.argv import kv_gib_on_cpu
-from pdserve.plan.lmcache.argv import HOST, lmcache_argv
+from pdserve.plan.lmcache.argv import lmcache_argv
 from pdserve.plan.lmcache.patching import select_server_patches
 from pdserve.plan.model import LmcacheProbe, LmcacheServer, Node, Process
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import Need, Ports
+from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.recipe import effective
-from pdserve.recipe.model import Recipe, Restart
-from pdserve.recipe.sections.connectors import LmcacheMp
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.model import Recipe, RestartPolicy
 from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.server_flags import LOOPBACK
 
 START_STAGE = 0
 STOP_STAGE = 3
@@ -29,7 +30,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Server:
+class CacheServer:
     """One server, before it has ports."""
 
     name: str
@@ -53,7 +54,7 @@ class Server:
         return (Need(self.node.name, self.name, "lmcache"), Need(self.node.name, self.name, "lmcache_http"))
 
 
-def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[Server, ...]:
+def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[CacheServer, ...]:
     """The servers for the instances whose connector attaches, in node order."""
     section = recipe.lmcache
     if section is None:
@@ -70,22 +71,29 @@ def servers_for(recipe: Recipe, attaching: Sequence[Instance]) -> tuple[Server, 
     by_node: dict[str, list[Instance]] = {}
     for engine in engines:
         by_node.setdefault(engine.leader.node.name, []).append(engine)
-    servers: list[Server] = []
+    servers: list[CacheServer] = []
     for group in by_node.values():
         ranks = range(max(e.role.parallel.tp for e in group)) if section.per == "tp-rank" else (None,)
         for rank in ranks:
             served = tuple(e for e in group if rank is None or rank < e.role.parallel.tp)
-            servers.append(Server(f"lmcache-{len(servers)}", section, group[0].leader.node, rank, served))
+            servers.append(CacheServer(f"lmcache-{len(servers)}", section, group[0].leader.node, rank, served))
     return tuple(servers)
 
 
-def servers_of(servers: Sequence[Server], engine: Instance) -> tuple[Server, ...]:
+def servers_of(servers: Sequence[CacheServer], engine: Instance) -> tuple[CacheServer, ...]:
     """The servers that this engine attaches to, in TP-rank order."""
     return tuple(server for server in servers if engine in server.engines)
 
 
 def server_process(
-    recipe: Recipe, server: Server, ports: Ports, *, run_dir: str, run_id: str, python: str, versions: Versions
+    recipe: Recipe,
+    server: CacheServer,
+    ports: AssignedPorts,
+    *,
+    run_dir: str,
+    run_id: str,
+    python: str,
+    versions: Versions,
 ) -> Process:
     """The process of one server."""
     instance_id, pinned = _instance_id(server, run_id), ports.pinned(server.name)
@@ -111,21 +119,22 @@ def server_process(
         devices=server.devices,
         ports=pinned,
         log=f"logs/{server.name}@{server.node.name}.log",
-        probe=LmcacheProbe(host=HOST, port=pinned["http"], instance_id=instance_id),
+        probe=LmcacheProbe(host=LOOPBACK, port=pinned["http"], instance_id=instance_id),
         start_stage=START_STAGE,
         stop_stage=STOP_STAGE,
         ready_seconds=recipe.timeouts.lmcache_seconds,
         stop_seconds=recipe.timeouts.stop_seconds,
-        restart=Restart(policy="on-failure" if server.section.on_death == "restart" else "never"),
+        restart=RestartPolicy(policy="on-failure" if server.section.on_death == "restart" else "never"),
         patches=patches,
+        packages=(LmcacheMpSection.ABOUT.package,) if server.section.command is None else (),
     )
 
 
-def summary(recipe: Recipe, server: Server, ports: Ports, *, run_id: str) -> LmcacheServer:
+def summary(recipe: Recipe, server: CacheServer, ports: AssignedPorts, *, run_id: str) -> LmcacheServer:
     """What the launcher must know of it beyond its process."""
     return LmcacheServer(
         process=server.name,
-        http_url=f"http://{HOST}:{ports.first(server.name, 'http')}",
+        http_url=f"http://{LOOPBACK}:{ports.first(server.name, 'http')}",
         instance_id=_instance_id(server, run_id),
         engines=tuple(engine.name for engine in server.engines),
         expected_workers=server.workers,
@@ -140,11 +149,8 @@ def moves_kv_to_host(recipe: Recipe, engine: Instance) -> bool:
     """On a CPU an lmcache_driven engine moves its whole KV into /dev/shm, where the server maps it."""
     if recipe.platform != "cpu":
         return False
-    leaves = effective.leaves(effective.connector_of(recipe, engine.role_name, engine.role))
-    return any(
-        isinstance(leaf, LmcacheMp) and effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
-        for leaf in leaves
-    )
+    leaves = effective.lmcache_leaves(effective.connector_of(recipe, engine.role_name, engine.role))
+    return any(effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven" for leaf in leaves)
 
 
 def _kv_bytes_on_host(recipe: Recipe, engine: Instance) -> int:
@@ -153,7 +159,7 @@ def _kv_bytes_on_host(recipe: Recipe, engine: Instance) -> int:
     return (kv_gib_on_cpu(recipe, engine) or 0) * _GIB * engine.leader.workers
 
 
-def _instance_id(server: Server, run_id: str) -> str:
+def _instance_id(server: CacheServer, run_id: str) -> str:
     return f"{run_id}-{server.name}"
 
 

@@ -90,7 +90,7 @@ def _nodes_with_work(recipe: Recipe, count: int, gpus: int) -> int:
 
 
 def _unseen(count: int, gpus: int) -> list[Node]:
-    """Nodes that nobody has looked at yet; their names do not matter."""
+    """Nodes before any was looked at; their names do not matter."""
     return [Node(name=f"node{i}", devices=tuple(range(gpus))) for i in range(count)]
 
 

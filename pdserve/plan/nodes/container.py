@@ -15,7 +15,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from pdserve.errors import PreflightError
 from pdserve.recipe.base import SecretRef
@@ -91,6 +91,8 @@ def wrap(container: Container, image: str, arguments: Sequence[str], around: Aro
                     todo="use docker or apptainer, or start it in a Slurm job",
                 )
             return Wrapped(inside, tuple(_pyxis(container, image, around)))
+        case _:
+            assert_never(container.kind)
 
 
 def source_folder(package: str) -> str | None:
@@ -202,7 +204,7 @@ def _is_file(image: str) -> bool:
 
 
 def _environment(container: Container, around: Around) -> Iterator[str]:
-    """Arguments of env: what would lead Python astray is unset, then what is ours, then what the recipe says."""
+    """Arguments of env: variables that would mislead Python are unset, then ours are set, then the recipe's."""
     yield from ("-u", "PYTHONHOME", "-u", "LD_PRELOAD")
     if around.package is None:
         yield from ("-u", "PYTHONPATH")

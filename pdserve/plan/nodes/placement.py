@@ -9,7 +9,7 @@ from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.submit_line import submit_line
 from pdserve.recipe.model import Parallel, Recipe, Role
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import EngineRole
 
 SINGLE_NODE = Node(name="localhost")
 _MOST_NODES = 254
@@ -28,7 +28,7 @@ class Share:
 class Instance:
     """One engine instance. The first share is the leader: it has the API server."""
 
-    role_name: RoleName
+    role_name: EngineRole
     index: int
     role: Role
     shares: tuple[Share, ...]
@@ -95,7 +95,7 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class _NoRoom:
-    """The first instance that found no place, and the most that any node had left for it."""
+    """The first instance that fits nowhere, and the most that any node had left for it."""
 
     name: str
     needs: int

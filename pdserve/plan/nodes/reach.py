@@ -1,6 +1,6 @@
 """How an agent is started on a node: on this machine, as a step of a Slurm job, or over ssh. Argument lists only.
 
-srun, as tried on Slurm 22.05: a TERM to the srun client kills its task at once, without a grace, so nobody sends one;
+srun, as tried on Slurm 22.05: a TERM to the srun client kills its task at once, without a grace, so none is sent;
 stops go through the pipe. Options that sites preset or that sbatch leaves in the environment are set here.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ class Ssh(Frozen):
 
     kind: Literal["ssh"] = "ssh"
     destination: str
-    """What ssh is told: a host, user@host, or a name in its configuration."""
+    """ssh's argument: a host, user@host, or a name in its configuration."""
     config: str | None = None
     options: tuple[str, ...] = ()
     connect_seconds: int = 10
@@ -97,10 +97,12 @@ def reach_argv(reach: Local | Srun | Ssh, node: str, step: str, argv: Sequence[s
                 reach.destination,
                 shlex.join(argv),  # the other side gives it to a shell
             )
+        case _:
+            assert_never(reach)
 
 
 def term_seconds(reach: Local | Srun | Ssh) -> float | None:
-    """What all stops on a node may take when not the launcher but Slurm says so; None: nobody kills afterwards."""
+    """Seconds that all stops on a node may take when Slurm asks for them; None: nothing is killed afterwards."""
     if not isinstance(reach, Srun):
         return None
     return max(1.0, reach.kill_wait - min(_KILL_WAIT_MARGIN_SECONDS, reach.kill_wait / 3))

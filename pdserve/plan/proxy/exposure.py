@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.plan.lmcache.argv import HOST
-from pdserve.plan.lmcache.servers import Server
+from pdserve.plan.lmcache.servers import CacheServer
 from pdserve.plan.model import Exposure
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import Ports
+from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy.vllm_router import METRICS_HOST
+from pdserve.recipe import effective
+from pdserve.recipe.connectors.registry import kinds_of
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.server_flags import LOOPBACK
 
 EVERYWHERE = "0.0.0.0"
 RANDOM_PORT = 0
 
 
 def exposed(
-    recipe: Recipe, instances: Sequence[Instance], servers: Sequence[Server], ports: Ports, proxy: ProxyConfig
+    recipe: Recipe,
+    instances: Sequence[Instance],
+    servers: Sequence[CacheServer],
+    ports: AssignedPorts,
+    proxy: ProxyConfig,
 ) -> tuple[Exposure, ...]:
     """In process order, the proxy last."""
     return (
@@ -37,7 +43,7 @@ def _proxy(proxy: ProxyConfig) -> Iterator[Exposure]:
         yield Exposure(process="proxy", address=proxy.admin.host, port=proxy.admin.port, what=what)
 
 
-def _router(proxy: ProxyConfig, ports: Ports) -> Iterator[Exposure]:
+def _router(proxy: ProxyConfig, ports: AssignedPorts) -> Iterator[Exposure]:
     yield Exposure(
         process="proxy",
         address=proxy.host,
@@ -49,22 +55,22 @@ def _router(proxy: ProxyConfig, ports: Ports) -> Iterator[Exposure]:
     )
 
 
-def _server(server: Server, ports: Ports) -> Iterator[Exposure]:
+def _server(server: CacheServer, ports: AssignedPorts) -> Iterator[Exposure]:
     yield Exposure(
         process=server.name,
-        address=HOST,
+        address=LOOPBACK,
         port=ports.first(server.name, "request"),
         what="LMCache requests: reads and writes cached KV",
     )
     yield Exposure(
         process=server.name,
-        address=HOST,
+        address=LOOPBACK,
         port=ports.first(server.name, "http"),
         what="LMCache HTTP: status, clearing the cache, its environment (no secrets are in it)",
     )
 
 
-def _instance(recipe: Recipe, instance: Instance, ports: Ports) -> Iterator[Exposure]:
+def _instance(recipe: Recipe, instance: Instance, ports: AssignedPorts) -> Iterator[Exposure]:
     open_paths = "/metrics, /health, /load, /tokenize (the key guards /v1 and /inference)"
     if recipe.engine.cache_reset_endpoint:
         open_paths += "; development endpoints: reset, sleep, abort, remote calls to workers"
@@ -72,28 +78,7 @@ def _instance(recipe: Recipe, instance: Instance, ports: Ports) -> Iterator[Expo
         process, address = instance.process_name(rank), share.node.address
         if http := ports.range(process, "http"):
             yield Exposure(process=process, address=address, port=http.start, what=open_paths)
-        if bootstrap := ports.range(process, "bootstrap"):
-            yield Exposure(
-                process=process,
-                address=EVERYWHERE,
-                port=bootstrap.start,
-                what="Mooncake bootstrap: engine ids and worker addresses, and registration of workers",
-            )
-        if transfer := ports.range(process, "transfer"):
-            yield Exposure(
-                process=process,
-                address=EVERYWHERE,
-                port=transfer.start,
-                last_port=transfer.stop - 1,
-                what="Mooncake transfer engine: reads and writes KV memory",
-            )
-            if instance.role_name == "prefill":
-                yield Exposure(
-                    process=process,
-                    address=address,
-                    port=RANDOM_PORT,
-                    what="Mooncake side channel, one a worker: asks prefill to send KV",
-                )
+        yield from _connectors(recipe, instance, process, address, ports)
         if events := ports.range(process, "kv_events"):
             yield Exposure(
                 process=process,
@@ -101,14 +86,6 @@ def _instance(recipe: Recipe, instance: Instance, ports: Ports) -> Iterator[Expo
                 port=events.start,
                 last_port=events.stop - 1,
                 what="KV events: token ids of the prompts and answers in the cache",
-            )
-        if nixl := ports.range(process, "nixl"):
-            yield Exposure(
-                process=process,
-                address=address,
-                port=nixl.start,
-                last_port=nixl.stop - 1 if len(nixl) > 1 else None,
-                what="NIXL side channel: transfer metadata of the engine",
             )
         if master := ports.range(process, "dp_master"):
             yield Exposure(
@@ -118,3 +95,20 @@ def _instance(recipe: Recipe, instance: Instance, ports: Ports) -> Iterator[Expo
                 last_port=master.stop - 1 if len(master) > 1 else None,
                 what="rendezvous of the nodes of this instance",
             )
+
+
+def _connectors(
+    recipe: Recipe, instance: Instance, process: str, address: str, ports: AssignedPorts
+) -> Iterator[Exposure]:
+    for kind in kinds_of(effective.connector_of(recipe, instance.role_name, instance.role)):
+        for port in kind.ports:
+            if taken := ports.range(process, port.purpose):
+                yield Exposure(
+                    process=process,
+                    address=EVERYWHERE if port.everywhere else address,
+                    port=taken.start,
+                    last_port=taken.stop - 1 if len(taken) > 1 else None,
+                    what=port.exposes,
+                )
+        if what := kind.random_ports.get(instance.role_name):
+            yield Exposure(process=process, address=address, port=RANDOM_PORT, what=what)

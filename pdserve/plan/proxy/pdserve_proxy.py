@@ -8,16 +8,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
+from pdserve.pd.config.proxy import Protocol, ProxyConfig, WorkerConfig
 from pdserve.pd.config.serving import Serving
-from pdserve.plan.engines.kv_transfer import Protocol
 from pdserve.plan.environment import proxy_env
 from pdserve.plan.model import HttpProbe, Node, Process
 from pdserve.plan.nodes.placement import Instance
-from pdserve.plan.ports import Need, Ports
+from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.recipe import effective
+from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import Mooncake, Nixl
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -35,10 +34,16 @@ def port_need(node: Node) -> Need:
 
 
 def proxy_config(
-    recipe: Recipe, protocol: Protocol, instances: Sequence[Instance], ports: Ports, *, recipe_dir: str, run_dir: str
+    recipe: Recipe,
+    protocol: Protocol,
+    instances: Sequence[Instance],
+    ports: AssignedPorts,
+    *,
+    recipe_dir: str,
+    run_dir: str,
 ) -> ProxyConfig:
-    """What the proxy is told: every instance of every role, by its leader's address. Files of the recipe are relative
-    to `recipe_dir`, the admin socket to the run directory."""
+    """The proxy's configuration: every instance of every role, by its leader's address. Files of the recipe are
+    relative to `recipe_dir`, the admin socket to the run directory."""
     proxy = recipe.proxy
     located: dict[str, Any] = {
         "auth": _located(proxy.auth, recipe_dir, "keys_file"),
@@ -53,14 +58,13 @@ def proxy_config(
         served_name=recipe.model.served_name,
         protocol=protocol,
         workers=tuple(_worker(instance, ports) for instance in instances),
-        transfer_slots=_transfer_slots(recipe),
-        kv_lease_seconds=_lease_seconds(recipe),
+        **_connector_settings(recipe),
         processes=proxy.workers,
     )
 
 
 def proxy_process(recipe: Recipe, node: Node, config: ProxyConfig, *, run_dir: str, python: str) -> Process:
-    """The proxy, on `node`. It answers from its first second and routes once it is told who is ready."""
+    """The proxy, on `node`. It answers from its first second, and routes once a worker is reported ready."""
     program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", "pdserve.proxy"]
     host = WILDCARDS.get(config.host, config.host)
     return Process(
@@ -90,7 +94,7 @@ def _located(section: Section, folder: str, *fields: str) -> Section:
     )
 
 
-def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
+def _worker(instance: Instance, ports: AssignedPorts) -> WorkerConfig:
     address = instance.leader.node.address
     bootstrap = ports.range(instance.name, "bootstrap")
     events = ports.range(instance.name, "kv_events")
@@ -105,20 +109,12 @@ def _worker(instance: Instance, ports: Ports) -> WorkerConfig:
     )
 
 
-def _transfer_slots(recipe: Recipe) -> int:
-    """vLLM runs two transfers for each sender thread of a prefill worker."""
-    transfer = _transfer_of_prefill(recipe)
-    return 2 * (transfer if isinstance(transfer, Mooncake) else Mooncake()).num_workers
-
-
-def _lease_seconds(recipe: Recipe) -> float:
-    transfer = _transfer_of_prefill(recipe)
-    return (transfer if isinstance(transfer, Nixl) else Nixl()).lease_seconds
-
-
-def _transfer_of_prefill(recipe: Recipe) -> Mooncake | Nixl | None:
-    """None too when it is raw: vLLM's own values are taken to hold then."""
-    return next((effective.transfer_of(c) for name, _, c in effective.roles(recipe) if name == "prefill"), None)
+def _connector_settings(recipe: Recipe) -> dict[str, Any]:
+    """Of prefill's connector. Of a raw one nothing is known: the defaults of all connectors are taken to hold."""
+    settings = {key: value for section in SECTIONS for key, value in section().proxy_settings().items()}
+    prefill = next((connector for name, _, connector in effective.roles(recipe) if name == "prefill"), None)
+    transfer = effective.transfer_of(prefill)
+    return settings if transfer is None else {**settings, **transfer.proxy_settings()}
 
 
 def _url(address: str, port: int, scheme: str = "http") -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.plan.environment import vllm_router_env
 from pdserve.plan.model import HttpProbe, Node, Process
-from pdserve.plan.ports import Need, Ports
+from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.plan.proxy.pdserve_proxy import EXIT_SECONDS, NAME, STOP_STAGE, WILDCARDS
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.vllm_router import DEFAULT_POLICY, POLICIES
@@ -22,6 +22,7 @@ from pdserve.recipe.sections.vllm_router import DEFAULT_POLICY, POLICIES
 VERSION = "0.1.17"
 """The flags below are those of this version."""
 MODULE = "vllm_router.launch_router"
+PACKAGE = "vllm-router"
 START_STAGE = 2
 """After the engines: it ends by itself when they take longer than it waits."""
 METRICS_HOST = "127.0.0.1"
@@ -32,8 +33,8 @@ def metrics_need(node: Node) -> Need:
     return Need(node.name, NAME, "router_metrics")
 
 
-def router_process(recipe: Recipe, node: Node, config: ProxyConfig, ports: Ports, *, python: str) -> Process:
-    """The router, on `node`. Nobody tells it what the launcher knows."""
+def router_process(recipe: Recipe, node: Node, config: ProxyConfig, ports: AssignedPorts, *, python: str) -> Process:
+    """The router, on `node`. It does not get worker states from the launcher."""
     program = recipe.proxy.command if recipe.proxy.command is not None else [python, "-m", MODULE]
     return Process(
         name=NAME,
@@ -50,10 +51,11 @@ def router_process(recipe: Recipe, node: Node, config: ProxyConfig, ports: Ports
         ready_seconds=recipe.timeouts.proxy_seconds,
         stop_seconds=max(recipe.timeouts.stop_seconds, config.drain_seconds + EXIT_SECONDS),
         restart=recipe.proxy.restart,
+        packages=(PACKAGE,) if recipe.proxy.command is None else (),
     )
 
 
-def _arguments(recipe: Recipe, config: ProxyConfig, ports: Ports) -> Iterator[str]:
+def _arguments(recipe: Recipe, config: ProxyConfig, ports: AssignedPorts) -> Iterator[str]:
     yield from ("--host", config.host, "--port", str(config.port))
     yield from ("--vllm-pd-disaggregation", "--kv-connector", config.protocol)
     for worker in config.workers:

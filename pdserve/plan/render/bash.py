@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.environment import ENGINE_KEY
@@ -142,13 +143,17 @@ def _comment(process: Process) -> Iterator[str]:
 
 
 def _ready(probe: Probe | None) -> str:
-    if probe is None:
-        return "never probed (it has no API server)"
-    if isinstance(probe, ExitProbe):
-        return "it has ended with code 0"
-    if isinstance(probe, LmcacheProbe):
-        return f"{_url(probe)} answers 200, and /config names {probe.instance_id}"
-    return f"{_url(probe)} answers 200"
+    match probe:
+        case None:
+            return "never probed (it has no API server)"
+        case ExitProbe():
+            return "it has ended with code 0"
+        case LmcacheProbe():
+            return f"{_url(probe)} answers 200, and /config names {probe.instance_id}"
+        case HttpProbe():
+            return f"{_url(probe)} answers 200"
+        case _:
+            assert_never(probe)
 
 
 def _url(probe: HttpProbe | LmcacheProbe) -> str:

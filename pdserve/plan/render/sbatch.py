@@ -76,8 +76,8 @@ def render_sbatch(recipe: Recipe, plan: Plan, words: Sequence[str], *, script: s
 
 
 def signal_seconds(plan: Plan) -> int:
-    """How long before the end of the job the launcher is told: the proxy's drain and the stops of all stages, one after
-    the other as each takes its whole time, and a margin."""
+    """Seconds from the launcher's signal to the job's end: the proxy's drain and the stops of all stages, one after the
+    other as each takes its whole time, and a margin."""
     by_stage = groupby(sorted(plan.processes, key=lambda p: p.stop_stage), key=lambda p: p.stop_stage)
     return MARGIN_SECONDS + math.ceil(sum(max(p.stop_seconds for p in stage) for _, stage in by_stage))
 

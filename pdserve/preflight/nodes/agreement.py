@@ -9,7 +9,7 @@ from pdserve.installed.versions import KNOWN, PACKAGES
 from pdserve.plan.model import Plan
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import ALL_NODES, Check, Finding, Status
-from pdserve.preflight.of_plan import on_node, packages
+from pdserve.preflight.of_plan import on_node
 
 CLOCK_WARNING_SECONDS = 2.0
 """Nothing that pdserve decides compares clocks of two nodes, but people do: beyond this, lines of two logs or events of
@@ -46,7 +46,7 @@ def compare(plan: Plan, facts: Mapping[str, NodeFacts], skews: Mapping[str, Skew
 
 
 def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
-    needs = {node: frozenset[str]().union(*(packages(process) for process in on_node(plan, node))) for node in facts}
+    needs = {node: frozenset(name for process in on_node(plan, node) for name in process.packages) for node in facts}
     for node, one in facts.items():
         if needs[node] and one.versions_problem is not None:
             yield _finding(

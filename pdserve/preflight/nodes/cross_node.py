@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
 from pdserve.plan.model import Frozen, Plan, Process
 from pdserve.preflight.interfaces import is_loopback
-from pdserve.preflight.of_plan import ENGINE_ROLES, address_of, on_node, transfer_ports
+from pdserve.preflight.of_plan import address_of, on_node
 
 
 class CrossNodePort(Frozen):
@@ -29,9 +29,8 @@ class CrossNodePort(Frozen):
 def cross_node(plan: Plan) -> tuple[CrossNodePort, ...]:
     """Before the start: the pinned ports. In plan order, each once.
 
-    Who connects: the proxy to every engine; decode to prefill's bootstrap server and NIXL side channel; prefill's
-    transfer engine to decode's (it pushes; the first port of the range stands for all); the followers of an instance
-    that spans nodes to their leader.
+    Who connects is in the plan's `reached_by`; of a range the first port stands for all. The followers of an instance
+    that spans nodes connect to their leader.
     """
     return tuple(dict.fromkeys(target for target in _all(plan) if target.source != target.node))
 
@@ -69,23 +68,15 @@ def _workers(answer: str | bytes) -> Iterator[tuple[str, str, int]]:
 
 
 def _all(plan: Plan) -> Iterator[CrossNodePort]:
-    proxies = _nodes_of(plan, ("proxy",))
     for process in plan.processes:
-        if process.role not in ENGINE_ROLES:
-            continue
-        for purpose, port in process.ports.items():
-            kind = purpose.partition("-")[0]
-            if kind in ("http", "kv_events"):
-                yield from _to(plan, process, purpose, port, proxies)
-            elif kind == "bootstrap":
-                yield from _to(plan, process, purpose, port, [*proxies, *_nodes_of(plan, ("decode",))])
-            elif kind == "nixl" and process.role == "prefill":
-                yield from _to(plan, process, purpose, port, _nodes_of(plan, ("decode",)))
+        ranges = {purpose: taken.first for purpose, taken in process.port_ranges.items()}
+        for purpose, port in {**process.ports, **ranges}.items():
+            kind = purpose.partition("-")[0]  # the second one of a purpose has a number
+            if roles := process.reached_by.get(kind):
+                yield from _to(plan, process, purpose, port, _nodes_of(plan, roles))
             elif kind == "dp_master":
-                followers = (one for one in plan.processes if one.name.startswith(f"{process.name}-node"))
+                followers = plan.instance_of(process.name)[1:]
                 yield from _to(plan, process, purpose, port, dict.fromkeys(one.node for one in followers))
-        if process.role == "decode" and (transfer := transfer_ports(process)):
-            yield from _to(plan, process, "transfer", transfer.start, _nodes_of(plan, ("prefill",)))
 
 
 def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable[str]) -> Iterator[CrossNodePort]:
@@ -98,5 +89,5 @@ def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable
         )
 
 
-def _nodes_of(plan: Plan, roles: tuple[str, ...]) -> list[str]:
+def _nodes_of(plan: Plan, roles: Collection[str]) -> list[str]:
     return [node.name for node in plan.nodes if any(process.role in roles for process in on_node(plan, node.name))]

@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
-    """`text` with its references replaced. ValueError says which one cannot be."""
+    """`text` with its references replaced. Raises ValueError that names the one that cannot be."""
     done: list[str] = []
     position = 0
     while token := _TOKEN.search(text, position):

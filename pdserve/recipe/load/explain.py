@@ -9,10 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pdserve.recipe.flags import OWNED, known_flags, where_instead
+from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path, Problem, did_you_mean
 from pdserve.recipe.load.shape import RECIPE, Shape, keys
+from pdserve.roles import ENGINE_ROLES
 
 _KINDS = {
     "string_type": "text",
@@ -145,13 +146,13 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
     key, parent = str(path[-1]), path[:-1]
     known = [k for model in document.shape.models_at(parent, document.data) for k in keys(model)]
     guess = did_you_mean(key, known)
-    role = parent[0] if len(parent) == 1 and parent[0] in ("prefill", "decode", "aggregated", "engine") else None
+    role = parent[0] if len(parent) == 1 and parent[0] in (*ENGINE_ROLES, "engine") else None
     flag = key.replace("_", "-").removeprefix("--")
     todo: str | None
     if guess and guess.replace("_", "").replace("-", "") == key.lower().replace("_", "").replace("-", ""):
         todo = f"did you mean {guess}?"
-    elif role and flag in OWNED:
-        todo = where_instead(flag, str(role))
+    elif role and flag in ENGINE_FLAGS:
+        todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
     elif role and flag in known_flags():
         todo = f"vLLM flags go under {role}.args: {flag}"
     elif guess is not None:

@@ -30,7 +30,7 @@ PATHS = (
     ("proxy", "upstream_tls", "key"),
     ("proxy", "admin", "token_file"),
 )
-"""Values that are paths, relative to the file that says them."""
+"""Values that are paths, relative to the file that names them."""
 Interpolate = Callable[[str], str]
 
 
@@ -131,7 +131,7 @@ def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tupl
 
 
 class _MissingFileError(RecipeError):
-    """A file that cannot be read: told at the `extends` that names it, where there is one."""
+    """A file that cannot be read: reported at the `extends` that names it, where there is one."""
 
 
 def _text(path: FilePath, chain: tuple[FilePath, ...]) -> str:
@@ -185,7 +185,7 @@ def with_absolute_files(data: dict[str, Any], folder: FilePath) -> dict[str, Any
 
 
 def _rebase(document: Document, place: tuple[str, ...], written_in: FilePath, read_in: FilePath) -> None:
-    """A relative path is relative to the file that says it, so it is rewritten for the folder of its reader."""
+    """A relative path is relative to the file that names it, so it is rewritten for the folder of its reader."""
     section: Any = document.data
     for key in place[:-1]:
         section = section.get(key) if isinstance(section, dict) else None

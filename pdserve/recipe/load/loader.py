@@ -58,7 +58,7 @@ class LoadedRecipe:
 def load_recipe(
     path: FilePath, *, set_: Sequence[str] = (), unset: Sequence[str] = (), environ: Mapping[str, str]
 ) -> LoadedRecipe:
-    """The recipe at `path`. RecipeError tells everything that is wrong with it at once."""
+    """The recipe at `path`. Raises RecipeError with everything that is wrong with it."""
     document = extends.read(path, lambda text: environment.substitute(text, environ))
     overrides.apply(document, set_, unset)
     failed = environment.resolve(document, environ)

@@ -59,7 +59,7 @@ def locate(path: Path, origins: Mapping[Path, Origin]) -> Origin | None:
 
 
 def error(problems: Sequence[Problem], origins: Mapping[Path, Origin], name: str) -> RecipeError:
-    """All problems as one error: one is told in full, several as a line each, in the order of the file."""
+    """All problems as one error: one in full, several as a line each, in the order of the file."""
     unique = list(dict.fromkeys(problems))
     placed = [(p, p.origin or locate(p.path, origins) or Origin(name)) for p in unique]
     if len(placed) == 1:

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 
 from pdserve.recipe.load.problems import Path
 from pdserve.recipe.model import Recipe
+from pdserve.roles import ENGINE_ROLES
 
-_MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ("prefill", "decode", "aggregated")}
+_MULTIS = {role: {"connector": {"kind": "multi", "of": [{}]}} for role in ENGINE_ROLES}
 """A document in which a connector can have children."""
 
 

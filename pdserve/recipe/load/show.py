@@ -49,7 +49,7 @@ def value(data: Any, limit: int = 60) -> str:
 
 
 def redacted(path_end: str | int, data: Any) -> str:
-    """`value`, or only its kind where the key's name says that it is a secret."""
+    """`value`, or only its kind where the key's name marks a secret."""
     if secret_name(str(path_end)) and isinstance(data, str | int | float) and not isinstance(data, bool):
         return "a literal value (not shown)"
     return value(data)

@@ -63,7 +63,7 @@ def _mended(data: Any, path: Path, stand_in: Any) -> Any:
 
 def reset_nulls(data: dict[str, Any], shape: Shape = RECIPE) -> None:
     """Drop the keys that are null, so that they have their defaults; inside flags and raw JSON null is data. A key that
-    the format does not have stays, for the validation to refuse it: a typo says nothing, whatever its value."""
+    the format does not have stays, for the validation to refuse it: a typo has no meaning, whatever its value."""
     _reset(data, data, (), shape)
 
 

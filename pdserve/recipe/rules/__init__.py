@@ -46,6 +46,7 @@ _RULES = (
     lmcache.device_memory,
     rocm.switches,
     engines.flags,
+    engines.conditional_flags,
     engines.environment,
     vllm_router.modes,
     vllm_router.settings,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.effective import args_of, leaves, roles, transfer_of
+from pdserve.recipe.connectors.registry import MultiSection, RawSection, transfer_kinds
+from pdserve.recipe.effective import args_of, roles, transfer_of, transfers_of
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import Mooncake, Multi, Nixl, Raw
+from pdserve.recipe.rules.engines import flag_path
 
 _MUST_AGREE = {
     "max-model-len": "a prompt that one role takes, the other refuses",
@@ -19,7 +20,7 @@ def transfer(recipe: Recipe) -> Iterator[Problem]:
     """Prefill and decode need exactly one way to each other; an aggregated engine needs none."""
     for name, _, connector in roles(recipe):
         path = (name, "connector")
-        found = [leaf for leaf in leaves(connector) if isinstance(leaf, Mooncake | Nixl)]
+        found = transfers_of(connector)
         if name == "aggregated":
             for leaf in found:
                 yield Problem(
@@ -28,16 +29,17 @@ def transfer(recipe: Recipe) -> Iterator[Problem]:
                     "use lmcache-mp, or mode: disaggregated",
                     also=(("mode",),),
                 )
-        elif not found and not isinstance(connector, Raw):
+        elif not found and not isinstance(connector, RawSection):
             yield Problem(
                 path,
-                f"nothing here moves KV between prefill and decode: {name} needs mooncake or nixl",
-                "use kind: multi with mooncake (or nixl) and lmcache-mp",
+                f"nothing here moves KV between prefill and decode: {name} needs {transfer_kinds()}",
+                f"use kind: multi with {transfer_kinds()} and lmcache-mp",
             )
-        elif len({leaf.kind for leaf in found}) > 1:
+        elif len(kinds := {leaf.kind for leaf in found}) > 1:
             yield Problem(
                 path,
-                "mooncake and nixl together: vLLM lets only one child of a multi answer with transfer parameters",
+                f"{' and '.join(sorted(kinds))} together: vLLM lets only one child of a multi answer with transfer "
+                "parameters",
                 "keep one of them",
             )
 
@@ -54,30 +56,32 @@ def pair(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(
                 here, f"decode uses {receiver.kind}, prefill uses {sender.kind}", "use the same on both", also=(there,)
             )
-        elif isinstance(sender, Mooncake) and isinstance(receiver, Mooncake) and sender.protocol != receiver.protocol:
-            yield Problem(
-                here,
-                f"decode speaks {receiver.protocol}, prefill speaks {sender.protocol}",
-                "use the same protocol on both",
-                also=(there,),
-            )
-    elif isinstance(prefill, Raw) != isinstance(decode, Raw):
+        else:
+            for key in sender.AGREED:
+                if (theirs := getattr(sender, key)) != (ours := getattr(receiver, key)):
+                    yield Problem(
+                        here,
+                        f"decode speaks {ours}, prefill speaks {theirs}",
+                        f"use the same {key} on both",
+                        also=(there,),
+                    )
+    elif isinstance(prefill, RawSection) != isinstance(decode, RawSection):
         yield Problem(here, "one role has a raw connector, the other does not", "use raw on both", also=(there,))
     first, second = args_of(recipe, prefill_role), args_of(recipe, decode_role)
     for flag, why in _MUST_AGREE.items():
         if first.get(flag) != second.get(flag):
             yield Problem(
-                _flag_path(recipe, "decode", flag),
+                flag_path(recipe, "decode", flag),
                 f"decode has {_shown(second.get(flag))}, prefill has {_shown(first.get(flag))}: {why}",
                 f"set engine.args.{flag} for both",
-                also=(_flag_path(recipe, "prefill", flag),),
+                also=(flag_path(recipe, "prefill", flag),),
             )
 
 
 def duplicates(recipe: Recipe) -> Iterator[Problem]:
     """The same child twice in a multi."""
     for name, _, connector in roles(recipe):
-        if not isinstance(connector, Multi):
+        if not isinstance(connector, MultiSection):
             continue
         kinds = [leaf.kind for leaf in connector.of]
         for i, kind in enumerate(kinds):
@@ -94,16 +98,11 @@ def unverified(recipe: Recipe) -> Iterator[Problem]:
     """Connectors that nothing was checked about, or that rarely work where they are."""
     for name, _, connector in roles(recipe):
         path: Path = (name, "connector")
-        if isinstance(connector, Raw):
+        if isinstance(connector, RawSection):
             yield Problem(path, "a raw connector is handed to vLLM unchecked: this deployment is unverified")
         leaf = transfer_of(connector)
-        if recipe.platform == "cpu" and isinstance(leaf, Mooncake) and leaf.protocol == "rdma":
-            yield Problem(path, "mooncake uses rdma, and few CPU machines have RDMA devices", "set protocol: tcp")
-
-
-def _flag_path(recipe: Recipe, role: str, flag: str) -> Path:
-    section = getattr(recipe, role)
-    return (role, "args", flag) if section is not None and flag in section.args else ("engine", "args", flag)
+        for what, todo in leaf.doubts(recipe.platform) if leaf is not None else ():
+            yield Problem(path, what, todo)
 
 
 def _shown(value: object) -> str:

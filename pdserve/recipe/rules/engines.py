@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.flags import env_instead, known_flags, where_instead
+from pdserve.recipe.effective import args_of
+from pdserve.recipe.flags import ENGINE_FLAGS, env_instead, known_flags, where_instead
 from pdserve.recipe.load.problems import Path, Problem, did_you_mean
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.vllm_flags import VERSION
@@ -29,6 +30,19 @@ def flags(recipe: Recipe) -> Iterator[Problem]:
                 yield Problem(path, "`verify` proves the transfer of KV by these details", "remove it")
             elif flag.startswith("no-") and flag[3:] in known_flags():
                 yield Problem(path, "a flag is turned off by its value", f"write {flag[3:]}: false")
+
+
+def conditional_flags(recipe: Recipe) -> Iterator[Problem]:
+    """Flags that pdserve sets itself in some recipes."""
+    reported: set[Path] = set()
+    for name, role in recipe.roles():
+        for flag in args_of(recipe, role):
+            owned, path = ENGINE_FLAGS.get(flag), flag_path(recipe, name, flag)
+            if owned is None or owned.condition is None or path in reported or not owned.condition.holds(recipe, name):
+                continue
+            reported.add(path)
+            what = f"pdserve sets this flag {owned.condition.text}"
+            yield Problem(path, what, owned.instead, also=(owned.condition.path(name),))
 
 
 def environment(recipe: Recipe) -> Iterator[Problem]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.registry import AnyConnector, MultiSection
 from pdserve.recipe.effective import (
-    AnyConnector,
     args_of,
     block_size_of,
     env_of,
@@ -17,33 +18,13 @@ from pdserve.recipe.effective import (
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import env_path, flag_path
-from pdserve.recipe.sections.connectors import LmcacheMp, Multi
+from pdserve.recipe.server_flags import SERVER_FLAGS
 
-_SERVER_FLAGS = {
-    "host": "the server listens on loopback of its node",
-    "port": "set ports.lmcache",
-    "http-host": "its HTTP API has no authentication and stays on loopback",
-    "http-port": "set ports.lmcache_http",
-    "instance-id": "pdserve tells its own server from a stale one by it",
-    "l1-size-gb": "set lmcache.l1_size_gb",
-    "l1-init-size-gb": "set lmcache.l1_init_size_gb",
-    "l1-read-ttl-seconds": "set lmcache.l1_read_ttl_seconds",
-    "l1-write-ttl-seconds": "set lmcache.l1_write_ttl_seconds",
-    "chunk-size": "set lmcache.chunk_size",
-    "max-workers": "set lmcache.max_workers",
-    "eviction-policy": "set lmcache.eviction.policy",
-    "eviction-trigger-watermark": "set lmcache.eviction.watermark",
-    "eviction-ratio": "set lmcache.eviction.ratio",
-    "supported-transfer-mode": "set lmcache.transfer_mode",
-    "shm-name": "set lmcache.shm_name",
-    "l2-adapter": "set lmcache.l2",
-    "worker-reap-timeout-seconds": "set lmcache.worker_reap_seconds",
-}
 _ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def attachment(recipe: Recipe) -> Iterator[Problem]:
-    """`lmcache.on` and the roles' connectors have to say the same."""
+    """`lmcache.on` and the roles' connectors have to agree."""
     section = recipe.lmcache
     names = [name for name, _ in recipe.roles()]
     for name, _, connector in roles(recipe):
@@ -131,7 +112,7 @@ def modes(recipe: Recipe) -> Iterator[Problem]:
     if section is None:
         return
     for name, _, connector in roles(recipe):
-        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)), None)
+        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)), None)
         if leaf is None or section.transfer_mode == "auto":
             continue
         asked, effective = transfer_mode_of(recipe, leaf)
@@ -156,10 +137,10 @@ def modes(recipe: Recipe) -> Iterator[Problem]:
 def order(recipe: Recipe) -> Iterator[Problem]:
     """Orders of a multi that fail."""
     for name, _, connector in roles(recipe):
-        if not isinstance(connector, Multi) or recipe.lmcache is None:
+        if not isinstance(connector, MultiSection) or recipe.lmcache is None:
             continue
         kinds = [leaf.kind for leaf in connector.of]
-        leaf = next((leaf for leaf in connector.of if isinstance(leaf, LmcacheMp)), None)
+        leaf = next((leaf for leaf in connector.of if isinstance(leaf, LmcacheMpSection)), None)
         if leaf is None or "mooncake" not in kinds:
             continue
         path: Path = (name, "connector", "of")
@@ -208,7 +189,7 @@ def device_memory(recipe: Recipe) -> Iterator[Problem]:
     if recipe.platform == "cpu" or recipe.lmcache is None:
         return
     for name, role, connector in roles(recipe):
-        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMp)), None)
+        leaf = next((leaf for leaf in leaves(connector) if isinstance(leaf, LmcacheMpSection)), None)
         if leaf is None or transfer_mode_of(recipe, leaf)[1] != "lmcache_driven":
             continue
         why = "its memory cannot be shared with the LMCache server by IPC"
@@ -242,8 +223,12 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
     assert section is not None
     for flag in section.extra_args:
         name = flag.lstrip("-").replace("_", "-")
-        if (instead := _SERVER_FLAGS.get(name)) is not None:
-            yield Problem(("lmcache", "extra_args", flag), "pdserve sets this flag of the server", instead)
+        owned = SERVER_FLAGS.get(name.removeprefix("no-"))
+        condition = owned.condition if owned is not None else None
+        if owned is not None and (condition is None or condition.holds(recipe, "lmcache")):
+            what = f"pdserve sets this flag of the server{f' {condition.text}' if condition else ''}"
+            also = (condition.path("lmcache"),) if condition else ()
+            yield Problem(("lmcache", "extra_args", flag), what, owned.instead, also=also)
         elif name != flag:
             yield Problem(
                 ("lmcache", "extra_args", flag),
@@ -254,7 +239,7 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
         if not isinstance(value, str | int):
             yield Problem(
                 ("lmcache", "env", variable),
-                "the server prints its environment to everybody who asks (/env), so it gets no secrets",
+                "the server prints its environment to any client (/env), so it gets no secrets",
                 "let the L2 adapter read a credentials file",
             )
         elif variable == "PYTHONHASHSEED":
@@ -270,6 +255,6 @@ def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
     """Where the role's lmcache-mp stands, if it has one."""
     found: list[Any] = leaves(connector)
     for i, leaf in enumerate(found):
-        if isinstance(leaf, LmcacheMp):
-            return (name, "connector", "of", i) if isinstance(connector, Multi) else (name, "connector")
+        if isinstance(leaf, LmcacheMpSection):
+            return (name, "connector", "of", i) if isinstance(connector, MultiSection) else (name, "connector")
     return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.effective import LOAD_CAP_SWITCH, AnyConnector, leaves, load_cap_of, roles
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.registry import AnyConnector, MultiSection, RawSection
+from pdserve.recipe.effective import LOAD_CAP_SWITCH, leaves, load_cap_of, roles
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import LmcacheMp, Multi, Raw
+from pdserve.roles import ENGINE_ROLES
 
 
 def weights(recipe: Recipe) -> Iterator[Problem]:
-    """A weight compares children; a connector alone has nobody to be compared with."""
+    """A weight compares children of a multi; it has no meaning for a connector alone."""
     for name, _, connector in roles(recipe):
-        if connector is None or isinstance(connector, Multi | Raw) or connector.load_weight is None:
+        if connector is None or isinstance(connector, MultiSection | RawSection) or connector.load_weight is None:
             continue
         yield Problem(
             (name, "connector", "load_weight"),
@@ -46,7 +48,7 @@ def caps(recipe: Recipe) -> Iterator[Problem]:
 
 def switches(recipe: Recipe) -> Iterator[Problem]:
     """The environment's way to set the cap."""
-    for section in ("engine", "prefill", "decode", "aggregated"):
+    for section in ("engine", *ENGINE_ROLES):
         env = getattr(getattr(recipe, section), "env", {})
         value = env.get(LOAD_CAP_SWITCH)
         if value is not None and not (str(value).strip().isascii() and str(value).strip().isdecimal()):
@@ -61,7 +63,7 @@ def timeouts(recipe: Recipe) -> Iterator[Problem]:
         path: Path = (name, "load_timeout_seconds")
         if connector is None:
             yield Problem(path, f"{name} has no connector, so it never loads KV", "remove it")
-        elif isinstance(connector, Raw):
+        elif isinstance(connector, RawSection):
             yield Problem(
                 path,
                 "a raw connector is handed to vLLM as it is",
@@ -82,7 +84,10 @@ def uneven_caps(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
-def _lmcache_leaves(name: str, connector: AnyConnector | None) -> Iterator[tuple[Path, LmcacheMp]]:
+def _lmcache_leaves(name: str, connector: AnyConnector | None) -> Iterator[tuple[Path, LmcacheMpSection]]:
     for index, leaf in enumerate(leaves(connector)):
-        if isinstance(leaf, LmcacheMp):
-            yield ((name, "connector", "of", index) if isinstance(connector, Multi) else (name, "connector")), leaf
+        if isinstance(leaf, LmcacheMpSection):
+            yield (
+                ((name, "connector", "of", index) if isinstance(connector, MultiSection) else (name, "connector")),
+                leaf,
+            )

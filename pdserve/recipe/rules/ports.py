@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.effective import publishes_kv_events, roles, transfer_of
 from pdserve.recipe.load.problems import Path, Problem
-from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.connectors import Mooncake, Nixl
+from pdserve.recipe.model import Ports, Recipe
 from pdserve.recipe.sections.vllm_router import KIND
-
-TRANSFER_PORTS = 100
-"""Ports of the transfer engines of one instance (plan/ports.py has the same number and the reason)."""
 
 
 @dataclass(frozen=True)
@@ -66,22 +63,23 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("admin", admin.port, 1, "the proxy's admin endpoints", ("proxy", "admin", "port"))
     if recipe.proxy.kind == KIND:
         yield _Range("router_metrics", ports.router_metrics, 1, "the router's metrics")
-    nixl = transfers = events = 0
+    shared: dict[str, tuple[ConnectorPort, int]] = {}
+    events = 0
     for name, role, connector in roles(recipe):
         yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
         leaf = transfer_of(connector)
-        if name == "prefill" and isinstance(leaf, Mooncake):
-            yield _Range("bootstrap", ports.bootstrap, role.instances, f"Mooncake bootstrap x{role.instances}")
-        if isinstance(leaf, Mooncake):
-            transfers += role.instances
-        if isinstance(leaf, Nixl):
-            nixl += role.instances * role.parallel.dp
+        for port in leaf.ABOUT.ports if leaf is not None else ():
+            if name not in port.roles:
+                continue
+            needed = role.instances * port.how_many(role.parallel.dp)
+            if port.roles == (name,):
+                yield _of(port, ports, needed)
+            else:
+                shared[port.key] = port, needed + shared.get(port.key, (port, 0))[1]
         if publishes_kv_events(recipe, name):
             events += role.instances * role.parallel.dp * 2
-    if transfers:
-        yield _Range("transfer", ports.transfer, transfers * TRANSFER_PORTS, f"Mooncake transfers x{transfers}")
-    if nixl:
-        yield _Range("nixl", ports.nixl, nixl, f"NIXL side channels x{nixl}")
+    for port, needed in shared.values():
+        yield _of(port, ports, needed)
     if events:
         yield _Range("kv_events", ports.kv_events, events, f"KV events x{events}")
     if recipe.lmcache is not None:
@@ -90,6 +88,10 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
             servers = max((role.parallel.tp for name, role, _ in roles(recipe) if name in recipe.lmcache.on), default=1)
         yield _Range("lmcache", ports.lmcache, servers, f"LMCache x{servers}")
         yield _Range("lmcache_http", ports.lmcache_http, servers, f"LMCache HTTP x{servers}")
+
+
+def _of(port: ConnectorPort, ports: Ports, needed: int) -> _Range:
+    return _Range(port.key, getattr(ports, port.key), needed, f"{port.what} x{needed // port.count}")
 
 
 def _shown(r: _Range) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.effective import policy_of, roles
+from pdserve.recipe.effective import args_of, policy_of, roles
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import flag_path
-from pdserve.recipe.sections.lmcache import RoleName
+from pdserve.roles import ENGINE_ROLES
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_POOLS: tuple[RoleName, ...] = ("prefill", "decode", "aggregated")
 _KNOWS_PREFIXES = ("prefix_aware", "kv_events")
 
 
@@ -20,7 +19,7 @@ def pools(recipe: Recipe) -> Iterator[Problem]:
     proxy = recipe.proxy
     there = [name for name, _ in recipe.roles()]
     for section, settings in (("routing", proxy.routing), ("admission", proxy.admission)):
-        for pool in _POOLS:
+        for pool in ENGINE_ROLES:
             if pool not in there and pool in settings.model_fields_set:
                 yield Problem(
                     ("proxy", section, pool),
@@ -32,7 +31,7 @@ def pools(recipe: Recipe) -> Iterator[Problem]:
         if proxy.routing.on_empty_pool == "aggregate":
             yield Problem(
                 ("proxy", "routing", "on_empty_pool"),
-                "there is one pool, and nobody to take over when it is empty",
+                "there is one pool, so no other pool can take over when it is empty",
                 "write fail",
                 also=(("mode",),),
             )
@@ -67,18 +66,15 @@ def conditions(recipe: Recipe) -> Iterator[Problem]:
 
 
 def events(recipe: Recipe) -> Iterator[Problem]:
-    """A policy that listens to engines which say nothing."""
+    """A policy that listens to engines which publish nothing."""
+    flag = "enable-prefix-caching"
     for name, role, _ in roles(recipe):
         if policy_of(recipe, name) != "kv_events":
             continue
         here = ("proxy", "routing", name, "kind")
-        for flag, value, what in (
-            ("enable-prefix-caching", False, "there is no cache that an engine could publish events about"),
-            ("kv-events-config", None, "pdserve sets this flag for the policy kv_events"),
-        ):
-            found = {**recipe.engine.args, **role.args}.get(flag)
-            if found is not None and (value is None or found is value):
-                yield Problem(flag_path(recipe, name, flag), what, "remove the flag, or the policy", also=(here,))
+        if args_of(recipe, role).get(flag) is False:
+            what = "there is no cache that an engine could publish events about"
+            yield Problem(flag_path(recipe, name, flag), what, "remove the flag, or the policy", also=(here,))
         if role.parallel.dp > 1 and role.parallel.nodes > 1:
             yield Problem(
                 here,
@@ -131,7 +127,7 @@ def admin(recipe: Recipe) -> Iterator[Problem]:
 
 
 def upstream_tls(recipe: Recipe) -> Iterator[Problem]:
-    """TLS that nobody could use, or half of a certificate."""
+    """TLS that no connection would use, or half of a certificate."""
     settings = recipe.proxy.upstream_tls
     if settings is None:
         return
@@ -139,7 +135,7 @@ def upstream_tls(recipe: Recipe) -> Iterator[Problem]:
     if recipe.proxy.kind == "pdserve" and recipe.proxy.admin is None:
         yield Problem(
             path,
-            "only workers that are added while serving can have a URL of https, and nobody can add one",
+            "only workers that are added while serving can have a URL of https, and without proxy.admin there are none",
             "set proxy.admin, or remove it",
         )
     if (settings.certificate is None) != (settings.key is None):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
+from pdserve.roles import ENGINE_ROLES
 
 _ON_OFF = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
 _STEP = "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"
@@ -15,7 +16,7 @@ _IDLE = ("LMCACHE_ROCM_MP_BLOCK_FALLBACK", "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE
 
 def switches(recipe: Recipe) -> Iterator[Problem]:
     """Variables that ask for patches of the LMCache server (plan/lmcache/patching.py)."""
-    for section in ("engine", "prefill", "decode", "aggregated"):
+    for section in ("engine", *ENGINE_ROLES):
         for variable in getattr(getattr(recipe, section), "env", {}):
             if variable in (_ON_OFF, _STEP, *_IDLE):
                 yield Problem(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.vllm_router import KIND, POLICIES, SETTINGS
+from pdserve.roles import ENGINE_ROLES
 
 _KIND: Path = ("proxy", "kind")
 _OURS = "remove it, or write proxy.kind: pdserve"
@@ -31,7 +32,7 @@ def settings(recipe: Recipe) -> Iterator[Problem]:
         return
     for key in sorted(proxy.model_fields_set - SETTINGS):
         yield Problem(("proxy", key), "vllm-router has no such setting", _OURS, also=(_KIND,))
-    for key in sorted(proxy.routing.model_fields_set - {"prefill", "decode", "aggregated"}):
+    for key in sorted(proxy.routing.model_fields_set - {*ENGINE_ROLES}):
         yield Problem(("proxy", "routing", key), "vllm-router has no such setting", _OURS, also=(_KIND,))
     yield from _policies(recipe)
     times = {

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pdserve.recipe.base import Count, EnvMap, Seconds, Strict
-from pdserve.recipe.sections.connectors import TransferMode
+from pdserve.roles import EngineRole
 
-RoleName = Literal["prefill", "decode", "aggregated"]
+TransferMode = Literal["auto", "lmcache_driven", "engine_driven"]
 
 
 class Eviction(Strict):
@@ -25,7 +25,7 @@ class Eviction(Strict):
 class Lmcache(Strict):
     """One LMCache MP server a node (or a TP rank) that hosts an instance of a role in `on`."""
 
-    on: list[RoleName] = Field(
+    on: list[EngineRole] = Field(
         default=["prefill"],
         min_length=1,
         description="Roles whose engines attach. Decode is opt-in: a decode-side lookup races the remote prefill "

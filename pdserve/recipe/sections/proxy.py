@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pdserve.pd.config.serving import Serving
 from pdserve.recipe.base import Count
-from pdserve.recipe.sections.restart import Restart
+from pdserve.recipe.sections.restart import RestartPolicy
 
 
 class Proxy(Serving):
@@ -23,8 +23,8 @@ class Proxy(Serving):
         default=1,
         description="Processes that share the port and one view of load and limits; one keeps one core busy.",
     )
-    restart: Restart = Field(
-        default=Restart(policy="on-failure"),
+    restart: RestartPolicy = Field(
+        default=RestartPolicy(policy="on-failure"),
         description="The proxy keeps no state and starts in a second, so it is restarted by default.",
     )
     command: list[str] | None = Field(

@@ -9,7 +9,7 @@ from pydantic import Field
 from pdserve.recipe.base import Count, Seconds, Strict
 
 
-class Restart(Strict):
+class RestartPolicy(Strict):
     """What happens when one instance of a role dies while others serve."""
 
     policy: Literal["never", "on-failure"] = Field(

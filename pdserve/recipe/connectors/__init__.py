@@ -1,0 +1,1 @@
+"""KV connectors: one file each, and their registration in registry.py."""

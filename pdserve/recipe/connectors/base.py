@@ -1,0 +1,154 @@
+"""What a KV connector is to a deployment. Data and pure functions: nothing here knows nodes or other connectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from pdserve.pd.config.proxy import Protocol
+from pdserve.recipe.base import Strict
+from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.roles import ENGINE_ROLES, EngineRole, ProcessRole
+
+Config = dict[str, Any]
+"""A mapping for vLLM's --kv-transfer-config, or a child of one."""
+
+_KV_ROLE: Mapping[EngineRole, str] = {"prefill": "kv_producer", "decode": "kv_consumer", "aggregated": "kv_both"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorPort:
+    """Ports that engines with a connector open, one kind of them."""
+
+    key: str
+    """The field of the recipe's `ports`."""
+    purpose: str
+    """The name of the port in a plan's process."""
+    what: str
+    """For messages, in the plural."""
+    exposes: str
+    """What a client that reaches the port can do without a key."""
+    used_by: str
+    roles: tuple[EngineRole, ...] = ENGINE_ROLES
+    """Whose engines open it."""
+    reached_by: Mapping[EngineRole, tuple[ProcessRole, ...]] = field(default_factory=dict)
+    """Role of the engine that listens -> roles of the processes that connect to it."""
+    leader_only: bool = False
+    """An instance on several nodes has it on its first node alone."""
+    count: int = 1
+    per_rank: bool = False
+    """`count` ports for each data-parallel rank."""
+    chosen: bool = False
+    """A range out of which the engine chooses; otherwise each port is pinned."""
+    everywhere: bool = False
+    """Bound on every interface; otherwise on the node's address."""
+
+    def how_many(self, dp: int) -> int:
+        """Ports of one engine process."""
+        return self.count * (dp if self.per_rank else 1)
+
+
+@dataclass(frozen=True)
+class EngineSide:
+    """What the environment of an engine process depends on."""
+
+    address: str
+    ports: Mapping[str, range]
+    """Purpose -> ports; those of the leader on every node of an instance."""
+    transfer_abort_seconds: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a connector's mapping depends on beside its own section."""
+
+    role_name: EngineRole
+    platform: str
+    lmcache: Lmcache | None
+    lmcache_ports: tuple[int, ...]
+    """Request ports of the node's LMCache servers, in TP-rank order; empty: none is attached."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Class name -> module of our subclass of it, for the classes that a patch of this role replaces."""
+
+    @property
+    def kv_role(self) -> str:
+        return _KV_ROLE[self.role_name]
+
+    def module(self, class_name: str, upstream: str | None = None) -> Config:
+        """Where vLLM finds the class: our subclass of that name, else `upstream`, else vLLM's own registry."""
+        module = self.modules.get(class_name, upstream)
+        return {} if module is None else {"kv_connector_module_path": module}
+
+
+def _no_variables(side: EngineSide) -> dict[str, str]:
+    return {}
+
+
+def _no_rdma(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorKind:
+    """What holds of a connector class of vLLM, whether a section or a raw mapping names it."""
+
+    class_name: str
+    """vLLM's."""
+    package: str
+    """The engine package that it imports (installed/distributions.py)."""
+    protocol: Protocol | None = None
+    """How the proxy moves KV from prefill to decode with it; None: it does not move KV between engines."""
+    attaches_lmcache: bool = False
+    """Whether its engines register at the node's LMCache server."""
+    ports: tuple[ConnectorPort, ...] = ()
+    random_ports: Mapping[EngineRole, str] = field(default_factory=dict)
+    """Role -> what its engines open at ports of the system's choice, which cannot be pinned."""
+    environment: Callable[[EngineSide], dict[str, str]] = _no_variables
+    """The variables that the plan alone decides."""
+    owned_variables: Mapping[str, str] = field(default_factory=dict)
+    """Each of them -> what a recipe sets instead."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """System library that its package links to -> Debian package."""
+    rdma_devices: Callable[[Mapping[str, Any], Mapping[str, str]], tuple[str, ...] | None] = _no_rdma
+    """Its mapping, and the engine's environment -> the RDMA devices that it uses, none when it may choose; None: it
+    moves KV without RDMA."""
+    several_groups_on_decode: str = ""
+    """What goes wrong on decode with a model that has several KV groups."""
+
+
+class LeafSection(Strict, ABC):
+    """The section of a connector in a recipe, alone or as a child of a multi."""
+
+    ABOUT: ClassVar[ConnectorKind]
+    AGREED: ClassVar[tuple[str, ...]] = ()
+    """Keys that prefill and decode must set to the same value."""
+
+    load_weight: float | None = Field(
+        default=None,
+        gt=0,
+        description="Child of a multi: its tokens count so many times when the child that loads is chosen (1 if null).",
+    )
+
+    @abstractmethod
+    def config(self, context: Context) -> Config:
+        """vLLM's mapping for it. Raises RecipeError for what this role cannot have."""
+
+    def default_environment(self) -> dict[str, str]:
+        """Variables of its engines that a recipe may override."""
+        return {}
+
+    def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
+        """Warnings: what rarely works on this platform, and what to write instead."""
+        return ()
+
+    def features(self) -> frozenset[str]:
+        """What it uses, in the words of the table of known defects (plan/versions.py)."""
+        return frozenset()
+
+    def proxy_settings(self) -> dict[str, Any]:
+        """Fields of the proxy's configuration that follow from it, when it moves KV from prefill to decode."""
+        return {}

@@ -1,0 +1,130 @@
+"""Mooncake: prefill pushes KV to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from pdserve.recipe.base import Count, Port, Strict
+from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, Context, EngineSide, LeafSection
+
+TRANSFER_PORTS = 100
+"""Ports in the range of one engine process: two a worker would do, the rest keeps the random choice from failing."""
+
+_FORCE_TCP = "MC_FORCE_TCP"
+
+
+class MooncakePorts(Strict):
+    """Its keys of the recipe's `ports`."""
+
+    bootstrap: Port = Field(default=8998, description="Mooncake bootstrap (HTTP, binds 0.0.0.0), one a prefill.")
+    transfer: Port = Field(
+        default=15000,
+        description="First of the ports that Mooncake's transfer engines choose theirs from (100 an instance). They "
+        "bind every interface and cannot be pinned one by one.",
+    )
+
+
+def _environment(side: EngineSide) -> dict[str, str]:
+    setting = {}
+    if transfer := side.ports.get("transfer"):
+        setting["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(side.transfer_abort_seconds)
+        setting["MC_MIN_RPC_PORT"], setting["MC_MAX_RPC_PORT"] = str(transfer.start), str(transfer.stop - 1)
+    if bootstrap := side.ports.get("bootstrap"):
+        setting["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(bootstrap.start)
+    return setting
+
+
+def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Its protocol is rdma unless the mapping names another one."""
+    extra = config.get("kv_connector_extra_config")
+    extra = extra if isinstance(extra, Mapping) else {}
+    if variables.get(_FORCE_TCP) == "1" or extra.get("mooncake_protocol", "rdma") != "rdma":
+        return None
+    return tuple(name.strip() for name in str(extra.get("device_name", "")).split(",") if name.strip())
+
+
+class MooncakeSection(LeafSection):
+    """Prefill pushes KV to decode through the Mooncake transfer engine."""
+
+    ABOUT: ClassVar[ConnectorKind] = ConnectorKind(
+        class_name="MooncakeConnector",
+        package="mooncake",
+        protocol="mooncake",
+        ports=(
+            # One whatever dp is: with the API server balancing its ranks, only the first engine opens it.
+            ConnectorPort(
+                key="bootstrap",
+                purpose="bootstrap",
+                what="Mooncake bootstrap",
+                exposes="Mooncake bootstrap: engine ids and worker addresses, and registration of workers",
+                used_by="proxy and decode; binds 0.0.0.0",
+                roles=("prefill",),
+                reached_by={"prefill": ("proxy", "decode")},
+                leader_only=True,
+                everywhere=True,
+            ),
+            ConnectorPort(
+                key="transfer",
+                purpose="transfer",
+                what="Mooncake transfers",
+                exposes="Mooncake transfer engine: reads and writes KV memory",
+                used_by="the other role; binds 0.0.0.0",
+                reached_by={"decode": ("prefill",)},
+                count=TRANSFER_PORTS,
+                chosen=True,
+                everywhere=True,
+            ),
+        ),
+        random_ports={"prefill": "Mooncake side channel, one a worker: asks prefill to send KV"},
+        environment=_environment,
+        owned_variables={
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": "set ports.bootstrap",
+            "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "set timeouts.transfer_abort_seconds",
+            "MC_MIN_RPC_PORT": "set ports.transfer",
+            "MC_MAX_RPC_PORT": "set ports.transfer",
+        },
+        # Linked by its wheels, whatever the protocol. vLLM hides the failing import behind "Mooncake is not available".
+        libraries={"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1", "libnuma.so.1": "libnuma1"},
+        rdma_devices=_rdma_devices,
+    )
+    AGREED = ("protocol",)
+
+    kind: Literal["mooncake"] = Field(default="mooncake", description="Mooncake transfer engine, prefill pushes.")
+    protocol: Literal["rdma", "tcp"] = Field(
+        default="rdma", description="Transport of the transfer engine. rdma is vLLM's default; tcp works everywhere."
+    )
+    num_workers: Count = Field(
+        default=10,
+        description="Sender threads of a prefill worker (vLLM's default 10); twice as many transfers run at once.",
+    )
+    device_name: str = Field(default="", description="RDMA devices, comma separated; empty lets Mooncake choose.")
+
+    def config(self, context: Context) -> Config:
+        extra: Config = {"mooncake_protocol": self.protocol, "num_workers": self.num_workers}
+        if self.device_name:
+            extra["device_name"] = self.device_name
+        return {
+            "kv_connector": self.ABOUT.class_name,
+            "kv_role": context.kv_role,
+            "kv_connector_extra_config": extra,
+        }
+
+    def default_environment(self) -> dict[str, str]:
+        """Without the variable the transfer engine looks for RDMA devices first, and takes them, whatever the protocol
+        is."""
+        return {_FORCE_TCP: "1"} if self.protocol == "tcp" else {}
+
+    def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
+        if platform != "cpu" or self.protocol != "rdma":
+            return ()
+        return (("mooncake uses rdma, and few CPU machines have RDMA devices", "set protocol: tcp"),)
+
+    def features(self) -> frozenset[str]:
+        return frozenset({"mooncake.device_name"} if self.device_name else ())
+
+    def proxy_settings(self) -> dict[str, Any]:
+        """vLLM runs two transfers for each sender thread of a prefill worker."""
+        return {"transfer_slots": 2 * self.num_workers}

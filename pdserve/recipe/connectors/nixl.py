@@ -1,0 +1,71 @@
+"""NIXL: decode pulls KV from prefill."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from pdserve.recipe.base import Count, Port, Strict
+from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, Context, EngineSide, LeafSection
+
+
+class NixlPorts(Strict):
+    """Its keys of the recipe's `ports`."""
+
+    nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
+
+
+def _environment(side: EngineSide) -> dict[str, str]:
+    if not (ports := side.ports.get("nixl")):
+        return {}
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": side.address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.start)}
+
+
+class NixlSection(LeafSection):
+    """Decode pulls KV from prefill through NIXL."""
+
+    # UCX takes the network devices that it finds: nothing is asked of RDMA devices.
+    ABOUT: ClassVar[ConnectorKind] = ConnectorKind(
+        class_name="NixlConnector",
+        package="nixl",
+        protocol="nixl",
+        ports=(
+            # vLLM adds the DP rank to the first one.
+            ConnectorPort(
+                key="nixl",
+                purpose="nixl",
+                what="NIXL side channels",
+                exposes="NIXL side channel: transfer metadata of the engine",
+                used_by="the other role",
+                reached_by={"prefill": ("decode",)},
+                per_rank=True,
+            ),
+        ),
+        environment=_environment,
+        owned_variables={
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
+        },
+        several_groups_on_decode="with NIXL and several KV groups a failed receive is not noticed, and its request is "
+        "answered with 200 and nonsense (vllm#52234): use connectors of kind mooncake",
+    )
+
+    kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")
+    backends: list[str] = Field(default=["UCX"], description="NIXL backends in order of preference.")
+    buffer_device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="Where KV is registered; null: cpu on a CPU platform, otherwise the device."
+    )
+    lease_seconds: Count = Field(default=30, description="How long prefill keeps blocks without a heartbeat.")
+
+    def config(self, context: Context) -> Config:
+        """kv_both is deprecated for NIXL since vLLM 0.32: the role's own side is named."""
+        config: Config = {"kv_connector": self.ABOUT.class_name, "kv_role": context.kv_role}
+        buffer_device = self.buffer_device or ("cpu" if context.platform == "cpu" else None)
+        if buffer_device:
+            config["kv_buffer_device"] = buffer_device
+        extra = {"backends": list(self.backends), "kv_lease_duration": self.lease_seconds}
+        return {**config, "kv_connector_extra_config": extra}
+
+    def proxy_settings(self) -> dict[str, Any]:
+        return {"kv_lease_seconds": self.lease_seconds}

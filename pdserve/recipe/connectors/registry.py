@@ -1,0 +1,101 @@
+"""The connectors that a role may use. A new one is a file beside this one, and its names in the lines below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, assert_never
+
+from pydantic import Field
+
+from pdserve.recipe.base import Strict
+from pdserve.recipe.connectors.base import Config, ConnectorKind, LeafSection
+from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
+from pdserve.recipe.connectors.mooncake import MooncakePorts, MooncakeSection
+from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
+
+AnyLeaf = MooncakeSection | NixlSection | LmcacheMpSection
+SECTIONS: tuple[type[AnyLeaf], ...] = (MooncakeSection, NixlSection, LmcacheMpSection)
+
+
+class ConnectorPorts(NixlPorts, MooncakePorts):
+    """The keys of all connectors in the recipe's `ports`."""
+
+
+KINDS: Mapping[str, ConnectorKind] = {section.ABOUT.class_name: section.ABOUT for section in SECTIONS}
+"""vLLM's class name -> what is known of it."""
+
+MULTI_CLASS = "MultiConnector"
+
+
+class RawSection(Strict):
+    """A KVTransferConfig mapping handed to vLLM as it is. Nothing about it is checked: marked unverified."""
+
+    kind: Literal["raw"] = Field(default="raw", description="Not checked.")
+    config: dict[str, Any] = Field(description="The whole mapping for --kv-transfer-config.")
+
+
+class MultiSection(Strict):
+    """vLLM's MultiConnector: loads from the first child that has tokens, saves to every child."""
+
+    kind: Literal["multi"] = Field(default="multi", description="Several connectors at once.")
+    of: list[Annotated[AnyLeaf, Field(discriminator="kind")]] = Field(
+        min_length=2, description="Children in order of priority."
+    )
+
+
+AnyConnector = AnyLeaf | MultiSection | RawSection
+Connector = Annotated[AnyConnector, Field(discriminator="kind")]
+
+
+def leaf_configs(config: Config) -> Iterator[Config]:
+    """The mappings of connectors in one of vLLM's: the children of a MultiConnector instead of itself."""
+    extra = config.get("kv_connector_extra_config")
+    children = extra.get("connectors") if isinstance(extra, Mapping) else None
+    if not isinstance(children, list):
+        yield config
+        return
+    for child in children:
+        if isinstance(child, dict):
+            yield from leaf_configs(child)
+
+
+def class_names(connector: AnyConnector | None) -> frozenset[str]:
+    """vLLM's class names of the connector and its children: what patches and known defects are about."""
+    match connector:
+        case None:
+            return frozenset()
+        case RawSection():
+            return frozenset(_raw_names(connector.config))
+        case MultiSection():
+            return frozenset({MULTI_CLASS, *(leaf.ABOUT.class_name for leaf in connector.of)})
+        case LeafSection():
+            return frozenset({connector.ABOUT.class_name})
+        case _:
+            assert_never(connector)
+
+
+def kinds_of(connector: AnyConnector | None) -> tuple[ConnectorKind, ...]:
+    """What is known of the connector and its children, in the order of the registration."""
+    names = class_names(connector)
+    return tuple(kind for name, kind in KINDS.items() if name in names)
+
+
+def attaches_lmcache(connector: AnyConnector | None) -> bool:
+    """Whether engines with this connector register at the node's LMCache server."""
+    return any(kind.attaches_lmcache for kind in kinds_of(connector))
+
+
+def transfer_kinds() -> str:
+    """The kinds of sections that move KV between prefill and decode, for messages."""
+    return " or ".join(section.model_fields["kind"].default for section in SECTIONS if section.ABOUT.protocol)
+
+
+def _raw_names(config: Mapping[str, Any]) -> Iterator[str]:
+    name = config.get("kv_connector")
+    if isinstance(name, str):
+        yield name
+    extra = config.get("kv_connector_extra_config")
+    children = extra.get("connectors") if isinstance(extra, Mapping) else None
+    for child in children if isinstance(children, list) else ():
+        if isinstance(child, Mapping):
+            yield from _raw_names(child)

@@ -1,0 +1,18 @@
+"""The roles of the processes of a deployment: the one vocabulary of recipes, plans, state files and the proxy."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeGuard, get_args
+
+EngineRole = Literal["prefill", "decode", "aggregated"]
+"""prefill computes the KV of prompts, decode writes the answers, aggregated does both."""
+
+ProcessRole = Literal["weights", "lmcache", EngineRole, "proxy"]
+"""weights fetches the model and ends; lmcache keeps KV in host memory; the proxy is what clients talk to."""
+
+ENGINE_ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
+
+
+def is_engine(role: str) -> TypeGuard[EngineRole]:
+    """Whether a role is that of a vLLM engine."""
+    return role in ENGINE_ROLES

@@ -1,0 +1,103 @@
+"""What a plan's process says of itself, and plans that an older version has written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.plan.model import Plan, PlannedConnector, PortRange, Process
+from pdserve.recipe.connectors.registry import KINDS
+from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
+
+DESCRIPTION = ("connectors", "packages", "libraries", "port_ranges", "reached_by")
+RDMA = {"kind": "mooncake", "protocol": "rdma", "device_name": "a, b"}
+
+
+def as_older(built: Plan) -> Plan:
+    """As a version wrote it that did not describe processes."""
+    data: dict[str, Any] = json.loads(built.model_dump_json())
+    del data["revision"]
+    for process in data["processes"]:
+        for name in DESCRIPTION:
+            del process[name]
+    return Plan.model_validate_json(json.dumps(data))
+
+
+def both(connector: dict[str, Any]) -> dict[str, Any]:
+    return {"prefill": {"connector": connector}, "decode": {"connector": connector}}
+
+
+def test_children_of_a_multi_stand_for_it() -> None:
+    built = plan(recipe(with_lmcache()))
+    assert built.process("prefill-0").connectors == (
+        PlannedConnector(class_name="MooncakeConnector", package="mooncake"),
+        PlannedConnector(class_name="LMCacheMPConnector", package="lmcache"),
+    )
+    assert built.process("prefill-0").packages == ("vllm", "mooncake", "lmcache")
+    assert built.process("lmcache-0").packages == ("lmcache",)
+
+
+def test_a_raw_mapping_is_looked_into_as_well() -> None:
+    raw = {"kind": "raw", "config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
+    process = plan(recipe(both(raw))).process("decode-0")
+    assert process.connectors == (PlannedConnector(class_name="NixlConnector", package="nixl"),)
+    unknown = {"kind": "raw", "config": {"kv_connector": "Other", "kv_role": "kv_both"}}
+    built = plan(recipe({"mode": "aggregated", "prefill": None, "decode": None, "aggregated": {"connector": unknown}}))
+    assert built.process("aggregated-0").packages == ("vllm",)
+
+
+def test_nothing_is_known_of_a_command_of_the_recipes_own() -> None:
+    built = plan(recipe({"engine": {"command": ["wrapper"]}}, with_lmcache(command=["other"])))
+    assert built.process("prefill-0").packages == ()
+    assert built.process("prefill-0").libraries == {}
+    assert built.process("lmcache-0").packages == ()
+
+
+@pytest.mark.parametrize(
+    ("connector", "env", "devices"),
+    [
+        (RDMA, {}, ("a", "b")),
+        ({"kind": "mooncake"}, {}, ()),
+        (MOONCAKE, {}, None),
+        (NIXL, {}, None),
+        (RDMA, {"MC_FORCE_TCP": 1}, None),
+        ({"kind": "raw", "config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}}, {}, ()),
+    ],
+)
+def test_rdma_devices(connector: dict[str, Any], env: dict[str, Any], devices: tuple[str, ...] | None) -> None:
+    built = plan(recipe(on_gpus(), both(connector), {"engine": {"env": env}}), *hosts(8))
+    assert built.process("decode-0").rdma_devices == devices
+
+
+def test_ranges_out_of_which_an_engine_chooses() -> None:
+    built = plan(recipe())
+    assert built.process("prefill-0").port_ranges == {"transfer": PortRange(first=15000, last=15099)}
+    assert built.process("proxy").port_ranges == {}
+
+
+def test_every_role_answers_to_one_predicate() -> None:
+    built = plan(recipe(with_lmcache(), {"model": {"id": "a/b", "path": None}}))
+    for process in built.processes:
+        answers = [process.is_engine, process.is_lmcache, process.is_proxy, process.fetches_weights]
+        assert answers.count(True) == 1, process.name
+
+
+def test_a_plan_of_an_older_version_is_read_and_nothing_is_restarted_for_it() -> None:
+    built = plan(recipe(with_lmcache()))
+    older = as_older(built)
+    assert older != built
+    assert all(new.runs_as(older.process(new.name)) for new in built.processes)
+
+
+@pytest.mark.parametrize("change", [{"argv": ("other",)}, {"node": "x"}, {"ports": {"http": 1}}, {"stop_seconds": 1.0}])
+def test_another_command_node_port_or_limit_is_another_process(change: dict[str, Any]) -> None:
+    process: Process = plan(recipe()).process("prefill-0")
+    assert not process.runs_as(process.model_copy(update=change))
+
+
+def test_every_registered_connector_can_be_planned_for() -> None:
+    assert {"MooncakeConnector", "NixlConnector", "LMCacheMPConnector"} <= KINDS.keys()
+    keys = [port.key for kind in KINDS.values() for port in kind.ports]
+    assert len(keys) == len(set(keys)), "two connectors take the same key of `ports`"
