@@ -18,6 +18,9 @@ class Answer(NamedTuple):
     load_async: bool
 
 
+NO_ANSWER = Answer(None, False)
+
+
 @dataclass(frozen=True)
 class Decision:
     """The child that loads, nobody, or: ask again in the next step."""
