@@ -21,9 +21,7 @@ def main() -> None:
     parser.add_argument(
         "--systems", default=",".join(known), help="all, unpatched, or names of patches (default: each)"
     )
-    parser.add_argument(
-        "--minutes", type=float, default=FULL.minutes, help="for rounds of the clock"
-    )
+    parser.add_argument("--minutes", type=float, default=FULL.minutes, help="for rounds of the clock")
     parser.add_argument("--no-instructions", action="store_true", help="leaves out what takes valgrind some minutes")
     parser.add_argument("--smoke", action="store_true", help="a step of each: whether it works, no figures")
     parser.add_argument("--output", type=Path, help="folder of the results (default: beside this, if all has run)")
