@@ -177,10 +177,10 @@ def test_what_was_asked_for_is_known_by_name_however_it_was_passed() -> None:
 
 
 def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name() -> None:
-    class Newer(Adapter):
-        asked: list[tuple[object, ...]] = []  # noqa: RUF012
+    asked: list[tuple[object, ...]] = []
 
-        def maybe_submit_lookup_request(  # type: ignore[override]
+    class Newer(Adapter):
+        def maybe_submit_lookup_request(
             self,
             request_id: str,
             token_ids: list[int],
@@ -188,13 +188,13 @@ def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name
             request_configs: dict[str, str] | None = None,
             reserve_last_token: bool = False,
         ) -> None:
-            self.asked.append((request_id, token_ids, cache_salt, request_configs, reserve_last_token))
+            asked.append((request_id, token_ids, cache_salt, request_configs, reserve_last_token))
 
     adapter = Newer()
     keeper = LookupKeeper(adapter, "some-patch", Clock())
     keeper.maybe_submit_lookup_request("r", [1, 2], "salt", {"a": "b"}, True)
     keeper.maybe_submit_lookup_request("r", token_ids=[1, 2])
-    assert adapter.asked == [("r", [1, 2], "salt", {"a": "b"}, True), ("r", [1, 2], "", None, False)]
+    assert asked == [("r", [1, 2], "salt", {"a": "b"}, True), ("r", [1, 2], "", None, False)]
     adapter.answer = 2
     keeper.finished("r")
     keeper.settle()
