@@ -63,7 +63,7 @@ class Collector:
         self._ask(_STOP)
         self._ask(_DUMP)
         for dump in self._folder.glob(f"{os.getpid()}.*"):
-            self.collected += int(re.findall(r"^(?:totals|summary): (\d+)", dump.read_text(), re.MULTILINE)[-1])
+            self.collected += int(re.findall(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)[-1])
             dump.unlink()
 
     def toggle(self) -> int:
