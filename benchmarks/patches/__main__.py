@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
 from benchmarks.patches.engines import SCENARIOS
-from benchmarks.patches.measure import FULL, SMOKE, Size, as_json, environment, measure, systems
+from benchmarks.patches.measure import FULL, SMOKE, as_json, environment, measure, systems
 from benchmarks.patches.report import HERE, judged, table, write
 
 
@@ -20,7 +21,8 @@ def main() -> None:
     parser.add_argument(
         "--systems", default=",".join(known), help="all, unpatched, or names of patches (default: each)"
     )
-    parser.add_argument("--rounds", type=int, default=FULL.rounds)
+    parser.add_argument("--minutes", type=float, default=FULL.minutes, help="for rounds of the clock")
+    parser.add_argument("--no-instructions", action="store_true", help="leaves out what takes valgrind some minutes")
     parser.add_argument("--smoke", action="store_true", help="a step of each: whether it works, no figures")
     parser.add_argument("--output", type=Path, help="folder of the results (default: beside this, if all has run)")
     parser.add_argument("--json", action="store_true", help="the results on stdout instead of a table and files")
@@ -29,7 +31,8 @@ def main() -> None:
     for given, allowed in ((scenarios, names), (chosen, known)):
         if unknown := set(given) - set(allowed):
             parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(allowed)}")
-    size = SMOKE if options.smoke else Size(options.rounds, FULL.steps)
+    wanted = dataclasses.replace(FULL, minutes=options.minutes, instructions=not options.no_instructions)
+    size = SMOKE if options.smoke else wanted
     before = environment()
     figures = measure(chosen, scenarios, size)
     if options.json:

@@ -1,58 +1,47 @@
-"""Patched and unpatched schedulers, block by block in turn; ratios of what belongs together, never of sums."""
+"""Patched and unpatched schedulers, step by step in turn; ratios of what belongs together."""
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
+from math import exp, log
 from typing import Any
 
+from benchmarks.patches.counts import Cell, bytecodes, instructions
 from benchmarks.patches.engines import SCENARIOS
-from benchmarks.patches.process import Side
+from benchmarks.patches.figures import ALL, CONTROL, Figure
+from benchmarks.patches.interval import interval
+from benchmarks.patches.process import Side, prepare
 from pdserve.installed.distributions import installed
 from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge
 
-CONTROL, ALL = "unpatched", "all"
-COUNTED_STEPS = 4
-
 
 @dataclass(frozen=True)
 class Size:
-    """How long it takes: a round has two blocks of each side, in the order ABBA."""
+    """How long it takes."""
 
-    rounds: int
+    fewest: int
+    """Rounds of each system and scenario; those that are not decided then get more, as long as there is time."""
+    most: int
     steps: int
-    """Of a block."""
+    """Of each side in a round."""
+    minutes: float
+    """No further rounds after that; the exact figures come in addition."""
+    exact_steps: int
+    instructions: bool
 
 
-FULL, SMOKE = Size(rounds=6, steps=4), Size(rounds=1, steps=1)
+FULL = Size(fewest=8, most=60, steps=32, minutes=9, exact_steps=4, instructions=True)
+SMOKE = Size(fewest=1, most=1, steps=1, minutes=0, exact_steps=1, instructions=False)
 
-
-@dataclass(frozen=True)
-class Figure:
-    """One system in one scenario, beside an unpatched scheduler that took the same steps."""
-
-    scenario: str
-    system: str
-    step_us: float
-    """Median of its blocks."""
-    unpatched_us: float
-    ratio: float
-    """Median over rounds; both sides of a round belong together."""
-    low: float
-    high: float
-    """Quartiles of the rounds."""
-    operations: int
-    """Bytecodes of one step."""
-    unpatched_operations: int
-
-    @property
-    def operations_ratio(self) -> float:
-        return self.operations / self.unpatched_operations
+Round = tuple[int, int]
+"""ns of the CPU, patched and unpatched."""
 
 
 def patches_here() -> tuple[str, ...]:
@@ -76,43 +65,74 @@ def systems() -> dict[str, tuple[str, ...]]:
 
 
 def measure(chosen: Sequence[str], scenarios: Sequence[str], size: Size) -> list[Figure]:
-    """Every chosen system in every chosen scenario, one pair of processes at a time in each round."""
+    """Every chosen system in every chosen scenario."""
     known = systems()
-    with _pairs({name: known[name] for name in chosen}) as pairs:
-        ratios: dict[tuple[str, str], list[float]] = {}
-        blocks: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
-        for number in range(size.rounds + 1):
-            for scenario in scenarios:
-                for name, (plain, patched) in pairs.items():
-                    order = (plain, patched, patched, plain) if number % 2 else (patched, plain, plain, patched)
-                    taken = [(side, side.steps(scenario, size.steps)) for side in order]
-                    if number == 0 and size.rounds > 1:
-                        continue  # the engines were made in it
-                    ours = [ns for side, ns in taken if side is patched]
-                    theirs = [ns for side, ns in taken if side is plain]
-                    ratios.setdefault((scenario, name), []).append(sum(ours) / sum(theirs))
-                    seen = blocks.setdefault((scenario, name), ([], []))
-                    seen[0].extend(ours)
-                    seen[1].extend(theirs)
-        figures = []
-        for (scenario, name), found in ratios.items():
-            plain, patched = pairs[name]
-            low, middle, high = _quartiles(found)
-            ours_ns, theirs_ns = blocks[scenario, name]
-            figures.append(
-                Figure(
-                    scenario=scenario,
-                    system=name,
-                    step_us=round(statistics.median(ours_ns) / size.steps / 1000, 1),
-                    unpatched_us=round(statistics.median(theirs_ns) / size.steps / 1000, 1),
-                    ratio=round(middle, 4),
-                    low=round(low, 4),
-                    high=round(high, 4),
-                    operations=patched.operations(scenario, COUNTED_STEPS) // COUNTED_STEPS,
-                    unpatched_operations=plain.operations(scenario, COUNTED_STEPS) // COUNTED_STEPS,
-                )
-            )
-    return figures
+    named = {(scenario, known[name]): name for scenario in scenarios for name in chosen}
+    unpatched = [(scenario, ()) for scenario in scenarios]
+    # First: what is counted is not disturbed by anything, and valgrind has a process of its own.
+    machine = instructions({*named, *unpatched}) if size.instructions else None
+    prepare()
+    interpreter = bytecodes({*named, *unpatched}, size.exact_steps)
+    rounds: dict[Cell, list[Round]] = {cell: [] for cell in named}
+    figures: dict[Cell, Figure] = {}
+    layouts, until, number = count(), time.monotonic() + 60 * size.minutes, 0
+    open_cells = list(named)
+    while number < size.fewest or (open_cells and number < size.most and time.monotonic() < until):
+        for cell in open_cells:
+            rounds[cell].append(_round(cell, size.steps, number, (next(layouts), next(layouts))))
+            figures[cell] = _figure(named[cell], cell, rounds[cell], size.steps, interpreter, machine)
+        number += 1
+        if number >= size.fewest:
+            open_cells = [cell for cell in open_cells if figures[cell].verdict is None]
+        print(f"round {number}: {len(open_cells)} of {len(named)} not decided", file=sys.stderr)
+    return list(figures.values())
+
+
+def _round(cell: Cell, steps: int, number: int, layouts: tuple[int, int]) -> Round:
+    """Two fresh processes on one CPU, the next one in the next round; the first to step is the other one each time."""
+    scenario, patches = cell
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[number % len(cpus)]})  # of the forks, too
+    patched, plain = Side(patches, scenario, layouts[0]), Side((), scenario, layouts[1])
+    ours = theirs = 0
+    try:
+        for step in range(steps):
+            if (step + number) % 2:
+                theirs += plain.step()
+                ours += patched.step()
+            else:
+                ours += patched.step()
+                theirs += plain.step()
+    finally:
+        for side in (patched, plain):
+            side.close()
+        os.sched_setaffinity(0, cpus)
+    return ours, theirs
+
+
+def _figure(
+    name: str,
+    cell: Cell,
+    rounds: Sequence[Round],
+    steps: int,
+    interpreter: Mapping[Cell, int],
+    machine: Mapping[Cell, int] | None,
+) -> Figure:
+    unpatched: Cell = (cell[0], ())
+    low, middle, high = interval([log(ours / theirs) for ours, theirs in rounds])
+    return Figure(
+        scenario=cell[0],
+        system=name,
+        step_us=round(statistics.median(ours for ours, _ in rounds) / steps / 1000, 1),
+        unpatched_us=round(statistics.median(theirs for _, theirs in rounds) / steps / 1000, 1),
+        rounds=len(rounds),
+        ratio=round(exp(middle), 4),
+        low=None if low is None else round(exp(low), 4),
+        high=None if high is None else round(exp(high), 4),
+        bytecodes=round(interpreter[cell] / interpreter[unpatched], 5),
+        instructions=None if machine is None else round(machine[cell] / machine[unpatched], 5),
+        instructions_a_step=None if machine is None else machine[cell],
+    )
 
 
 def environment() -> dict[str, Any]:
@@ -132,24 +152,3 @@ def as_json(figures: Sequence[Figure], before: dict[str, Any]) -> dict[str, Any]
         "scenarios": {scenario.name: scenario.text for scenario in SCENARIOS},
         "figures": [asdict(figure) for figure in figures],
     }
-
-
-@contextmanager
-def _pairs(chosen: dict[str, tuple[str, ...]]) -> Iterator[dict[str, tuple[Side, Side]]]:
-    """For each system an unpatched process of its own: both take the same steps."""
-    pairs: dict[str, tuple[Side, Side]] = {}
-    try:
-        for name, patches in chosen.items():
-            pairs[name] = (Side(()), Side(patches))
-        yield pairs
-    finally:
-        for pair in pairs.values():
-            for side in pair:
-                side.close()
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upst
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import RequestStatus
 
-from pdserve.connectors.selection import ChildAnswer, decide, labels, load_weight, patience_seconds
+from pdserve.connectors.selection import NO_ANSWER, ChildAnswer, decide, labels, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import LookupKeeper, keep_lookups
 from pdserve.connectors.selection_stats import MEMBER, SelectionCounts, SelectionMetrics, rebuilt
 from pdserve.patches import effects
@@ -64,14 +64,15 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         request_id = request.request_id
         known: dict[int, ChildAnswer] = {}
         if (unanswered := self._unanswered.get(request_id)) is not None:
-            answered = False
+            # Hundreds of times in a step: nothing is made of an answer that there is not.
             for index, child in unanswered:
-                tokens, load_async = child.get_num_new_matched_tokens(request, num_computed_tokens)
-                if tokens is not None:
-                    answered = True
-                known[index] = ChildAnswer(tokens, load_async)
-            if not answered:
+                answer = child.get_num_new_matched_tokens(request, num_computed_tokens)
+                if answer[0] is not None:
+                    known[index] = ChildAnswer(*answer)
+            if not known:
                 return None, False
+            for index, _ in unanswered:
+                known.setdefault(index, NO_ANSWER)
         stale = self._requests_to_connector.pop(request_id, None)
         self._counts.settled(request_id)
         answers = []

@@ -18,6 +18,9 @@ class ChildAnswer(NamedTuple):
     load_async: bool
 
 
+NO_ANSWER = ChildAnswer(None, False)
+
+
 @dataclass(frozen=True)
 class Choice:
     """The child that loads, none, or: ask again in the next step."""

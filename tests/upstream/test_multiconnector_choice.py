@@ -178,6 +178,31 @@ def test_what_was_asked_for_is_known_by_name_however_it_was_passed() -> None:
     assert freed == [("free", name, 0, 2, 2, "salt") for name in ("positional", "named")]
 
 
+def test_an_adapter_of_lmcache_0_5_6_gets_every_argument_by_position_and_by_name() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Newer(Adapter):
+        def maybe_submit_lookup_request(
+            self,
+            request_id: str,
+            token_ids: list[int],
+            cache_salt: str = "",
+            request_configs: dict[str, str] | None = None,
+            reserve_last_token: bool = False,
+        ) -> None:
+            asked.append((request_id, token_ids, cache_salt, request_configs, reserve_last_token))
+
+    adapter = Newer()
+    keeper = LookupKeeper(adapter, "some-patch", Clock())
+    keeper.maybe_submit_lookup_request("r", [1, 2], "salt", {"a": "b"}, True)
+    keeper.maybe_submit_lookup_request("r", token_ids=[1, 2])
+    assert asked == [("r", [1, 2], "salt", {"a": "b"}, True), ("r", [1, 2], "", None, False)]
+    adapter.answer = 2
+    keeper.finished("r")
+    keeper.settle()
+    assert ("free", "r", 0, 2, 2, "salt") in adapter.done
+
+
 def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
     """The scheduler polls each of them in every step: with 200 pending ones that took 42 % of a step."""
     keeper = LookupKeeper(Adapter(), "some-patch", Clock())

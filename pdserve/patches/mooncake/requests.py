@@ -104,16 +104,17 @@ def _not_transferred(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[bool, Any]]:
-    def request_finished(self: Any, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
-        from vllm.v1.request import RequestStatus
+    from vllm.v1.request import RequestStatus
 
+    whole = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_REPETITION)
+
+    def request_finished(self: Any, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         reason = _defect_of(self, request)
         if reason is not None:
             if request.kv_transfer_params is not None:
                 _log_defect(request, reason)  # here: once for every request, whatever became of it
             return False, None
         params, status = request.kv_transfer_params, request.status
-        whole = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_REPETITION)
         if status not in whole or not params or not params.get("do_remote_decode"):
             return original(self, request, block_ids)
         # The KV of the prompt is as complete as after FINISHED_LENGTH_CAPPED, the only status that upstream sends
