@@ -1,4 +1,7 @@
-"""Fixtures for everybody: a private home for run directories, and the promise that nothing outlives a test."""
+"""Fixtures for everybody: a private home for run directories, and the promise that nothing outlives a test.
+
+tests/README.md has the rules that tests keep so that they can run in any order, alone, and beside each other.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from hypothesis import HealthCheck, settings
 from pdserve.system import procfs
 from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
-from tests import own_memory
+from tests import own_memory, own_network
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
+
+ON_THE_MACHINE = ("real", "upstream", "cluster")
+"""Markers of tests that need the machine's own network."""
 
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +31,14 @@ settings.load_profile("any machine")
 def _own_shared_memory() -> None:
     """What other programs of this machine do with shared memory meets no test, where the kernel allows that."""
     own_memory.separate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_network(request: pytest.FixtureRequest) -> None:
+    """What other programs of this machine listen on meets no test, where the kernel allows that. Tests of the other
+    kinds download, or bring networks of their own."""
+    if not any(item.get_closest_marker(kind) for item in request.session.items for kind in ON_THE_MACHINE):
+        own_network.separate()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.proxy.deployment import Deployment
 
-PROXIES = {"deployment", "impatient"}
-"""Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
+PROXIES = {"deployment", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
+"""Fixtures with a proxy in a process of its own."""
 ON_BOTH_BUILDS = {"test_contract.py"}
 
 

@@ -306,12 +306,12 @@ def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
 
 
 def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
-    command = "from pdserve import procfs; print(procfs.in_first_pid_namespace())"
+    command = "from pdserve.system import procfs; print(procfs.in_first_pid_namespace())"
     argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", command]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("no PID namespaces for this user")
-    assert done.stdout == "False\n"
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_process_lives_as_long_as_one_of_its_threads() -> None:
