@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.failure import start_error, untold
@@ -31,6 +31,7 @@ from pdserve.reach.containers import stop_left_containers
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Health, Shutdown
 from pdserve.run import inbox
+from pdserve.run.change import LIVING, change
 from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
@@ -48,8 +49,8 @@ _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
 
 
-class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
-    """Somebody asked the deployment to stop: a signal or `down`."""
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
 
 
 class Launcher:
@@ -102,7 +103,7 @@ class Launcher:
             if failure is not None and not self._keep:
                 raise failure
             await self._serve()
-        except Stopped:
+        except StopRequested:
             pass
         except PdserveError as failure:
             error = failure
@@ -209,7 +210,7 @@ class Launcher:
             if trouble.done():
                 raise trouble.result()
             if stop.done():
-                raise Stopped
+                raise StopRequested
             return step.result()
         finally:
             for task in racing:
@@ -275,7 +276,7 @@ class Launcher:
                 self._state.note = failure.what
                 self._set_phase("failed")
             if stop.done():
-                raise Stopped
+                raise StopRequested
             if request.done():
                 await self._fulfil(*request.result())
             if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on
@@ -317,6 +318,8 @@ class Launcher:
             self._asked_to_stop()
         elif isinstance(request, Fetch):
             self._errand(self._reply(name, self._fetch(request)))
+        elif not isinstance(request, Apply | Restart):
+            assert_never(request)
         elif self._state.phase in ("starting", "draining"):
             busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
             inbox.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
@@ -325,11 +328,10 @@ class Launcher:
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
         """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
-        work = self._reply(name, self._restart(request.name) if isinstance(request, Restart) else self._apply(request))
         if isinstance(request, Apply):
-            await work
+            await self._reply(name, self._apply(request))
         else:
-            self._errand(work)
+            self._errand(self._reply(name, self._restart(request.name)))
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         errand = asyncio.create_task(work)
@@ -376,22 +378,21 @@ class Launcher:
             )
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
-        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded", "done")}
-        changed = [name for name in new if name in living and new[name] != old[name]]
-        costly = [name for name in changed if new[name].role != "proxy"]
+        changes = change(self._fleet.plan, request.plan, {name for name in old if self._fleet.phase_of(name) in LIVING})
+        costly = [name for name in changes.replaced if new[name].role != "proxy"]
         if costly and not request.replace:
             raise StateError(
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
-        gone = [old[name] for name in old if name not in new and self._fleet.phase_of(name) != "stopped"]
-        await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
+        gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
+        await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
         self._run_dir.write(self._run_dir.recipe, request.recipe)
         self._record.keep()
         self._fleet.adopt(request.plan)
-        missing = tuple(p for p in request.plan.processes if p.name not in living or p.name in changed)
+        missing = tuple(new[name] for name in changes.starting)
         if not missing and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message="already up")
         self._began = time.monotonic()

@@ -128,10 +128,10 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: 
 def test_one_module_starts_processes(module: str) -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
     used = {name.split(".")[0] for name, _ in imports(module)} & starters
-    # The link holds the pipe of a process that pdserve.system.process has started; patches ask who they are.
+    # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
     allowed = {
         "pdserve.system.process": starters,
-        "pdserve.reach.link": {"subprocess"},
+        "pdserve.reach.channel": {"subprocess"},
         "pdserve.patches.record": {"multiprocessing"},
     }
     assert used <= allowed.get(module, set()), f"{module} imports {used}"

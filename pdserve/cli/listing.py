@@ -9,7 +9,7 @@ import typer
 
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir, deployments, home, lives
-from pdserve.run.retention import Removed, prune_all
+from pdserve.run.retention import Removed, mebibytes, prune_all
 
 
 def _now(found: RunDir) -> dict[str, str]:
@@ -51,11 +51,6 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
         typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")
     if any(one.problem is not None for one in removed):
         raise typer.Exit(StateError.exit_code)
-
-
-def mebibytes(size: int) -> str:
-    """For people."""
-    return f"{size / 2**20:.1f} MiB"
 
 
 def _row(one: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:

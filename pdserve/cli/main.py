@@ -92,15 +92,14 @@ def up(
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
         return
     from pdserve.cli.up import run
+    from pdserve.operations.up import Options
 
     run(
         recipe,
         set_ or [],
         unset or [],
-        detach=detach,
-        keep=keep_on_failure,
-        dry_run=dry_run,
-        replace=replace,
+        Options(detach=detach, keep=keep_on_failure, replace=replace),
+        dry=dry_run,
         cluster=cluster,
         this_machine=this_machine,
     )
@@ -246,9 +245,9 @@ def new_key(
 def list_(
     json_: JsonOption = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and say which.")
+        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and list them.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only say which.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only list them.")] = False,
 ) -> None:
     """Deployments of this user on this machine. With --prune: without their old runs."""
     from pdserve.cli.listing import prune as prune_runs

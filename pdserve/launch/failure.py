@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from pdserve.errors import ServeError, StartError
 from pdserve.launch.fleet import Trouble
@@ -71,7 +71,9 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
             evidence=evidence,
         )
-    return _died(kind, trouble, where, process.role, when, evidence)
+    if isinstance(trouble, Died):
+        return _died(kind, trouble, where, process.role, when, evidence)
+    assert_never(trouble)
 
 
 def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
@@ -87,7 +89,7 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
     tail: tuple[str, ...] = _tail(log)
     cause = _why_lost(gone, plan)
     if gone.because is None and tail and tail[-1].startswith(STOPPED):
-        cause = f"{tail[-1]} (kill -STOP, a debugger): nobody there acts for it until it is continued or killed"
+        cause = f"{tail[-1]} (kill -STOP, a debugger): it acts again once it is continued or killed"
     return kind(
         f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
         where=f"agent@{gone.node}",
@@ -107,14 +109,14 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
             )
         case "lease":
             return (
-                "what the launcher sends does not arrive there, although what the agent says does: the network, or "
+                "orders of the launcher do not arrive there, although events of the agent arrive here: the network, or "
                 "the srun or ssh in between"
             )
         case "signal":
-            return "somebody there ended it, or what it ran in (a session, a container); it stops what it owned"
+            return "it was ended there, or what it ran in was (a session, a container); it stops what it owned"
         case "killed":
             return (
-                "somebody there killed it, or the kernel did because the machine is out of memory (dmesg says so); "
+                "it was killed there, or the kernel killed it because the machine is out of memory (dmesg shows it); "
                 "its guard stops what it owned"
             )
     if isinstance(plan.node(gone.node).reach, Local):

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import ExitProbe, Plan, Process
@@ -226,6 +226,8 @@ class Fleet:
             case Stopped():
                 self._stopped(event.name)
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
+            case _:
+                assert_never(event)
         if isinstance(event, Died | Late | Health | Gone):
             self.troubles.put_nowait(event)
 

@@ -13,7 +13,7 @@ from pdserve.launch.fleet import Fleet
 from pdserve.launch.lmcache_fallback import without_kernels
 from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
-from pdserve.preflight.nodes.cross_node import Target, side_channels
+from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.run.patch_proof import records, unpatched
 
 _REACH_SECONDS = 3.0
@@ -57,7 +57,7 @@ class StartProofs:
         asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
         if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
             return
-        targets: list[Target] = []
+        targets: list[CrossNodePort] = []
         for worker in asked:
             ask = self._fleet.on_node_of(worker.name)
             answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
@@ -75,7 +75,7 @@ class StartProofs:
         if targets:
             self._fleet.record("reached", side_channels=len(targets))
 
-    async def _reaches(self, target: Target) -> str | None:
+    async def _reaches(self, target: CrossNodePort) -> str | None:
         """None, or what is wrong."""
         link = self._fleet.links.get(target.source)
         if link is None:

@@ -70,5 +70,5 @@ def _from_exit(exit_code: int | None, role: str) -> Hint | None:
 def _clean_exit(role: str) -> Hint:
     return Hint(
         "it ended by itself with exit code 0; a server that ends before `down` has failed, whatever its code",
-        f"check that {role}'s command stays in the foreground, and the last lines of its log for who asked it to stop",
+        f"check that {role}'s command stays in the foreground, and the last lines of its log for what asked it to stop",
     )

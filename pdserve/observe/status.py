@@ -102,7 +102,7 @@ def look(run: RunDir) -> StatusView:
             continue
         if process.id is not None and not process.id.alive():
             process.phase = "dead"
-            process.note = "its PID is gone; the launcher has not said so"
+            process.note = "its PID is gone; the launcher has not reported it"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
     late = unheard(run)

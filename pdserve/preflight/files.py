@@ -112,5 +112,5 @@ def check_router(version: str | None) -> None:
         f"vllm-router {found}, and {vllm_router.VERSION} is the version whose flags are known",
         where="proxy.kind",
         todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
-        "proxy.command names a router that is elsewhere",
+        "proxy.command names a router in another place",
     )

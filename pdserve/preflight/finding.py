@@ -12,7 +12,6 @@ Status = Literal["ok", "failed", "unknown", "warning"]
 """unknown: nothing could be learnt (a tool is missing); it stops nothing."""
 
 Check = Literal[
-    "scout",
     "address",
     "hostname",
     "clock",

@@ -86,7 +86,7 @@ def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[st
             without = f", and {patch.serves_without}" if patch.serves_without else f": {patch.summary}"
             yield _finding(node, "warning", f"{name} would be left out{without} ({verdict.why})", need)
         elif verdict.outcome == "unknown":
-            value = f"{name} would be applied, as allow_unknown_upstream says: {verdict.why}"
+            value = f"{name} would be applied, because of allow_unknown_upstream: {verdict.why}"
             yield _finding(node, "warning", value, need, "prove it with pdserve verify")
         else:
             well[decision] += 1

@@ -27,7 +27,7 @@ from pdserve.recipe.sections.nodes import Network
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
-    "batchmode": "nobody is there to type a password: use keys or an agent",
+    "batchmode": "no password can be typed: use keys or an agent",
     "connecttimeout": "set ssh.connect_seconds",
     "requesttty": "the launcher speaks to the agent over ssh's stdin and stdout",
     "remotecommand": "the command is the agent",

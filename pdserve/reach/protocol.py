@@ -270,11 +270,6 @@ _ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="
 _EVENTS: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="event")])
 
 
-def encode(message: Message) -> bytes:
-    """One line, newline included."""
-    return message.model_dump_json().encode() + b"\n"
-
-
 def decode_order(line: bytes) -> Order:
     """Raises AgentProtocolError."""
     try:

@@ -74,7 +74,7 @@ def look(job: str) -> Job | None:
         return None
     found = dict(_FIELD.findall(said.out))
     if said.code != 0 or "JobState" not in found:
-        raise StateError(f"Slurm says nothing of job {job}", cause=said.err.strip() or said.out.strip() or None)
+        raise StateError(f"Slurm does not know job {job}", cause=said.err.strip() or said.out.strip() or None)
     code, _, signal = found.get("ExitCode", "0:0").partition(":")
     return Job(
         id=job,

@@ -37,7 +37,7 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     prompt = trials.trials[0].prompt
     before = await _quiet(target)
     if busy := [name for name, one in before.items() if one.unfinished]:
-        return not_proven(f"{', '.join(busy)} also serve others: what they leave cannot be told from what we leave")
+        return not_proven(f"{', '.join(busy)} also serve others: what they leave looks like what these requests leave")
     if silent := [name for name, one in before.items() if one.unfinished is None or one.kv_cache_usage is None]:
         return not_proven(f"{', '.join(silent)} report no running requests or no KV use (statistics off?)")
 

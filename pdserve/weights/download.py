@@ -45,7 +45,7 @@ class Failed(Exception):  # noqa: N818 - what is printed says it
         self.todo = todo
 
 
-class Found(NamedTuple):
+class Revision(NamedTuple):
     """What is there now."""
 
     commit: str
@@ -86,7 +86,7 @@ def main() -> int:
     return 0
 
 
-def provide(options: Options) -> Found:
+def provide(options: Options) -> Revision:
     """Everything of the model that vLLM needs, in the cache folder. Raises Failed."""
     # Bars of many threads would fill the log; how far it is is said below.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -112,7 +112,7 @@ def provide(options: Options) -> Found:
         raise _explained(constants.ENDPOINT, options, error) from None
 
 
-def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Found:
+def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Revision:
     repository = _look_up(hub, options)
     if repository.lacks(folder, options.load_format):
         with _alone(folder):
@@ -122,7 +122,7 @@ def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Foun
         _remember(folder, options.revision, repository.commit)
     size = sum(repository.wanted(folder, options.load_format).values())
     say(f"{size / _GB:.1f} GB complete at {repository.commit}")
-    return Found(repository.commit, size)
+    return Revision(repository.commit, size)
 
 
 class Repository(NamedTuple):
@@ -178,7 +178,7 @@ def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repo
         raise Failed(f"{missing[0]} is not complete after the download", f"remove {folder.path} and start again")
 
 
-def _already_there(folder: CacheFolder, options: Options, why: str) -> Found:
+def _already_there(folder: CacheFolder, options: Options, why: str) -> Revision:
     """What can be done without the hub: to look whether it is needed at all."""
     todo = "let the node reach the hub once, copy a cache that is complete, or use model.path"
     commit = folder.commit_of(options.revision)
@@ -187,7 +187,7 @@ def _already_there(folder: CacheFolder, options: Options, why: str) -> Found:
     if (lacks := folder.lacking(commit, options.load_format)) is not None:
         raise Failed(f"{why}, and {folder.snapshot(commit)} lacks {lacks}", todo)
     say(f"{why}; complete at {commit}")
-    return Found(commit, None)
+    return Revision(commit, None)
 
 
 def _check_space(cache: Path, folder: CacheFolder, commit: str, sizes: Mapping[str, int]) -> None:
@@ -284,7 +284,7 @@ def _explained(endpoint: str, options: Options, error: Exception) -> Failed:
         )
     if isinstance(error, errors.HfHubHTTPError):
         return Failed(f"the hub does not give out {named}: {_reason(error)}", "try again; look at the hub's state")
-    return Failed(f"{named} could not be fetched: {_reason(error)}", "the lines above say more; start again")
+    return Failed(f"{named} could not be fetched: {_reason(error)}", "read the lines above; start again")
 
 
 def _unreachable() -> tuple[type[Exception], ...]:

@@ -39,7 +39,10 @@ def test_what_a_detached_launcher_has_said_before_it_had_a_history_is_said_here(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     """The lock was free when `up` looked, and no longer when its launcher did."""
-    script = "from pdserve.cli import main, up\nup.check_no_launcher = lambda root, name: None\nmain.main()"
+    script = (
+        "from pdserve.cli import main\nfrom pdserve.operations import up\n"
+        "up.check_no_launcher = lambda root, name: None\nmain.main()"
+    )
     argv = [sys.executable, "-c", script, "up", str(recipe(tmp_path)), "--detach"]
     with RunDir.create(pdserve_home, "fake", "run-of-another").only_launcher():
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LINE_SECONDS)
@@ -90,7 +93,8 @@ def test_so_does_the_next_up(tmp_path: Path, pdserve_home: Path) -> None:
 
 STRIKES = """
 import os, signal
-from pdserve.cli import main, up
+from pdserve.cli import main
+from pdserve.operations import up
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so has nohup
 before = up.{function}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.down import lateness
+from pdserve.operations.down import lateness
 from pdserve.run.directory import RunDir, lives, unheard
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs

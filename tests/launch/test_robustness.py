@@ -105,10 +105,10 @@ def recorded(
 
 def told(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     """What the console prints of one event, after its head."""
-    console = Console(plan(planned_recipe()))
-    console.begin(run)
+    console = Console()
+    console.begin(run, plan(planned_recipe()))
     capsys.readouterr()
-    console.tell(event)
+    console.event(event)
     return "".join(capsys.readouterr())
 
 

@@ -180,7 +180,7 @@ def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
 
 def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left_to_it(tmp_path: Path) -> None:
     large = "line\n" * (300 << 10)
-    ours, theirs = ("launcher.log", "agent@n.log", "scout@n.log"), "decode-0@n.log"
+    ours, theirs = ("launcher.log", "agent@n.log", "probe@n.log"), "decode-0@n.log"
     for name in (*ours, theirs):
         (tmp_path / name).write_text(large)
     (tmp_path / "agent@small.log").write_text("line\n")

@@ -13,7 +13,7 @@ from pdserve.preflight.interfaces import Interface, is_loopback
 from pdserve.preflight.nodes.together import together
 
 
-class Network(Protocol):
+class NetworkSettings(Protocol):
     """What a recipe or a cluster file says of the network. Exactly one of the two."""
 
     @property
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 def choose_all(
     asked: Sequence[Asked],
     facts: Mapping[str, NodeFacts],
-    network: Network | None,
+    network: NetworkSettings | None,
     locate: Callable[[str], str | None] = lambda _: None,
 ) -> dict[str, Chosen]:
     """The address of each node, as `choose` does it. Raises one PreflightError with every node that has none. `locate`:
@@ -112,7 +112,7 @@ def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: C
 
 
 def choose(
-    node: str, facts: NodeFacts, *, network: Network | None, configured: str | None, others: Sequence[str]
+    node: str, facts: NodeFacts, *, network: NetworkSettings | None, configured: str | None, others: Sequence[str]
 ) -> Chosen:
     """The interface or subnet of `network`; else the `configured` address of the cluster file; else the address from
     which the node reaches the `others` (targets that its facts have routes for).
@@ -127,7 +127,7 @@ def choose(
     return _routed(node, facts, others)
 
 
-def _in_network(node: str, facts: NodeFacts, network: Network, configured: str | None) -> Chosen:
+def _in_network(node: str, facts: NodeFacts, network: NetworkSettings, configured: str | None) -> Chosen:
     if network.interface is not None:
         asked, where = f"interface {network.interface}", "network.interface"
         there = [one for one in facts.interfaces if one.name.partition(":")[0] == network.interface]

@@ -114,7 +114,7 @@ def _hostnames(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
     for hostname, nodes in there.items():
         if len(nodes) > 1:
             value, need = f"{', '.join(nodes)} all call themselves {hostname}", "a hostname of its own for each node"
-            fix = "if these are one machine, name it once; otherwise nothing breaks, but logs are hard to tell apart"
+            fix = "if these are one machine, name it once; otherwise nothing breaks, but their logs look alike"
             yield _finding("hostname", ALL_NODES, "warning", value, need, fix)
     if len(there) == len(facts):
         yield _finding("hostname", ALL_NODES, "ok", ", ".join(there), "a hostname of its own for each node")

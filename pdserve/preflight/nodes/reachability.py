@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 
 DEADLINE_SECONDS = 3.0
 """For one connection. A node whose link is down shows after 3 s as "no route" (its ARP), on the first try."""
@@ -39,7 +39,7 @@ class Listening(NamedTuple):
 
 
 @contextmanager
-def listen(node: str, targets: Collection[Target]) -> Iterator[Listening]:
+def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[Listening]:
     """Listens on the ports of `targets` that are on this `node`, and tells everybody who connects its name.
 
     Connections are reset when it ends: a socket that waits for the last segment of an earlier connection would keep an
@@ -126,7 +126,7 @@ def _accept(server: socket.socket, node: str) -> socket.socket | None:
 class Tried(NamedTuple):
     """What became of one connection."""
 
-    target: Target
+    target: CrossNodePort
     problem: str | None
     """None: it was accepted, by the node that was meant so far as it said who it is."""
     cause: str | None = None
@@ -134,7 +134,7 @@ class Tried(NamedTuple):
 
 
 async def try_all(
-    targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+    targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Tried]:
     """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
     otherwise, and where the target does not greet, it is enough that somebody does.
@@ -142,15 +142,15 @@ async def try_all(
     A node whose first port gives no answer at all is not waited for on all its others.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
-    nodes: dict[tuple[str, str], list[Target]] = {}
+    nodes: dict[tuple[str, str], list[CrossNodePort]] = {}
     for target in targets:
         nodes.setdefault((target.source, target.node), []).append(target)
 
-    async def one(target: Target) -> Tried:
+    async def one(target: CrossNodePort) -> Tried:
         async with gate:
             return await _try(target, deadline, greeted and target.greets)
 
-    async def node(ports: Sequence[Target]) -> list[Tried]:
+    async def node(ports: Sequence[CrossNodePort]) -> list[Tried]:
         first = await one(ports[0])
         if first.cause == _DROPPED:
             return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
@@ -159,7 +159,7 @@ async def try_all(
     return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
 
 
-async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
+async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     began = time.monotonic()
     try:
         async with asyncio.timeout(deadline):
@@ -252,7 +252,7 @@ def _ports(tried: Collection[Tried]) -> str:
 
 
 async def connect(
-    node: str, targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+    node: str, targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Finding]:
     """Tries those of the targets whose source is this `node`: one finding for each node that it must reach."""
     mine = [target for target in targets if target.source == node]

@@ -29,7 +29,7 @@ def main() -> None:
     }
     applied = []
     for name in patches:
-        patch = importlib.import_module(f"pdserve.patches.{name}").PATCH
+        patch = importlib.import_module(f"pdserve.patches.scheduler.{name}").PATCH
         if in_range(version, patch.vllm):
             patch.apply()
             applied.append(name)
