@@ -51,7 +51,7 @@ def _reports(item: pytest.Item) -> list[pytest.TestReport]:
         _become(item, there)
     os.close(there)
     try:
-        with open(here, "rb") as pipe:
+        with os.fdopen(here, "rb") as pipe:
             said = pipe.read()
     except BaseException:
         os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def _become(item: pytest.Item, there: int) -> NoReturn:
         reports = runtestprotocol(item, log=False, nextitem=None)
         serialize = item.config.hook.pytest_report_to_serializable
         data = [serialize(config=item.config, report=report) for report in reports]
-        with open(there, "w") as pipe:
+        with os.fdopen(there, "w") as pipe:
             json.dump(data, pipe, default=str)
         code = 0
     finally:

@@ -14,7 +14,9 @@ _SHARED = ("module", "package")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--random-order", type=int, metavar="SEED", help="shuffle the tests; the same seed, the same order")
+    parser.addoption(
+        "--random-order", type=int, metavar="SEED", help="shuffle the tests; the same seed, the same order"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
