@@ -153,7 +153,7 @@ class Prober:
 
 
 async def _refused(host: str, port: int) -> bool:
-    """Whether nobody takes a connection there. What else may be wrong is seen by who looks closer."""
+    """Whether connections are refused there. Other faults are found by the probe itself."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
@@ -163,7 +163,7 @@ async def _refused(host: str, port: int) -> bool:
         return False
     to_itself: bool = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     if to_itself:
-        # The kernel took the port itself for our end, as it may where nobody listens. Closed in order, it would be
+        # The kernel took the port itself for our end, as it may where nothing listens. Closed in order, it would be
         # kept from its owner for a minute.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()

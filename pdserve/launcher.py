@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.launch.failure import start_error, untold
+from pdserve.launch.failure import not_reached, start_error
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord
@@ -64,13 +64,13 @@ class Launcher:
         *,
         secrets: Mapping[str, str],
         open_agent: OpenAgent,
-        tell: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, Any]], None],
         keep_on_failure: bool = False,
         began: float,
     ) -> None:
         """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
         self._stop_asked = asyncio.Event()
-        self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
+        self._fleet = Fleet(plan, run, state, secrets=secrets, on_event=on_event, end=self._stop_asked.set)
         self._run_dir = run
         self._record = KeptRecord(self._fleet, engine_key=secrets[ENGINE_KEY])
         self._state = state
@@ -83,7 +83,7 @@ class Launcher:
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
         self._links: list[AgentLink] = []
         self._down_requests: list[str] = []
-        self._said: list[str] = []
+        self._notes: list[str] = []
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -251,7 +251,7 @@ class Launcher:
     # Serve ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Until somebody asks for a stop, or the deployment cannot serve on (raises ServeError)."""
+        """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
         while True:
             trouble = asyncio.ensure_future(self._fleet.troubles.get())
             fatal = asyncio.ensure_future(self._fatal.get())
@@ -297,14 +297,14 @@ class Launcher:
     # Requests ------------------------------------------------------------------------------------------------------
 
     async def _take_requests(self) -> None:
-        said = 0.0
+        last_beat = 0.0
         loop = UnendingLoop()
         while True:
             await loop.step(self._record.look)
             if self._fleet.behind:
                 self._fleet.save()
-            if time.monotonic() - said >= BEAT_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - last_beat >= BEAT_SECONDS:
+                last_beat = time.monotonic()
                 self._run_dir.say_alive()
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
@@ -406,13 +406,13 @@ class Launcher:
     async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
         """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
         self._set_phase("draining")
-        async with none_held(self._state, self._say):
+        async with none_held(self._state, self._note):
             await self._fleet.stop_in_order(self._fleet.plan.processes)
             for link in self._links:
                 link.send(Shutdown())
             left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
         if await stop_left(self._state, self._run_dir):
-            self._say("what its agents had left was stopped by the launcher")
+            self._note("what its agents had left was stopped by the launcher")
         if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
             self._fleet.record("containers_stopped", containers=containers)
         self._run_dir.forget_key()
@@ -420,23 +420,23 @@ class Launcher:
         self._state.phase = phase
         self._fleet.record("down", phase=phase, clean=all(left))
         self._fleet.save()
-        # Of a silent node nobody knows, and whoever reads the reason for the end must not read this instead.
+        # Of a silent node nothing is known, and the reason for the end must stay the first.
         late = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
         busy = [node for node in late if may_be_busy(self._state, self._run_dir, node)]
         self._answer_downs(busy)
         if busy and error is None:
             raise _still_stopping(busy)
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         """Something out of order about the stop, for the terminal and for who asked for it."""
-        self._said.append(text)
+        self._notes.append(text)
         self._fleet.record("said", said=text)
 
     def _answer_downs(self, busy: Sequence[str]) -> None:
-        nodes = untold(self._state, self._fleet.plan)
-        for node, said in nodes.items():
-            self._fleet.record("untold", node=node, said=said)
-        reply = Reply(exit_code=0, message="; ".join(["stopped", *self._said, *nodes.values()]))
+        nodes = not_reached(self._state, self._fleet.plan)
+        for node, text in nodes.items():
+            self._fleet.record("untold", node=node, said=text)
+        reply = Reply(exit_code=0, message="; ".join(["stopped", *self._notes, *nodes.values()]))
         if busy:
             reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())
         with contextlib.suppress(OSError):

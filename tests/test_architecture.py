@@ -26,8 +26,6 @@ ROWS = [
 FLOOR = {f"pdserve.{name}": index for index, names in enumerate(ROWS) for name in names}
 TO_BREAK = {
     # Imports that close a circle. Each goes, and none comes.
-    ("pdserve.patches.multiconnector.selection", "pdserve.connectors.multi"),
-    ("pdserve.patches.scheduler.given_up_loads", "pdserve.patches.scheduler.load_timeout"),
     ("pdserve.pd.errors", "pdserve.pd.workers.registry"),
     ("pdserve.pd.workers.registry", "pdserve.pd.relay.waiting"),
     ("pdserve.pd.relay.client", "pdserve.pd.relay.leg"),

@@ -78,7 +78,7 @@ class Console:
         return True
 
     def _kept(self, event: dict[str, Any], plan: Plan) -> None:
-        """A failure after which the command goes on: nobody prints its error at exit."""
+        """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
         self._err.print(Text(f"error: {event['error']}"))
         name = plan.name

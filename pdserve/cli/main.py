@@ -46,7 +46,6 @@ app = typer.Typer(
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
     "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -98,5 +98,5 @@ def _collapsed(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def _summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(finding.status == status for finding in findings) for status in reversed(_ORDER)}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{len(findings)} checks: {told or 'nothing to check'}"
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(findings)} checks: {parts or 'nothing to check'}"

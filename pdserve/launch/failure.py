@@ -22,7 +22,7 @@ E = TypeVar("E", StartError, ServeError)
 
 _TAIL_LINES = {"lmcache": 80}
 _EXIT_NOISE = re.compile(r"nanobind: (leaked|this is likely)|^ - leaked (instance|type|function|\d)|resource_tracker")
-"""What native extensions print when an engine ends: it fills the last screen and says nothing of the cause."""
+"""What native extensions print when an engine ends: it fills the last screen and does not name the cause."""
 _OTHER_TAIL_LINES = 30
 _AGENT_TAIL_LINES = 10
 _AGENT_TAIL_BYTES = 16 * 1024
@@ -57,8 +57,8 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
         command = command[:_COMMAND_CHARACTERS] + f"... (all of it: {run.plan})"
     if isinstance(trouble, Health):
         return kind(f"{process.role} does not answer {when}: {trouble.why}", where=where, todo=f"read {log}")
-    said = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
-    tail: tuple[str, ...] = tuple(said[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
+    lines = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
+    tail: tuple[str, ...] = tuple(lines[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
     evidence = (f"command: {command}", f"log: {log}", *tail)
     if isinstance(trouble, Late):
         hint = explain(trouble.log_tail, exit_code=None, role=process.role)
@@ -127,20 +127,20 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
     )
 
 
-def untold(state: DeploymentState, plan: Plan) -> dict[str, str]:
-    """Node -> what a user must know of it after a stop that it was not told of, because it had been lost."""
-    told: dict[str, str] = {}
+def not_reached(state: DeploymentState, plan: Plan) -> dict[str, str]:
+    """Node -> what a user must know of it after a stop that did not reach it, because it had been lost."""
+    notified: dict[str, str] = {}
     reaches = {node.name: node.reach for node in plan.nodes}
     for name, known in state.nodes.items():
         reach = reaches.get(name, Local())
         if not known.lost or isinstance(reach, Local):
             continue
         left = f"`pdserve down {plan.name}`, typed there, clears up" if isinstance(reach, Ssh) else "Slurm ends"
-        told[name] = (
-            f"{name} could not be told ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
+        notified[name] = (
+            f"{name} was not reached ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
             f"latest {plan.timeouts.agent_lease_seconds:g} s after it last heard from here; {left} what else is left"
         )
-    return told
+    return notified
 
 
 def _tail(log: Path) -> tuple[str, ...]:

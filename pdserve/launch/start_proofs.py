@@ -1,4 +1,4 @@
-"""What a deployment must prove before it says that it is ready. Each proof raises StartError, or is in the history."""
+"""What a deployment must prove before it is ready. Each proof raises StartError, or is in the history."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StartProofs:
         self._fleet.record("attached", servers={one.server: one.registered for one in found})
 
     async def reached(self) -> None:
-        """Mooncake's side channels have ports that nobody can choose: only now can it be tried whether decodes on other
+        """Mooncake chooses the ports of its side channels itself: only now can it be tried whether decodes on other
         nodes reach them."""
         plan = self._fleet.plan
         asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
@@ -61,7 +61,7 @@ class StartProofs:
         for worker in asked:
             ask = self._fleet.on_node_of(worker.name)
             answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
-            with contextlib.suppress(ValueError):  # a raw connector may say something else there
+            with contextlib.suppress(ValueError):  # a raw connector may answer with something else there
                 targets += side_channels(plan, worker.name, answer.body)
         answers = await asyncio.gather(*(self._reaches(target) for target in targets))
         if bad := [text for text in answers if text is not None]:
@@ -95,10 +95,10 @@ class StartProofs:
             seconds=plan.canary_seconds,
             key=self._engine_key if plan.proxy_kind == "pdserve" else None,
         )
-        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.text)
         if not canary.ok:
             raise StartError(
-                f"one token through the proxy did not come back: {canary.said}",
+                f"one token through the proxy did not come back: {canary.text}",
                 where=url,
                 cause="every process is healthy by itself, but a request does not get through all of them",
                 todo=f"read the logs of the proxy and of both roles in {self._fleet.run.logs}",

@@ -1,4 +1,4 @@
-"""Known causes of death, most specific first: what the log says -> what it means -> what to do.
+"""Known causes of death, most specific first: a pattern of the log -> what it means -> what to do.
 
 Wordings are those of vLLM 0.26 to 0.33, LMCache 0.5, Mooncake 0.3, torch 2.13 and uvicorn; most were taken from runs
 with a broken argument (tests/fixtures/logs). A template may use the pattern's groups, {role} and {args} (the recipe

@@ -41,7 +41,7 @@ class Looked:
     nodes: tuple[str, ...] = ()
     """One line a node of other machines: its address and how it came to it."""
     notes: tuple[str, ...] = ()
-    """How the plan differs from the one that runs, where nobody would expect it."""
+    """Differences from the plan that runs which a user may not expect."""
     cluster: LoadedCluster | None = None
 
     def raise_failed(self) -> None:
@@ -148,7 +148,7 @@ def _check_here(
     lacking = list(_installed(planned, node))
     compared = compare(planned.plan, {node: facts})
     if lacking:
-        # It says the same, and how to get it.
+        # The same finding, with how to get it.
         compared = [one for one in compared if (one.check, one.status) != ("versions", "failed")]
     return (*lacking, *compared, *checked)
 

@@ -70,10 +70,10 @@ def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
     if loaded.recipe.model.path is None:
         return None
     try:
-        found = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 @contextmanager

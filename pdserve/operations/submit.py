@@ -18,7 +18,7 @@ from pdserve.run.inbox import Down, ask
 
 _POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 5.0
-"""A network file system may show the end of the job's output after Slurm has told of its end."""
+"""A network file system may show the end of the job's output after Slurm reports its end."""
 _DOWN_SECONDS = 600.0
 _AWAY_SECONDS = 600.0
 _AWAY = "Slurm's controller does not answer; waiting for it"
@@ -46,7 +46,7 @@ def submit_and_follow(recipe: Path, set_: Sequence[str], unset: Sequence[str], s
 
 
 class _Following:
-    """Shows what the job prints, and what Slurm says of it meanwhile."""
+    """Shows what the job prints, and its state in Slurm."""
 
     def __init__(self, job: str, name: str, show: Print, *, detach: bool) -> None:
         self._job = job
@@ -54,14 +54,14 @@ class _Following:
         self._print = show
         self._detach = detach
         self._offset = 0
-        self._said = ""
+        self._shown = ""
 
     def until_over(self) -> None:
         while True:
             job = self._look()
-            if str(job) != self._said:
-                self._said = str(job)
-                self._print(f"{self._said}\n")
+            if str(job) != self._shown:
+                self._shown = str(job)
+                self._print(f"{self._shown}\n")
             self._show(job)
             if job.over:
                 self._end(job)
@@ -72,7 +72,7 @@ class _Following:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """In order, if it has come so far that somebody can be asked; a second Ctrl-C cancels the job."""
+        """In order, if its launcher runs already; a second Ctrl-C cancels the job."""
         run = self._run()
         try:
             if run is None:
@@ -96,8 +96,8 @@ class _Following:
                     f"Slurm's controller has not answered for {_AWAY_SECONDS:.0f} s; job {self._job} may go on",
                     todo=f"scontrol ping; then squeue --job {self._job}, pdserve status {self._name}",
                 )
-            if self._said != _AWAY:
-                self._said = _AWAY
+            if self._shown != _AWAY:
+                self._shown = _AWAY
                 self._print(f"{_AWAY}\n")
             time.sleep(_POLL_SECONDS)
         return job

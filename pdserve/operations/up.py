@@ -154,7 +154,7 @@ def _bring_up(
         raise
     finally:
         # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
-        # still importing when it was told to stop, has not forgotten it.
+        # still importing when the stop came, has not removed it.
         if launcher is None or launcher.poll() is not None:
             run.forget_key()
         if not options.detach:

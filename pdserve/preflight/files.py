@@ -32,7 +32,7 @@ def check_model(plan: Plan) -> None:
 
 
 def check_proxy_files(proxy: ProxyConfig) -> None:
-    """The files that the proxy reads at its start. What is wrong inside one is told with its line."""
+    """The files that the proxy reads at its start. An error inside one has its line."""
     named = {"proxy.auth.keys_file": proxy.auth.keys_file}
     if proxy.tls is not None:
         named |= {"proxy.tls.certificate": proxy.tls.certificate, "proxy.tls.key": proxy.tls.key}

@@ -1,4 +1,4 @@
-"""Starts the agent of a node, by whatever way the plan says that it is reached."""
+"""Starts the agent of a node, by the way in the plan."""
 
 from __future__ import annotations
 

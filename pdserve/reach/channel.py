@@ -1,4 +1,4 @@
-"""A program on a node, as whoever started it has it: JSON lines to its stdin, JSON lines from its stdout.
+"""The near end of a program on a node: JSON lines to its stdin, JSON lines from its stdout.
 
 An agent and a node probe are such programs. What the lines mean is theirs; how they travel is the same: nothing blocks
 the event loop, a line has a limit, and closing the pipe is what makes the program leave.
@@ -53,7 +53,7 @@ class Channel:
         return self._outlet.waiting
 
     def send(self, message: BaseModel) -> None:
-        """Never blocks. A program that is gone is no error here: `line` says so."""
+        """Never blocks. A program that is gone is no error here: `line` then returns nothing."""
         self._outlet.write(line_of(message))
 
     async def line(self) -> bytes:

@@ -38,7 +38,7 @@ _SILENT_SECONDS = 5.0
 
 
 class AgentLink:
-    """Sends orders, hands every event to `receive`, and says Gone once: when the pipe closes or the agent falls silent.
+    """Sends orders and hands events to `receive`; reports Gone once, when the pipe closes or the agent falls silent.
 
     Closing it stops the node. Belongs to the event loop that runs when it is made.
     """
@@ -62,7 +62,7 @@ class AgentLink:
         self._heard: float | None = None
         """Not before its first word: until then a container may still be on its way."""
         self._ordered: set[str] = set()
-        """Processes that this agent was told of: it has nothing to say of others."""
+        """Processes that this agent was ordered to start or stop: it has no events of others."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
         self._ids = count(1)
         self._heartbeat = heartbeat
@@ -78,7 +78,7 @@ class AgentLink:
         if isinstance(order, Start | Stop):
             self._ordered.add(order.process.name if isinstance(order, Start) else order.name)
         if isinstance(order, Beat) and self._channel.waiting > _MANY_BYTES:
-            return  # what waits tells the same
+            return  # what waits is the same sign of life
         self._channel.send(order)
 
     async def ask(
@@ -90,7 +90,7 @@ class AgentLink:
         body: str | None = None,
         seconds: float,
     ) -> Answered:
-        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come says why."""
+        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come has the reason."""
         order = Ask(id=next(self._ids), method=method, url=url, headers=dict(headers or {}), body=body, seconds=seconds)
         if self._gone:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
@@ -112,22 +112,22 @@ class AgentLink:
             # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
             while not self._gone and (line := await self._channel.line()):
                 self._heard = loop.time()
-                self._hear(decode_event(line, self.node))
+                self._received(decode_event(line, self.node))
         except AgentProtocolError as error:
             how = error.render()
         finally:
             self._channel.close_reading()
         self._lost(how)
 
-    def _hear(self, said: Said) -> None:
-        if isinstance(said, Answered):
-            if (asked := self._asked.get(said.id)) is not None and not asked.done():
-                asked.set_result(said)
-        elif isinstance(said, Leaving):
-            self._lost(said.how, because=said.because)
-        elif not isinstance(said, Pulse):
-            self._check_own(said)
-            self._receive(said)
+    def _received(self, message: Said) -> None:
+        if isinstance(message, Answered):
+            if (asked := self._asked.get(message.id)) is not None and not asked.done():
+                asked.set_result(message)
+        elif isinstance(message, Leaving):
+            self._lost(message.how, because=message.because)
+        elif not isinstance(message, Pulse):
+            self._check_own(message)
+            self._receive(message)
 
     def _check_own(self, event: Event) -> None:
         """AgentProtocolError: it speaks of a node or a process that is not its own."""
@@ -153,7 +153,7 @@ class AgentLink:
             # Not later than the heartbeat after the last word, which came before whatever cut it off.
             due = interval if self._heard is None else self._heard + heartbeat - self._beaten
             await asyncio.sleep(max(_SHORTEST_SECONDS, min(interval, due)))
-            # Time in which we ourselves were held (a full disk, a debugger) says nothing about the other side.
+            # Time in which we ourselves were held (a full disk, a debugger) is no silence of the other side.
             held = max(0.0, loop.time() - self._beaten - 2 * interval)
             if held:
                 self._held = (held, loop.time())
@@ -178,7 +178,7 @@ class AgentLink:
         self._receive(Gone(node=self.node, how=how, because=because, held=self._held_lately()))
 
     def _held_lately(self) -> float:
-        """Seconds for which this process has just not run; 0 where nobody beats."""
+        """Seconds for which this process has just not run; 0 without a heartbeat."""
         if self._heartbeat is None:
             return 0.0
         now, (held, until) = asyncio.get_running_loop().time(), self._held

@@ -17,6 +17,8 @@ from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_lef
 from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until
 
+pytestmark = pytest.mark.process
+
 
 def keys() -> list[str]:
     return sorted(file.name for file in Path(os.environ["XDG_RUNTIME_DIR"]).glob("pdserve-*.key"))

@@ -157,6 +157,7 @@ _CUT = (
 )
 
 
+@pytest.mark.process
 def test_what_a_cut_network_says() -> None:
     """No route into the network, a host that is rejected, and one that swallows everything."""
     said = in_namespace(_CODE % (["10.7.0.1", "10.9.0.66", "10.9.0.2"], [9]), network=_CUT)
@@ -172,6 +173,7 @@ def test_what_a_cut_network_says() -> None:
     assert all("network" in str(one.fix) for one in findings)
 
 
+@pytest.mark.process
 def test_a_node_that_swallows_everything_is_not_waited_for_on_each_port() -> None:
     [said] = in_namespace(_CODE % (["10.9.0.2"], [*range(1, 501)]), network=_CUT)
     one = Finding.model_validate(said)

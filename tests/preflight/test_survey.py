@@ -28,6 +28,8 @@ from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 from tests.preflight import kit as preflight_kit
 
+pytestmark = pytest.mark.process
+
 OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
 ELSEWHERE = "203.0.113.7"
 """RFC 5737: nobody has it."""

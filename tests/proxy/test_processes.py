@@ -20,6 +20,8 @@ import pytest
 from pdserve.system import procfs
 from tests.proxy.deployment import MODEL, REPOSITORY, Deployment, Proxy
 
+pytestmark = pytest.mark.process
+
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
 SIGNALLED = """

@@ -10,6 +10,8 @@ import pytest
 
 from pdserve.pd.processes import shared_numbers
 
+pytestmark = pytest.mark.process
+
 COUNT = """
 import sys
 from pathlib import Path

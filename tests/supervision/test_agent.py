@@ -20,6 +20,8 @@ from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
 
+pytestmark = pytest.mark.process
+
 STUBBORN_CHILD = """
 import os, signal, sys, time
 if os.fork() == 0:

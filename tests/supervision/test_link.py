@@ -33,6 +33,8 @@ from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 from tests.supervision.agents import HTTP_SERVER, LIMIT, agent, planned
 
+pytestmark = pytest.mark.process
+
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 )

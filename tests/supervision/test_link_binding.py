@@ -27,6 +27,8 @@ from pdserve.reach.protocol import (
 )
 from pdserve.system.procfs import ProcessId
 
+pytestmark = pytest.mark.process
+
 ID = ProcessId(pid=1, start_ticks=1)
 NEWS: list[Message] = [
     Started(name="decode-0", id=ID),

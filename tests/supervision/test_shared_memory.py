@@ -30,6 +30,8 @@ from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.supervision.agents import LIMIT, agent, planned
 
+pytestmark = pytest.mark.process
+
 MAKER = """
 import ctypes, os, sys
 libc, held = ctypes.CDLL(None), []

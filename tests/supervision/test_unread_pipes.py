@@ -48,6 +48,7 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
     assert capsys.readouterr().err.count("the launcher does not read") == 1
 
 
+@pytest.mark.process
 def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
     async def scenario() -> tuple[str, list[Event]]:
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -23,7 +23,7 @@ class CrossNodePort(Frozen):
     purpose: str
     """For people: `bootstrap of prefill-0`."""
     greets: bool = True
-    """Whether who listens there would say which node it is; a stranger on the port would be waited for in vain."""
+    """Whether the listener there sends the name of its node; a stranger's would never come."""
 
 
 def cross_node(plan: Plan) -> tuple[CrossNodePort, ...]:

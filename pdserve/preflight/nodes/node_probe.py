@@ -48,7 +48,7 @@ class Check(Frozen):
 
 
 class Listen(Frozen):
-    """Listen on the plan's ports of this node until somebody asks something else. Answered by Listens."""
+    """Listen on the plan's ports of this node until the next question. Answered by Listens."""
 
     ask: Literal["listen"] = "listen"
     node: str
@@ -66,20 +66,20 @@ class Connect(Frozen):
 class ProbeReady(Frozen):
     """The first line: the probe is there."""
 
-    say: Literal["ready"] = "ready"
+    answers: Literal["ready"] = "ready"
 
 
 class Here(Frozen):
     """Answer to WhatIs."""
 
-    say: Literal["here"] = "here"
+    answers: Literal["here"] = "here"
     facts: NodeFacts
 
 
 class Listens(Frozen):
-    """Answer to Listen. `taken`: addresses and ports on which somebody else listens."""
+    """Answer to Listen. `taken`: addresses and ports on which another program listens."""
 
-    say: Literal["listens"] = "listens"
+    answers: Literal["listens"] = "listens"
     findings: tuple[Finding, ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
 
@@ -87,14 +87,14 @@ class Listens(Frozen):
 class Findings(Frozen):
     """Answer to everything else."""
 
-    say: Literal["found"] = "found"
+    answers: Literal["found"] = "found"
     findings: tuple[Finding, ...] = ()
 
 
 Question = WhatIs | Check | Listen | Connect
 Answer = ProbeReady | Here | Listens | Findings
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
-ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="say")])
+ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answers")])
 
 
 class Probe:

@@ -40,7 +40,7 @@ class Listening(NamedTuple):
 
 @contextmanager
 def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[Listening]:
-    """Listens on the ports of `targets` that are on this `node`, and tells everybody who connects its name.
+    """Listens on the ports of `targets` that are on this `node`, and sends its name on every connection.
 
     Connections are reset when it ends: a socket that waits for the last segment of an earlier connection would keep an
     engine from binding its port.
@@ -128,7 +128,7 @@ class Tried(NamedTuple):
 
     target: CrossNodePort
     problem: str | None
-    """None: it was accepted, by the node that was meant so far as it said who it is."""
+    """None: it was accepted, by the right node, if it sent its name."""
     cause: str | None = None
     seconds: float = 0.0
 
@@ -137,7 +137,7 @@ async def try_all(
     targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Tried]:
     """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
-    otherwise, and where the target does not greet, it is enough that somebody does.
+    otherwise, and where the target does not greet, any listener is enough.
 
     A node whose first port gives no answer at all is not waited for on all its others.
     """
@@ -169,16 +169,16 @@ async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     except OSError as error:
         return Tried(target, *_told(error))
     connected = time.monotonic() - began
-    said = b""
+    greeting = b""
     if greeted:
-        # Who greets nobody is no error: it may be our own deployment, while it is changed.
+        # No greeting is no error: it may be our own deployment, while it is changed.
         with contextlib.suppress(TimeoutError, OSError, ValueError):
             async with asyncio.timeout(max(0.1, deadline - connected)):
-                said = await reader.readline()
+                greeting = await reader.readline()
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    name = said.decode(errors="replace").strip()
+    name = greeting.decode(errors="replace").strip()
     if name.startswith(_GREETING) and (who := name.removeprefix(_GREETING)) != target.node:
         return Tried(target, f"{who} answers instead", _OTHER, connected)
     return Tried(target, None, None, connected)

@@ -75,7 +75,7 @@ class _Probe:
         reach = candidate.reach
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
         self.log = run_dir / "logs" / f"probe@{candidate.name}.log"
-        self._said_before = self.log.stat().st_size if self.log.exists() else 0
+        self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         """By earlier probes of this run directory, in bytes of the log."""
         argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
         try:
@@ -86,14 +86,14 @@ class _Probe:
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
-        await self._hear(ProbeReady, START_SECONDS)
+        await self._answer(ProbeReady, START_SECONDS)
 
     async def ask(self, question: Question, kind: type[AnswerT]) -> AnswerT:
         """Raises PreflightError when it does not answer."""
         self._channel.send(question)
-        return await self._hear(kind, _ANSWER_SECONDS)
+        return await self._answer(kind, _ANSWER_SECONDS)
 
-    async def _hear(self, kind: type[AnswerT], seconds: float) -> AnswerT:
+    async def _answer(self, kind: type[AnswerT], seconds: float) -> AnswerT:
         try:
             async with asyncio.timeout(seconds):
                 line = await self._channel.line()
@@ -113,9 +113,9 @@ class _Probe:
             )
         return answer
 
-    def _error(self, what: str, cause: str | None = None, said: str = "") -> PreflightError:
+    def _error(self, what: str, cause: str | None = None, output: str = "") -> PreflightError:
         with contextlib.suppress(OSError):
-            said = said or self.log.read_bytes()[self._said_before :].decode(errors="replace")
+            output = output or self.log.read_bytes()[self._logged_before :].decode(errors="replace")
         return PreflightError(
             what,
             where=f"probe@{self.name}",
@@ -123,7 +123,7 @@ class _Probe:
             or "the way there (ssh, srun, a container), or pdserve and its interpreter, which must be there "
             "under the same path as here",
             todo=f"read {self.log}; leave the node out with exclude_nodes",
-            evidence=tuple(said.splitlines()[-8:]),
+            evidence=tuple(output.splitlines()[-8:]),
         )
 
     async def end(self) -> None:

@@ -11,12 +11,8 @@ import json
 import sys
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.patches.patch import in_range  # noqa: E402
-from tests.upstream.probes import failed_group, late_loads, load_timeout, ready_waiters  # noqa: E402
+from pdserve.patches.patch import in_range
+from tests.upstream.probes import failed_group, late_loads, load_timeout, ready_waiters
 
 
 def main() -> None:
