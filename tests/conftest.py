@@ -1,4 +1,7 @@
-"""Fixtures for everybody: a private home for run directories, and the promise that nothing outlives a test."""
+"""Fixtures for everybody: a private home for run directories, and the promise that nothing outlives a test.
+
+tests/README.md has the rules that tests keep so that they can run in any order, alone, and beside each other.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from hypothesis import HealthCheck, settings
 from pdserve.system import procfs
 from pdserve.system.process import adopt_orphans
 from pdserve.system.shared_memory import existing
-from tests import own_cgroup, own_memory
+from tests import own_cgroup, own_memory, own_network
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
+
+ON_THE_MACHINE = ("real", "upstream", "cluster")
+"""Markers of tests that need the machine's own network."""
 
 # How long an example takes says something about the machine, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +40,14 @@ def _own_cgroup() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_network(request: pytest.FixtureRequest) -> None:
+    """What other programs of this machine listen on meets no test, where the kernel allows that. Tests of the other
+    kinds download, or bring networks of their own."""
+    if not any(item.get_closest_marker(kind) for item in request.session.items for kind in ON_THE_MACHINE):
+        own_network.separate()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _see_orphans() -> None:
     """Orphans of what a test starts are re-parented to the test process, so that they cannot hide."""
     adopt_orphans()
@@ -48,9 +62,10 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before, segments, cgroups = _descendants(), own_memory.segments(), own_cgroup.made_inside()
     yield
     _reap_zombies(before)
-    # What a longer-lived fixture's process starts belongs to that fixture.
-    left = {pid: procfs.command(pid) for pid in _descendants() - before - procfs.family(before)}
-    assert not left, f"processes outlive the test: {left}"
+    if left := _descendants() - before:
+        # What a longer-lived fixture's process starts belongs to that fixture.
+        left -= procfs.family(before)
+    assert not left, "processes outlive the test: " + ", ".join(f"{pid} ({procfs.command(pid)})" for pid in left)
     # What a longer-lived fixture's process has mapped belongs to that fixture.
     if new := own_memory.segments() - segments:
         used = procfs.shared_memory_in_use()
@@ -61,7 +76,16 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _descendants() -> set[int]:
-    return procfs.descendants(os.getpid())
+    """Most tests start nothing, and a look at every process of the machine takes longer than they do."""
+    return procfs.descendants(os.getpid()) if _has_children() else set()
+
+
+def _has_children() -> bool:
+    """True also where the kernel does not say. Whoever descends from us and lost its parents is a child of ours."""
+    try:
+        return any((task / "children").read_bytes() for task in Path("/proc/self/task").iterdir())
+    except OSError:
+        return True
 
 
 def _reap_zombies(keep: set[int]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -50,8 +51,13 @@ def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
-def imports(module: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: str) -> tuple[tuple[str, int], ...]:
     """Every module that is imported, in functions too and by `import_module("name")`, with its line."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)

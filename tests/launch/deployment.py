@@ -43,7 +43,8 @@ def free_ports(count: int) -> list[int]:
     """First ports of `count` disjoint, free blocks of ten."""
     blocks: list[int] = []
     # Above the default transfer ports (15000 on), below the ephemeral ones, apart from those of another test process.
-    start = 20000 + os.getpid() % 50 * 200
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    start = 20000 + (int(worker.removeprefix("gw")) % 10 * 1000 if worker else os.getpid() % 50 * 200)
     for block in range(start, 32000, 10):
         if all(_free(port) for port in range(block, block + 10)):
             blocks.append(block)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,7 @@ def test_a_record_that_cannot_be_written_for_a_while_is_caught_up_with(tmp_path:
         run = serving(deployment).run
         victim = deployment.id_of("decode-1")
         for file in (run.events, run.state):
-            file.unlink()
-            (file / "in the way").mkdir(parents=True)
+            put_a_folder_at(file)
         kill(victim.pid)
         deployment.command.expect("decode-1     died")
         deployment.command.expect("deployment is degraded")
@@ -95,6 +95,16 @@ def test_a_record_that_cannot_be_written_for_a_while_is_caught_up_with(tmp_path:
         shutil.rmtree(run.events)
         until(run.state.is_file)  # the launcher itself has moved aside what stood in its place
         assert deployment.state().processes["decode-1"].phase == "dead"
+
+
+def put_a_folder_at(file: Path) -> None:
+    """In the place of a file that the launcher may write anew at any moment."""
+    folder = file.with_name("in the way")
+    (folder / "not empty").mkdir(parents=True)
+    while folder.exists():
+        file.unlink()
+        with suppress(NotADirectoryError):
+            folder.rename(file)
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.proxy.deployment import Deployment
 from tests.proxy.raw import RawDeployment, raw_deployment
 
-PROXIES = {"deployment", "impatient"}
-"""Fixtures with a proxy that a test starts for itself, or waits for the time limits of."""
+PROXIES = {"deployment", "impatient", "pair", "proxy", "raw", "shared", "split", "tight"}
+"""Fixtures with a proxy in a process of its own."""
 ON_BOTH_BUILDS = {"test_contract.py"}
 
 

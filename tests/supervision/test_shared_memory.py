@@ -313,7 +313,7 @@ def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip("no PID namespaces for this user")
-    assert done.stdout == "False\n"
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_process_lives_as_long_as_one_of_its_threads() -> None:

@@ -14,8 +14,11 @@ _NOT_TESTED = "NOT TESTED: "
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _preloaders() -> Generator[None]:
+def _preloaders(request: pytest.FixtureRequest) -> Generator[None]:
     """Before the first test, so that no test is blamed for a process that all of them share."""
+    if not any(item.get_closest_marker("upstream") for item in request.session.items):
+        yield  # the few tests here that need no sources
+        return
     shared = preloaders()
     yield
     shared.close()
