@@ -27,13 +27,6 @@ TO_BREAK = {
     # Imports that close a circle. Each goes, and none comes.
     ("pdserve.patches.multiconnector.selection", "pdserve.connectors.multi"),
     ("pdserve.patches.scheduler.given_up_loads", "pdserve.patches.scheduler.load_timeout"),
-    ("pdserve.pd.errors", "pdserve.pd.workers.registry"),
-    ("pdserve.pd.workers.registry", "pdserve.pd.relay.waiting"),
-    ("pdserve.pd.relay.client", "pdserve.pd.relay.leg"),
-    ("pdserve.pd.relay.client", "pdserve.pd.relay.waiting"),
-    ("pdserve.pd.relay.dial", "pdserve.pd.relay.leg"),
-    ("pdserve.pd.http.places", "pdserve.pd.http.connection"),
-    ("pdserve.pd.http.connection", "pdserve.pd.http.front"),
 }
 WIDEST_FOLDER, MODULES_AT_ROOT, LONGEST_MODULE = 20, 10, 450
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
-from pdserve.pd.http.front import Connection, Front, Limits, Request
+from pdserve.pd.http.connection import Connection
+from pdserve.pd.http.front import Front, Limits, Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.http.upstream import Connection as Upstream
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry

@@ -11,18 +11,17 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import httptools
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import refusals
+from pdserve.pd.http.client_connection import ClientConnection
+from pdserve.pd.http.front import Front
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE
 from pdserve.pd.http.reply import Reply
-
-if TYPE_CHECKING:
-    from pdserve.pd.http.front import Front
 
 _LINGER_SECONDS: Final = 2.0
 _REQUEST_BYTES: Final = 2048
@@ -33,7 +32,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
+class Connection(ClientConnection):
     """One client. Owned by its transport; `front.connections` has it while it is open."""
 
     __slots__ = (
@@ -59,10 +58,6 @@ class Connection(asyncio.Protocol):
         "_tls",
         "_transport",
         "_watched",
-        "asked",
-        "congested",
-        "deadline",
-        "peer",
     )
 
     def __init__(self, front: Front) -> None:
@@ -309,7 +304,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def arriving(self) -> bool:
-        """A part of a request is there."""
         return self._current is not None
 
     def close_if_idle(self) -> None:

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Protocol
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerRole
-from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import Mooncake
 from pdserve.pd.protocols.nixl import Nixl
@@ -26,6 +25,7 @@ from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry, Worker
 

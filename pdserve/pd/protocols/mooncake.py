@@ -19,18 +19,19 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake_legs import Legs, send
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import encode
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")

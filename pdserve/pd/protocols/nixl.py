@@ -22,16 +22,17 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.pulse import Pulse
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")

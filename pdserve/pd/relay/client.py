@@ -8,19 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.reply import Reply
+from pdserve.pd.relay.leg import Leg, Receiver
+from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, honest, safe_length
 from pdserve.pd.telemetry.usage_counts import of_answer
-
-if TYPE_CHECKING:
-    from pdserve.pd.relay.leg import Leg
-    from pdserve.pd.relay.waiting import Watch
-    from pdserve.pd.requests.dialects import Dialect
-    from pdserve.pd.telemetry.usage_meter import UsageMeter
+from pdserve.pd.telemetry.usage_meter import UsageMeter
+from pdserve.pd.workers.waiter import Waiter
 
 _END_BYTES: Final = 256
 _TAIL_BYTES: Final = 2048
@@ -29,7 +27,7 @@ _MAX_PENDING: Final = 1048576
 """Of an event that is not complete. What is larger goes on in pieces."""
 
 
-class Client:
+class Client(Receiver):
     """One client. `interruption` is why the answer must end early, if it must."""
 
     __slots__ = (
@@ -65,7 +63,7 @@ class Client:
         self._between_chunks = between_chunks
         self.request_id = request_id
         self.dialect = dialect
-        self.watch: Watch | None = None
+        self.watch: Waiter | None = None
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""

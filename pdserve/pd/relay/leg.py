@@ -10,18 +10,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
+from pdserve.pd.errors import ApiError, from_event, from_upstream
 from pdserve.pd.http import event_stream
+from pdserve.pd.http.pieces import Payload
 from pdserve.pd.http.upstream import Connection
 from pdserve.pd.relay.dial import dial
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
-
-if TYPE_CHECKING:
-    from pdserve.pd.http.pieces import Payload
-    from pdserve.pd.relay.client import Client
 
 HELD_BYTES = 1024 * 1024
 """An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
@@ -35,6 +32,24 @@ class Answer:
     data: bytes
     """What has come so far and was not relayed yet."""
     complete: bool
+
+
+class Receiver:
+    """Base class of what an answer is relayed to while it arrives (relay.client)."""
+
+    __slots__ = ()
+
+    def on_data(self, data: bytes) -> None:
+        """Some of the answer."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+        raise NotImplementedError
+
+    def on_cut(self) -> None:
+        """The connection was lost in the middle of the answer."""
+        raise NotImplementedError
 
 
 class Leg:
@@ -97,7 +112,7 @@ class Leg:
         self._content_type = ""
         self._streams = False
         self._data = b""
-        self._client: Client | None = None
+        self._client: Receiver | None = None
         self._closed = False
         self._hung_up = False
         self._counted = False
@@ -109,7 +124,7 @@ class Leg:
         if self._connection is not None:
             self._connection.send(head, body, self)
         else:
-            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+            self._dial()
 
     @property
     def delivered(self) -> bool:
@@ -143,7 +158,7 @@ class Leg:
         self._hung_up = True
         self._connection.hang_up()
 
-    def relay_to(self, client: Client) -> None:
+    def relay_to(self, client: Receiver) -> None:
         """From now on data goes straight to the client."""
         self._client = client
 
@@ -169,7 +184,7 @@ class Leg:
         self._connection = connection
         connection.send(self._head, self._body, self)
 
-    def unreachable(self, how: str, *, ours: bool = False) -> None:
+    def unreachable(self, how: str, ours: bool) -> None:
         """`ours`: this process has no descriptor left, which says nothing about the worker."""
         if ours:
             self.worker.breaker.left()
@@ -237,7 +252,7 @@ class Leg:
             # Not a byte of an answer: it was closed before the engine read the request (uvicorn does so behind an
             # answer of 500, and after a pause). A new connection shows whether the engine is there.
             self._reused = self.reached = False
-            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+            self._dial()
         elif self.answer is None:
             self._fail(ApiError(502, f"{self.worker.name} closed the connection"))
         else:
@@ -247,6 +262,10 @@ class Leg:
                 client.on_cut()
 
     # --- inside
+
+    def _dial(self) -> None:
+        work = dial(self.worker.pool, self.connected, self.unreachable)
+        self._connecting = asyncio.get_running_loop().create_task(work)
 
     def _begin(self) -> None:
         """Looks whether enough of a stream is there."""
@@ -314,3 +333,7 @@ class Leg:
 
     def _failure(self, what: str, *, retry: bool) -> WorkerFailedError:
         return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)
+
+
+def never(_: Any = None) -> None:
+    """The poke of a leg for which nothing waits."""

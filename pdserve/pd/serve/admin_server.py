@@ -23,6 +23,7 @@ from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.config.settings import Admin
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import bridge
+from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, Front, Limits, Request
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
@@ -108,10 +109,11 @@ class AdminServer:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
+        accept = partial(Connection, self._front)
         if self._file is None:
-            server = await loop.create_server(self._front, sock=self._socket, backlog=_BACKLOG)
+            server = await loop.create_server(accept, sock=self._socket, backlog=_BACKLOG)
         else:
-            server = await loop.create_unix_server(self._front, sock=self._socket, backlog=_BACKLOG)
+            server = await loop.create_unix_server(accept, sock=self._socket, backlog=_BACKLOG)
         try:
             while True:
                 await asyncio.sleep(SWEEP_SECONDS)

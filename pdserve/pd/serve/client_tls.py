@@ -13,9 +13,11 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from functools import partial
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config.settings import Tls
+from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve import allocator
@@ -139,7 +141,7 @@ class TlsListener:
         # What goes wrong here is the client's: it speaks no TLS, or says nothing.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
-                self._front,
+                partial(Connection, self._front),
                 connection,
                 ssl=self._tls.context,
                 ssl_handshake_timeout=self._front.limits.header_seconds,

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http.reply import Reply
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
@@ -16,6 +16,7 @@ from pdserve.pd.requests.dialects import COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")

@@ -8,11 +8,13 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import uvloop
 
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import Limits as FrontLimits
 from pdserve.pd.processes.supervisor import RETIRE, SIGNALS
@@ -124,7 +126,7 @@ class Server:
     async def _listen(self) -> asyncio.Server | TlsListener:
         if self._served.tls is None:
             loop = asyncio.get_running_loop()
-            return await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG)
+            return await loop.create_server(partial(Connection, self._front), sock=self._sock, backlog=_BACKLOG)
         listener = TlsListener(self._front, self._served.tls, self._sock)
         listener.start(_BACKLOG)
         return listener

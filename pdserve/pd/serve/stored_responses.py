@@ -12,7 +12,7 @@ import re
 from time import monotonic
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.protocols.one_engine import OneEngine
@@ -24,6 +24,7 @@ from pdserve.pd.requests.request import ClientRequest, Stages
 from pdserve.pd.routing.ask import Ask
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, Worker
 
 ATTEMPTS = 2

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig, WorkerRole
 from pdserve.pd.errors import ApiError
@@ -18,9 +18,7 @@ from pdserve.pd.http.upstream import Pool
 from pdserve.pd.workers.breaker import Breaker
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.slots import Slots
-
-if TYPE_CHECKING:
-    from pdserve.pd.relay.waiting import Watch
+from pdserve.pd.workers.waiter import Waiter
 
 WorkerState = Literal["starting", "ready", "draining", "dead"]
 STATES: tuple[WorkerState, ...] = get_args(WorkerState)
@@ -74,7 +72,7 @@ class Worker:
         """Requests carry the client's own key: a 401 is the client's."""
         self.outcomes: Counter[str] = Counter()
         """How legs to it have ended: ok, refused (4xx), failed, left."""
-        self.watches: set[Watch] = set()
+        self.watches: set[Waiter] = set()
         """The attempts that end when it dies."""
         self.load = board.worker(config.name)
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
