@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pdserve.pd.config.routing import Routing
+from pdserve.pd.config.routing import RoutingSettings
 
 
 @dataclass
@@ -24,8 +24,8 @@ PolicyName = Literal["round_robin", "least_loaded", "power_of_two", "prefix_awar
 POLICIES: list[PolicyName] = ["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
 
 
-def everywhere(policy: PolicyName, *, affinity: bool = False) -> Routing:
+def everywhere(policy: PolicyName, *, affinity: bool = False) -> RoutingSettings:
     """The settings of a proxy that has this policy in every pool."""
     kind = {"kind": policy}
     sessions: dict[str, str] | None = {} if affinity else None
-    return Routing.model_validate({"prefill": kind, "decode": kind, "aggregated": kind, "affinity": sessions})
+    return RoutingSettings.model_validate({"prefill": kind, "decode": kind, "aggregated": kind, "affinity": sessions})

@@ -26,7 +26,7 @@ from pdserve.pd.processes import shared_numbers
 from pdserve.pd.serve import server
 from pdserve.pd.serve.gateway import Gateway
 from pdserve.plan.model import Plan
-from pdserve.proxy import Start, listening
+from pdserve.proxy import ListenSettings, listening
 from pdserve.recipe.sections.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
@@ -118,7 +118,7 @@ def _asks_for_a_token(r: Running) -> Any:
 
 
 def _bound(r: Running) -> str:
-    (sock,) = listening(Start(r.config.host, 0, 1, b""))
+    (sock,) = listening(ListenSettings(r.config.host, 0, 1, b""))
     with sock:
         return str(sock.getsockname()[0])
 

@@ -15,13 +15,13 @@ WorkerRole = Literal["prefill", "decode", "aggregated"]
 Protocol = Literal["mooncake", "nixl", "aggregated"]
 
 
-class Frozen(BaseModel):
+class FrozenConfig(BaseModel):
     """Exact keys, never changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class WorkerConfig(Frozen):
+class WorkerConfig(FrozenConfig):
     """One engine instance as the proxy sees it."""
 
     name: str

@@ -3,7 +3,7 @@
 One client must not keep the others out with connections on which it asks nothing. So the new one comes in, and the
 client with the most connections loses one on which nothing is being answered: first those that never asked for
 anything, at last those on which a request is arriving. When all are being answered, a few places beyond the limit are
-left for probes: whoever watches the proxy must not take it for dead because it is busy.
+left for probes: a monitor must not take a busy proxy for a dead one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOK_AGAIN_SECONDS = 0.1
 
 
 class Places:
-    """Of one front."""
+    """Decides whether a new connection gets a place, and closes others for it."""
 
     __slots__ = ("_full_pays", "_look_again", "_room")
 
@@ -34,7 +34,7 @@ class Places:
         self._room = False
         """It made room."""
         self._full_pays = True
-        """When all places for probes were taken too, it found somebody to close there."""
+        """When all places for probes were taken too, a connection was closed there."""
 
     def for_new(self, connections: set[ClientConnection], most: int, now: float) -> int:
         """PLACE; PROBE_PLACE: only for probes; NO_PLACE: none at all. May close connections of others. `now`: loop

@@ -51,7 +51,7 @@ _ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 
-class Mooncake:
+class MooncakeProtocol:
     """The protocol object of one proxy."""
 
     def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdserve.pd.http.connecting import lacks_descriptors
-from pdserve.pd.http.upstream import Connection, Pool
+from pdserve.pd.http.upstream import Pool, UpstreamConnection
 
 
-async def dial(pool: Pool, connected: Callable[[Connection], None], unreachable: Callable[[str, bool], None]) -> None:
+async def dial(
+    pool: Pool, connected: Callable[[UpstreamConnection], None], unreachable: Callable[[str, bool], None]
+) -> None:
     """Calls one of the two. `unreachable`: how, and whether this process has no descriptor left. Cancelled when the leg
     is closed first."""
     try:

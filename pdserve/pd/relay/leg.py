@@ -15,7 +15,7 @@ from typing import Any
 from pdserve.pd.errors import ApiError, from_event, from_upstream
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.http.upstream import Connection
+from pdserve.pd.http.upstream import UpstreamConnection
 from pdserve.pd.relay.dial import dial
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
@@ -25,7 +25,7 @@ HELD_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineAnswer:
     """A good answer whose beginning has arrived."""
 
     content_type: str
@@ -54,7 +54,7 @@ class Receiver:
 
 class Leg:
     """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for
-    `reached` if somebody waits for that."""
+    `reached` if that is waited for."""
 
     __slots__ = (
         "_body",
@@ -91,15 +91,15 @@ class Leg:
         on_complete: Callable[[], None] | None = None,
     ) -> None:
         """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
-        come or nobody wants it any more."""
+        come, or when the leg is closed."""
         self.worker = worker
         self._on_complete = on_complete
         self.poke = poke
         self.reached = False
         """The engine has the whole request."""
         self.tell_reached = False
-        """Somebody waits for that."""
-        self.answer: Answer | None = None
+        """`poke` is called when it is reached."""
+        self.answer: EngineAnswer | None = None
         self.failure: WorkerFailedError | None = None
         self.settled = False
         """There is an answer or a failure."""
@@ -118,7 +118,7 @@ class Leg:
         self._counted = False
         self._connecting: asyncio.Task[None] | None = None
         worker.opened()
-        self._connection: Connection | None = worker.pool.take()
+        self._connection: UpstreamConnection | None = worker.pool.take()
         self._reused = self._connection is not None
         """On a connection that served before: the engine may have closed it without our knowing."""
         if self._connection is not None:
@@ -167,7 +167,7 @@ class Leg:
         if self._connection is not None:
             self._connection.pause() if wait else self._connection.resume()
 
-    def result(self) -> Answer:
+    def result(self) -> EngineAnswer:
         """The answer; raises the failure."""
         if self.failure is not None:
             raise self.failure
@@ -176,7 +176,7 @@ class Leg:
 
     # --- for dial
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
         if self._closed:
             connection.abort()
@@ -287,7 +287,7 @@ class Leg:
         now = self.worker.pool.now()
         self.worker.heard = now
         self.worker.breaker.succeeded(now)
-        self.answer = Answer(self._content_type, self._data, complete)
+        self.answer = EngineAnswer(self._content_type, self._data, complete)
         self._data = b""
         self.settled, self.complete = True, complete
         if complete:

@@ -1,7 +1,7 @@
 """Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up.
 
-A Watch is poked by whatever may have changed something, and looks for itself before it wakes anybody: one future at a
-time, no tasks.
+A Watch is poked by whatever may have changed something, and looks for itself before it wakes its request: one
+future at a time, no tasks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pdserve.pd.errors import ApiError
 from pdserve.pd.relay.client import Client
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
-from pdserve.pd.workers.waiter import Waiter
+from pdserve.pd.workers.wakeable import Wakeable
 
 T = TypeVar("T")
 EARLY_SECONDS = 0.005
 """A timer of the event loop may come so much before the time that it was set for."""
 
 
-class Watch(Waiter):
+class Watch(Wakeable):
     """What may interrupt an attempt: its client, and the death of a worker that it uses.
 
     The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt.

@@ -1,6 +1,6 @@
 """A JSON object as the bytes that a client sent: its members are found, cut out and added, never written anew.
 
-So what nobody here understands survives as it was: the spelling of numbers, the order, the fields of vendors. Names are
+So what the proxy does not know survives as it was: the spelling of numbers, the order, the fields of vendors. Names are
 compared after unescaping, and a name that comes twice is refused, because two readers could see two values.
 """
 
@@ -275,7 +275,7 @@ class Body:
 
 def members_at_once(raw: bytes) -> dict[str, msgspec.Raw] | None:
     """The members of a body that is larger than FEW_BYTES, if that takes a few milliseconds; None: it must be read in
-    steps (pd.scan). ApiError 400 as for a Body.
+    steps (requests.scan). ApiError 400 as for a Body.
 
     What takes time is many members. The values that make most bodies large are cut out, and what is left is small. A
     value is looked for behind the first mention of its name: a place that is not the member's own leaves the value in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Waiter:
+class Wakeable:
     """Base class of a wait that others may end (relay.waiting.Watch)."""
 
     __slots__ = ()
