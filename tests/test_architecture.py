@@ -23,11 +23,6 @@ ROWS = [
     for row in Page(REPOSITORY / "docs" / "architecture.md").table("room")
 ]
 FLOOR = {f"pdserve.{name}": index for index, names in enumerate(ROWS) for name in names}
-TO_BREAK = {
-    # Imports that close a circle. Each goes, and none comes.
-    ("pdserve.patches.multiconnector.selection", "pdserve.connectors.multi"),
-    ("pdserve.patches.scheduler.given_up_loads", "pdserve.patches.scheduler.load_timeout"),
-}
 WIDEST_FOLDER, MODULES_AT_ROOT, LONGEST_MODULE = 20, 10, 450
 
 
@@ -78,15 +73,12 @@ def test_imports_go_down(module: str) -> None:
         return
     for imported, line in imports(module):
         there = room(imported) if imported in MODULES else ""
-        if there and there != here and (module, imported) not in TO_BREAK:
+        if there and there != here:
             assert FLOOR[here] < FLOOR[there], f"{module}:{line} imports {imported} from a row above or beside it"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    graph = {
-        module: {name for name, _ in imports(module) if name in MODULES and (module, name) not in TO_BREAK} - {module}
-        for module in MODULES
-    }
+    graph = {module: {name for name, _ in imports(module) if name in MODULES} - {module} for module in MODULES}
     assert not circle(graph)
 
 
@@ -121,10 +113,10 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: 
 def test_one_module_starts_processes(module: str) -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
     used = {name.split(".")[0] for name, _ in imports(module)} & starters
-    # The link holds the pipe of a process that pdserve.system.process has started; patches ask who they are.
+    # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
     allowed = {
         "pdserve.system.process": starters,
-        "pdserve.reach.link": {"subprocess"},
+        "pdserve.reach.channel": {"subprocess"},
         "pdserve.patches.record": {"multiprocessing"},
     }
     assert used <= allowed.get(module, set()), f"{module} imports {used}"

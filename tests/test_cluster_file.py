@@ -224,6 +224,7 @@ def test_what_ssh_would_take_for_something_else_is_refused_with_what_to_write(
     assert caught.value.todo == todo
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
 @pytest.mark.parametrize(("ssh", "machine"), DESTINATIONS)
 def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None:
@@ -233,6 +234,7 @@ def test_ssh_itself_reads_a_destination_as_we_do(ssh: str, machine: str) -> None
     assert f"\nhostname {machine.lower()}\n" in f"\n{done.stdout}", done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
 @pytest.mark.parametrize(
     "ssh", [ssh for ssh, what, _ in NO_DESTINATIONS if what == NAME and ssh.startswith("ssh://") and "-oX" not in ssh]

@@ -48,9 +48,9 @@ def _extra(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rdma_devices(process: Process) -> tuple[str, ...] | None:
-    """The RDMA devices that an engine is told to use, none when it may choose; None: it moves KV without RDMA.
+    """The RDMA devices that an engine is given, none when it may choose; None: it moves KV without RDMA.
 
-    Mooncake's protocol is rdma unless it is told otherwise. NIXL is not here: UCX takes what it finds.
+    Mooncake's protocol is rdma by default. NIXL is not here: UCX takes what it finds.
     """
     if process.env.set.get("MC_FORCE_TCP") == "1":
         return None
@@ -71,7 +71,7 @@ def transfer_ports(process: Process) -> range:
 
 
 def packages(process: Process) -> frozenset[str]:
-    """The engine packages that a process loads. A command of the recipe's own may load anything: nothing is said."""
+    """The engine packages that a process loads. A command of the recipe's own may load anything: none is returned."""
     modules = [word for word in process.argv if word.startswith(("vllm.", "lmcache.", "pdserve.patches."))]
     if process.role == "lmcache":
         return frozenset({"lmcache"} if modules else ())

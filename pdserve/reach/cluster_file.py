@@ -1,4 +1,4 @@
-"""The cluster file: which machines there are when no Slurm says so, how ssh reaches them, and what is known of them.
+"""The cluster file: which machines there are without Slurm, how ssh reaches them, and what is known of them.
 
 A recipe says what runs, a cluster file where. It is read as strictly as a recipe, with the same errors: file, line, key
 and what was probably meant.
@@ -27,7 +27,7 @@ from pdserve.recipe.sections.nodes import Network
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
-    "batchmode": "nobody is there to type a password: use keys or an agent",
+    "batchmode": "no password can be typed: use keys or an agent",
     "connecttimeout": "set ssh.connect_seconds",
     "requesttty": "the launcher speaks to the agent over ssh's stdin and stdout",
     "remotecommand": "the command is the agent",
@@ -114,7 +114,7 @@ class LoadedCluster:
 
     def locate(self, dotted: str) -> str | None:
         """`cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down; None for
-        a key whose section is not in this file, or says nothing there (null)."""
+        a key whose section is not in this file, or has nothing there (null)."""
         path = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         if path[:1] not in self.origins or getattr(self.cluster, str(path[0]), None) is None:
             return None
@@ -127,7 +127,7 @@ class LoadedCluster:
 
 
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
-    """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError tells all that is wrong at once."""
+    """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
     document = extends.read_one(path, "a cluster file")
     failed = environment.resolve(document, environ, shape)

@@ -38,6 +38,15 @@ Rules that hold everywhere:
 - Paths are relative to the file that names them. Sizes are GiB, times are seconds.
 """
 
+
+def _policies() -> Iterator[tuple[str, str, type[BaseModel]]]:
+    """Whatever the union of the routing policies has."""
+    union, _ = get_args(routing.Policy)
+    for policy in get_args(union):
+        kind = policy.model_fields["kind"].default
+        yield f"policy: {kind}", f"`{{kind: {kind}}}`", policy
+
+
 _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("Top level", "", model.Recipe),
     ("model", "`model:`", model.Model),
@@ -54,11 +63,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
     ("proxy", "`proxy:`", proxy.Proxy),
     ("proxy.routing", "`proxy.routing:`", routing.RoutingSettings),
-    ("policy: round_robin", "`{kind: round_robin}`", routing.RoundRobinSettings),
-    ("policy: least_loaded", "`{kind: least_loaded}`", routing.LeastLoadedSettings),
-    ("policy: power_of_two", "`{kind: power_of_two}`", routing.PowerOfTwoSettings),
-    ("policy: prefix_aware", "`{kind: prefix_aware}`", routing.PrefixAwareSettings),
-    ("policy: kv_events", "`{kind: kv_events}`", routing.KvEventsSettings),
+    *_policies(),
     ("proxy.routing.load", "`proxy.routing.load:`", routing.LoadSettings),
     ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing.AffinitySettings),
     ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing.ConditionalSettings),
