@@ -2,14 +2,15 @@
 
     python -m pdserve.proxy --config proxy.json [--no-control]
 
-The configuration is pd.config.ProxyConfig as JSON; PDSERVE_ENGINE_KEY is the bearer token of the engines. Worker states
-come as JSON lines on stdin (pd.control), unless --no-control is given or stdin is no pipe: then all workers count as
-ready. Ends itself only on SIGTERM or SIGINT, after running requests have had `drain_seconds` to finish. SIGHUP reads
-keys, policies and limits again. SIGUSR2 is a rolling restart, which refuses no connection (pd.processes).
+The configuration is pd.config.proxy.ProxyConfig as JSON; PDSERVE_ENGINE_KEY is the bearer token of the engines.
+Worker states come as JSON lines on stdin (pd.serve.control), unless --no-control is given or stdin is no pipe: then all
+workers count as ready. Ends itself only on SIGTERM or SIGINT, after running requests have had `drain_seconds` to
+finish. SIGHUP reads keys, policies and limits again. SIGUSR2 is a rolling restart, which refuses no connection
+(pd.processes.supervisor).
 
-This is the parent of the processes that serve (pd.member). It has what starts them and no more: with one member, the
-modules that serve are imported after the fork. Several members share the memory of what is imported before it. For the
-same reason there are no dataclasses here and in what it imports: they take 1.4 MB.
+This is the parent of the processes that serve (pd.serve.member). It has what starts them and no more: with one
+member, the modules that serve are imported after the fork. Several members share the memory of what is imported before
+it. For the same reason there are no dataclasses here and in what it imports: they take 1.4 MB.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ENGINE_KEY = "PDSERVE_ENGINE_KEY"
 BACKLOG = 2048
 
 
-class Start(NamedTuple):
+class ListenSettings(NamedTuple):
     """What the parent needs of the configuration."""
 
     host: str
@@ -53,7 +54,7 @@ class Start(NamedTuple):
     """The whole file: it may be gone when a member that died is started anew."""
 
 
-def start_of(path: Path) -> Start:
+def start_of(path: Path) -> ListenSettings:
     """What the file says, as far as it can be read without the modules that serve; else what they say of it.
     RecipeError: it cannot be used."""
     try:
@@ -65,13 +66,13 @@ def start_of(path: Path) -> Start:
         fields = json.loads(text)
         host, port, processes = fields["host"], fields["port"], fields["processes"]
         if type(host) is str and type(port) is int and processes == 1 and 0 <= port < 1 << 16:
-            return Start(host, port, 1, text)
+            return ListenSettings(host, port, 1, text)
     except (ValueError, KeyError, TypeError):
         pass
     from pdserve.pd.serve import member  # see the top of this module
 
     config = member.parse_config(text, path)
-    return Start(config.host, config.port, config.processes, text)
+    return ListenSettings(config.host, config.port, config.processes, text)
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -100,9 +101,9 @@ def bound(host: str, port: int, *, shared: bool) -> socket.socket:
     return sock
 
 
-def listening(wanted: Start) -> list[socket.socket]:
+def listening(wanted: ListenSettings) -> list[socket.socket]:
     """One socket for each process. StartError: the address cannot be had."""
-    # Members share the port with everybody who asks so: that nobody else has it is seen here.
+    # Members share the port with any process that asks so: that no other has it is seen here.
     alone = bound(wanted.host, wanted.port, shared=False)
     if wanted.processes == 1:
         sockets = [alone]
@@ -111,7 +112,7 @@ def listening(wanted: Start) -> list[socket.socket]:
             port = alone.getsockname()[1]
         sockets = [bound(wanted.host, port, shared=True) for _ in range(wanted.processes)]
     for sock in sockets:
-        # From here on nobody is refused, whichever of the processes is there.
+        # From here on no connection is refused, whichever of the processes is there.
         sock.listen(BACKLOG)
     return sockets
 
@@ -159,7 +160,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
         size = Gateway.numbers(config)
         # Who reads it closes it.
         source = os.fdopen(lines, "rb", closefd=False)
-        place = member.Place(
+        place = member.MemberContext(
             numbers=shared_numbers.private(size)
             if count == 1
             else shared_numbers.shared(shared, size, process=index, processes=count),

@@ -24,16 +24,6 @@ ROWS = [
     for row in Page(REPOSITORY / "docs" / "architecture.md").table("room")
 ]
 FLOOR = {f"pdserve.{name}": index for index, names in enumerate(ROWS) for name in names}
-TO_BREAK = {
-    # Imports that close a circle. Each goes, and none comes.
-    ("pdserve.pd.errors", "pdserve.pd.workers.registry"),
-    ("pdserve.pd.workers.registry", "pdserve.pd.relay.waiting"),
-    ("pdserve.pd.relay.client", "pdserve.pd.relay.leg"),
-    ("pdserve.pd.relay.client", "pdserve.pd.relay.waiting"),
-    ("pdserve.pd.relay.dial", "pdserve.pd.relay.leg"),
-    ("pdserve.pd.http.places", "pdserve.pd.http.connection"),
-    ("pdserve.pd.http.connection", "pdserve.pd.http.front"),
-}
 WIDEST_FOLDER, MODULES_AT_ROOT, LONGEST_MODULE = 20, 10, 450
 
 
@@ -89,15 +79,12 @@ def test_imports_go_down(module: str) -> None:
         return
     for imported, line in imports(module):
         there = room(imported) if imported in MODULES else ""
-        if there and there != here and (module, imported) not in TO_BREAK:
+        if there and there != here:
             assert FLOOR[here] < FLOOR[there], f"{module}:{line} imports {imported} from a row above or beside it"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    graph = {
-        module: {name for name, _ in imports(module) if name in MODULES and (module, name) not in TO_BREAK} - {module}
-        for module in MODULES
-    }
+    graph = {module: {name for name, _ in imports(module) if name in MODULES} - {module} for module in MODULES}
     assert not circle(graph)
 
 

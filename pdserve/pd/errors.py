@@ -1,19 +1,14 @@
 """What goes wrong for one request, in OpenAI's JSON shape. Nothing here names an internal address.
 
-ApiError             answered to the client with its status
-WorkerFailedError    an attempt failed because of one worker; another attempt may do better
-ClientGoneError      nobody is left to answer
+ApiError         answered to the client with its status
+ClientGoneError  the client has left: there is no answer
 """
 
 from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pdserve.pd.workers.registry import Worker
-
+from typing import Any
 
 _NO_ROUTE = b'{"detail":"Not Found"}'
 """Starlette's answer, which vLLM has no handler for: which routes there are depends on the model's tasks."""
@@ -40,25 +35,6 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         return {"retry-after": str(self.retry_after)} if self.retry_after else {}
-
-
-class WorkerFailedError(Exception):
-    """One attempt failed at `worker`. `error` is what the client gets if there is no other attempt.
-
-    retry: nothing has reached the client and the request itself is not known to be to blame.
-    avoid: the next attempt should use another worker (false when only our knowledge of it was stale).
-    suspect: the worker took the request and failed with it, so that either is to blame; another worker shows which.
-    """
-
-    def __init__(
-        self, worker: Worker, error: ApiError, *, retry: bool, avoid: bool = True, suspect: bool = False
-    ) -> None:
-        super().__init__(str(error))
-        self.worker = worker
-        self.error = error
-        self.retry = retry
-        self.avoid = avoid
-        self.suspect = suspect
 
 
 class ClientGoneError(Exception):

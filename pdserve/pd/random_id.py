@@ -1,4 +1,4 @@
-"""Names for requests and transfers: 128 random bits that nobody can foresee, for an engine may keep things by them."""
+"""Names for requests and transfers: 128 random bits that cannot be foreseen, for an engine may keep things by them."""
 
 from __future__ import annotations
 

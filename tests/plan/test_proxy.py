@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.config.settings import Auth, PoolLimits, UpstreamTls
+from pdserve.pd.config.settings import AuthSettings, PoolLimits, UpstreamTlsSettings
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.reach import Local, Reach, Srun
 from tests.plan.kit import aggregated, hosts, on_gpus, plan, recipe, value_of
@@ -80,10 +80,10 @@ def test_files_are_named_from_the_recipes_folder_and_the_socket_from_the_run_dir
             }
         )
     ).proxy
-    assert built.auth == Auth(keys_file="/srv/keys.jsonl")
+    assert built.auth == AuthSettings(keys_file="/srv/keys.jsonl")
     assert built.tls is not None
     assert (built.tls.certificate, built.tls.key) == ("/etc/c.pem", "/srv/recipes/k.pem")
-    assert built.upstream_tls == UpstreamTls(
+    assert built.upstream_tls == UpstreamTlsSettings(
         ca="/srv/recipes/ca.pem", certificate="/etc/our.pem", key="/srv/recipes/our.key"
     )
     assert built.admin is not None

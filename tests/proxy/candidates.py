@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.pd.config.routing import Routing
+from pdserve.pd.config.routing import RoutingSettings
 from pdserve.pd.routing.build import policy_names
 
 
@@ -25,8 +25,8 @@ POLICIES: list[PolicyName] = [*policy_names()]
 """Every one that a recipe can name: what all policies promise is asked of a new one too."""
 
 
-def everywhere(policy: PolicyName, *, affinity: bool = False) -> Routing:
+def everywhere(policy: PolicyName, *, affinity: bool = False) -> RoutingSettings:
     """The settings of a proxy that has this policy in every pool."""
     kind = {"kind": policy}
     sessions: dict[str, str] | None = {} if affinity else None
-    return Routing.model_validate({"prefill": kind, "decode": kind, "aggregated": kind, "affinity": sessions})
+    return RoutingSettings.model_validate({"prefill": kind, "decode": kind, "aggregated": kind, "affinity": sessions})

@@ -373,7 +373,7 @@ def raw_deployment(
         "connect_timeout_seconds": 5,
         "drain_seconds": 5,
         "max_body_bytes": 16_000_000,
-        # Engines fail on purpose here: none is to be left alone because of that.
+        # Engines fail on purpose here: no breaker is to open because of that.
         "breaker": {"failures": 1_000_000},
         # What engines hear is what a test has asked.
         "prewarm": False,

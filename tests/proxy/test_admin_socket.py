@@ -13,7 +13,7 @@ import pytest
 
 from pdserve.errors import StartError
 from pdserve.pd.config.proxy import WorkerConfig
-from pdserve.pd.config.settings import Admin
+from pdserve.pd.config.settings import AdminSettings
 from pdserve.pd.serve.admin_server import AdminServer
 
 
@@ -32,7 +32,7 @@ class NoWorkers:
 
 
 def server(path: Path) -> AdminServer:
-    return AdminServer(Admin(socket=str(path)), NoWorkers(), dict, bytes)
+    return AdminServer(AdminSettings(socket=str(path)), NoWorkers(), dict, bytes)
 
 
 @pytest.fixture

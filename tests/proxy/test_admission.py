@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdserve.pd.config.settings import PoolLimits
 from pdserve.pd.errors import ApiError
-from pdserve.pd.limits.admission import CELLS_PER_PROCESS, Gate, Ticket
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate, Ticket
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.entrance import admit
 from pdserve.pd.serve.request_parser import priority_of
@@ -29,9 +29,11 @@ def nobody() -> ApiError:
     return ApiError(503, "Nobody is there.")
 
 
-def gate(*workers: Worker, **limits: Any) -> Gate:
+def gate(*workers: Worker, **limits: Any) -> AdmissionGate:
     pool = list(workers) or [Worker()]
-    return Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
+    return AdmissionGate(
+        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody
+    )
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -44,7 +46,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-def queued(door: Gate, priority: int = 0, tokens: int = 0) -> asyncio.Task[Ticket]:
+def queued(door: AdmissionGate, priority: int = 0, tokens: int = 0) -> asyncio.Task[Ticket]:
     return asyncio.create_task(admit(door, priority, tokens))
 
 
@@ -284,7 +286,7 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
     async def test() -> None:
         pool = [Worker()]
         limits = PoolLimits(max_requests=1)
-        door = Gate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
+        door = AdmissionGate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
         await admit(door)
         second, third = queued(door), queued(door)
         await turns()
@@ -337,10 +339,10 @@ def test_several_processes_share_the_limit_and_a_successor_clears_what_the_dead_
     path = tmp_path / "numbers"
     path.touch()
 
-    def process(index: int) -> Gate:
+    def process(index: int) -> AdmissionGate:
         numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=index, processes=2)
         pool = [Worker()]
-        return Gate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, nobody)
+        return AdmissionGate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, nobody)
 
     first, second = process(0), process(1)
     tickets = [first.try_admit(0, 5), second.try_admit(0, 7), first.try_admit(0, 5)]
@@ -384,7 +386,9 @@ def test_whatever_happens_the_limits_hold_nobody_is_forgotten_and_order_is_kept(
 
 async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
     pool = [Worker(), Worker()]
-    door = Gate("decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
+    door = AdmissionGate(
+        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody
+    )
     inside: list[Ticket] = []
     tasks: list[asyncio.Task[None]] = []
     arrived: list[tuple[int, int]] = []

@@ -133,7 +133,7 @@ def test_03_a_retry_is_a_new_transfer_for_both_legs(deployment: Deployment) -> N
     deployment.idle()
 
 
-# --- 4: a worker that fails again and again is left alone, and comes back
+# --- 4: the breaker of a worker that fails again and again opens, and closes again
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -26,7 +26,7 @@ from pdserve.pd.processes import shared_numbers
 from pdserve.pd.serve import server
 from pdserve.pd.serve.gateway import Gateway
 from pdserve.plan.model import Plan
-from pdserve.proxy import Start, listening
+from pdserve.proxy import ListenSettings, listening
 from pdserve.recipe.sections.proxy import Proxy
 from tests.launch.deployment import free_ports
 from tests.plan.kit import aggregated, plan, recipe
@@ -118,7 +118,7 @@ def _asks_for_a_token(r: Running) -> Any:
 
 
 def _bound(r: Running) -> str:
-    (sock,) = listening(Start(r.config.host, 0, 1, b""))
+    (sock,) = listening(ListenSettings(r.config.host, 0, 1, b""))
     with sock:
         return str(sock.getsockname()[0])
 
@@ -132,12 +132,12 @@ USED: Mapping[str, Where] = {
     "max_body_bytes": lambda r: r.front.limits.max_body_bytes,
     **{key: where for pool in POOLS for key, where in _pool(pool).items()},
     **{f"routing.load.{name}": _burden(f"_{name}") for name in _names(Proxy, "routing", "load")},
-    "routing.affinity.header": lambda r: r.gateway._reading._affinity.header,  # type: ignore[union-attr]
-    "routing.affinity.body_user": lambda r: r.gateway._reading._affinity.body_user,  # type: ignore[union-attr]
+    "routing.affinity.header": lambda r: r.gateway._parser._affinity.header,  # type: ignore[union-attr]
+    "routing.affinity.body_user": lambda r: r.gateway._parser._affinity.body_user,  # type: ignore[union-attr]
     "routing.conditional.min_prompt_tokens": lambda r: r.gateway.pools._thresholds.min_prompt_tokens,  # type: ignore[union-attr]
     "routing.conditional.max_missing_tokens": lambda r: r.gateway.pools._thresholds.max_missing_tokens,  # type: ignore[union-attr]
     "routing.on_empty_pool": lambda r: r.gateway._dispatcher._config.routing.on_empty_pool,
-    "admission.priority_header": lambda r: r.gateway._reading._priority_header.decode(),
+    "admission.priority_header": lambda r: r.gateway._parser._priority_header.decode(),
     "breaker.failures": lambda r: r.worker.breaker._limit,
     "breaker.open_seconds": lambda r: r.worker.breaker._open_seconds,
     "health.interval_seconds": lambda r: r.gateway._health._settings.interval_seconds,

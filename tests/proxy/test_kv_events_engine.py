@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_sources import sources_from
 from pdserve.pd.routing.kv_subscriber import KvSubscriber
@@ -107,7 +107,7 @@ class Talk:
 
     def expected(self, tokens: list[int]) -> int:
         """An engine always computes at least the last token itself."""
-        held = self.index.matched("engine", Ask(prompt=b"", tokens=tokens)).get(0, 0)
+        held = self.index.matched("engine", RoutingRequest(prompt=b"", tokens=tokens)).get(0, 0)
         return min(held, (len(tokens) - 1) // BLOCK * BLOCK)
 
 

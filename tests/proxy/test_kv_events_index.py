@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.kv_events import KvEvents
 from pdserve.pd.routing.kv_index import KvIndex
@@ -18,8 +18,8 @@ from tests.proxy.candidates import Worker, everywhere, workers
 BLOCK = 2
 
 
-def ask(*tokens: int) -> Ask:
-    return Ask(prompt=b"any text", tokens=tokens, estimate=len(tokens))
+def ask(*tokens: int) -> RoutingRequest:
+    return RoutingRequest(prompt=b"any text", tokens=tokens, estimate=len(tokens))
 
 
 def engine_hash(tokens: tuple[int, ...]) -> bytes:
@@ -177,7 +177,7 @@ def test_ranks_and_workers_are_apart() -> None:
 def test_without_token_ids_nothing_matches(tokens: list[int] | None) -> None:
     index = KvIndex(1000)
     index.apply("w", 0, [stored((1, 2))])
-    assert not any(index.matched("w", Ask(prompt=b"", tokens=tokens, estimate=2)).values())
+    assert not any(index.matched("w", RoutingRequest(prompt=b"", tokens=tokens, estimate=2)).values())
 
 
 class Cache:
@@ -281,7 +281,7 @@ def test_the_policy_prefers_who_holds_most() -> None:
 def test_the_policy_never_compares_text() -> None:
     policy, index = kv_events()
     pool = workers(2)
-    text = Ask(prompt=b"the same text" * 100, tokens=None, estimate=300)
+    text = RoutingRequest(prompt=b"the same text" * 100, tokens=None, estimate=300)
     policy.routed(pool[0], text)
     index.apply("worker-0", 0, [stored((1, 2, 3, 4))])
     choices = [policy.choose(pool, text) for _ in range(4)]

@@ -12,7 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_sources import Source, sources_from
 from pdserve.pd.routing.kv_subscriber import KvSubscriber
@@ -38,7 +38,7 @@ def batch(*events: list[object], rank: int | None = 0) -> bytes:
 
 
 def held(index: KvIndex, worker: str = "w", rank: int = 0) -> int:
-    return index.matched(worker, Ask(prompt=b"", tokens=list(range(100)), estimate=100)).get(rank, 0)
+    return index.matched(worker, RoutingRequest(prompt=b"", tokens=list(range(100)), estimate=100)).get(rank, 0)
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -239,7 +239,7 @@ def test_a_worker_that_is_gone_holds_nothing_and_is_not_followed(tmp_path: Path)
             await publisher.send(batch(block(0)))
             await until(lambda: held(index) == 2)
             await subscriber.stop("w")
-            assert index.matched("w", Ask(prompt=b"", tokens=[0, 1])) == {}
+            assert index.matched("w", RoutingRequest(prompt=b"", tokens=[0, 1])) == {}
             assert await publisher._socket.recv() == b"\0", "unsubscribed"
             subscriber.start("w", [publisher.source])
             await publisher.heard()

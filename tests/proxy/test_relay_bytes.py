@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
-from pdserve.pd.http.front import Connection, Front, Limits, Request
-from pdserve.pd.http.reply import Reply
-from pdserve.pd.http.upstream import Connection as Upstream
+from pdserve.pd.http.connection import Connection
+from pdserve.pd.http.front import ClientLimits, Front, Request
+from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.upstream import UpstreamConnection as Upstream
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry
@@ -123,10 +123,10 @@ class NoHandler:
     def refuse(self, request: Request) -> ApiError | None:
         raise NotImplementedError
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: HttpReply) -> None:
         raise NotImplementedError
 
-    def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
+    def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
         raise NotImplementedError
 
 
@@ -150,9 +150,9 @@ async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int 
     upstream, inside, outside = Upstream(worker.pool), Wire(), Wire()
     upstream.connection_made(inside)
     worker.pool.keep(upstream)
-    front = Connection(Front(NoHandler(), Limits()))
+    front = Connection(Front(NoHandler(), ClientLimits()))
     front.connection_made(outside)
-    reply = Reply(front, keep_alive=True, head_only=False, http10=http10)
+    reply = HttpReply(front, keep_alive=True, head_only=False, http10=http10)
     client = Client(reply, "id", CHAT)
     client.cached_tokens = cached
     leg = Leg(worker, b"", b"", never)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.policy import Policy
 from pdserve.roles import EngineRole
@@ -22,8 +22,8 @@ def affinity(policy: PolicyName = "round_robin", role: EngineRole = "decode") ->
     return make(everywhere(policy, affinity=True), role, Random(1))
 
 
-def ask(session: str | None, prompt: bytes = b"x" * 1024) -> Ask:
-    return Ask(prompt=prompt, estimate=len(prompt) // 4, session=session)
+def ask(session: str | None, prompt: bytes = b"x" * 1024) -> RoutingRequest:
+    return RoutingRequest(prompt=prompt, estimate=len(prompt) // 4, session=session)
 
 
 def homes(policy: Policy, pool: list[Worker], sessions: int = 400) -> dict[str, str]:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.config.routing import Conditional
+from pdserve.pd.config.routing import ConditionalSettings
 from pdserve.pd.routing.conditional import WAY_WHYS, decide
 
 
-def limits(min_prompt: int, max_missing: int) -> Conditional:
+def limits(min_prompt: int, max_missing: int) -> ConditionalSettings:
     """0: there is none."""
-    return Conditional(min_prompt_tokens=min_prompt or None, max_missing_tokens=max_missing or None)
+    return ConditionalSettings(min_prompt_tokens=min_prompt or None, max_missing_tokens=max_missing or None)
 
 
 @pytest.mark.parametrize(

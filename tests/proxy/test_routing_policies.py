@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config import routing
-from pdserve.pd.config.routing import Routing
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.config.routing import RoutingSettings
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import kv_events_of, make
 from pdserve.pd.routing.policy import WHYS
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
-ASK = Ask(prompt=b'[{"role":"user","content":"hello"}]', tokens=[1, 2, 3], estimate=3)
+ASK = RoutingRequest(prompt=b'[{"role":"user","content":"hello"}]', tokens=[1, 2, 3], estimate=3)
 
 loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(0, 1)), min_size=1, max_size=8).map(
     lambda drawn: [Worker(f"w{i}", *figures) for i, figures in enumerate(drawn)]
@@ -34,7 +34,7 @@ def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
     policy: PolicyName, affinity: bool, candidates: list[Worker], role: EngineRole, session: str | None, seed: int
 ) -> None:
     made = make(everywhere(policy, affinity=affinity), role, Random(seed))
-    ask = Ask(prompt=b"x" * 600, tokens=[1] * 150, estimate=150, session=session)
+    ask = RoutingRequest(prompt=b"x" * 600, tokens=[1] * 150, estimate=150, session=session)
     for _ in range(3):
         choice = made.choose(candidates, ask)
         assert choice.worker in candidates
@@ -157,7 +157,7 @@ def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinit
 
 
 def test_a_policy_that_nobody_knows_is_an_error_that_names_those_that_there_are() -> None:
-    unknown = Routing().model_copy(update={"decode": routing.Load()})
+    unknown = RoutingSettings().model_copy(update={"decode": routing.LoadSettings()})
     with pytest.raises(RecipeError) as caught:
         make(unknown, "decode")
     assert caught.value.where == "proxy.routing.decode"

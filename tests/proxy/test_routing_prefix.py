@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.pd.config.routing import Load
-from pdserve.pd.config.routing import PrefixAware as PrefixSettings
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.config.routing import LoadSettings
+from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import Chain
@@ -21,12 +21,12 @@ from tests.proxy.candidates import Worker, everywhere, workers
 ROLES: list[EngineRole] = ["prefill", "decode", "aggregated"]
 
 
-def ask(prompt: bytes) -> Ask:
-    return Ask(prompt=prompt, estimate=len(prompt) // 4)
+def ask(prompt: bytes) -> RoutingRequest:
+    return RoutingRequest(prompt=prompt, estimate=len(prompt) // 4)
 
 
 def prefix_aware(role: EngineRole = "prefill", **settings: float) -> PrefixAware:
-    burden = Burden(role, Load(), Random(1))
+    burden = Burden(role, LoadSettings(), Random(1))
     return PrefixAware(burden, PrefixSettings(**settings))  # type: ignore[arg-type]  # each is an int or a float
 
 
@@ -177,7 +177,7 @@ def test_it_is_a_longest_common_prefix_in_whole_blocks(
     for name in ("w0", "w1"):
         longest = max((common(prompt, asked, block) for who, prompt in steps if who == name), default=0)
         estimate = 1_000 * len(asked)
-        assert policy.matched(Worker(name), Ask(prompt=asked, estimate=estimate)) == 1_000 * longest
+        assert policy.matched(Worker(name), RoutingRequest(prompt=asked, estimate=estimate)) == 1_000 * longest
 
 
 def common(one: bytes, other: bytes, block: int) -> int:

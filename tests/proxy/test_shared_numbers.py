@@ -26,13 +26,13 @@ ENTER = """
 import random, sys
 from pathlib import Path
 from pdserve.pd.processes import shared_numbers
-from pdserve.pd.limits.admission import CELLS_PER_PROCESS, Gate
+from pdserve.pd.limits.admission import CELLS_PER_PROCESS, AdmissionGate
 from pdserve.pd.config.settings import PoolLimits
 class Worker:
     kv_usage = 0.0
 numbers = shared_numbers.shared(Path(sys.argv[1]), 3 * CELLS_PER_PROCESS, process=int(sys.argv[2]), processes=3)
 limits = PoolLimits(max_requests=4, max_prompt_tokens_in_flight=50)
-gate = Gate("decode", limits, lambda: [Worker()], numbers, AssertionError)
+gate = AdmissionGate("decode", limits, lambda: [Worker()], numbers, AssertionError)
 inside, entered, refused = [], 0, 0
 for _ in range(5000):
     if inside and random.random() < 0.5:

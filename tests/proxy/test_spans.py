@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from pdserve.errors import RecipeError
-from pdserve.pd.config.settings import Otel
+from pdserve.pd.config.settings import OtelSettings
 from pdserve.pd.telemetry.spans import NoSpans, OtelSpans, StageTime, open_spans, parse
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -139,6 +139,6 @@ def test_the_setting_without_the_package_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(RecipeError) as refused:
-        open_spans(Otel(endpoint="http://h:4318/v1/traces"), "tiny")
+        open_spans(OtelSettings(endpoint="http://h:4318/v1/traces"), "tiny")
     assert refused.value.todo is not None
     assert "pdserve[otel]" in refused.value.todo

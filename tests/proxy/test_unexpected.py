@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.http.incoming import Budget, Request
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.serve.gateway import Gateway
 
@@ -29,7 +29,7 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.sent += data
 
-    def replied(self, _: Reply) -> None:
+    def replied(self, _: HttpReply) -> None:
         self.over.set()
 
     def abort(self) -> None:
@@ -63,7 +63,7 @@ async def asked(target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch) -> 
     request.parts, request.body_bytes = [body], len(body)
     assert request.hold(len(body))
     wire = Wire()
-    gateway.handle(request, Reply(wire, keep_alive=True, head_only=False, http10=False))
+    gateway.handle(request, HttpReply(wire, keep_alive=True, head_only=False, http10=False))
     assert gateway.busy()
     async with asyncio.timeout(60):
         await wire.over.wait()

@@ -231,19 +231,19 @@ proxy:
     )
     proxy = load(tmp_path, text).recipe.proxy
     routing = proxy.routing
-    assert isinstance(routing.prefill, routing_settings.KvEvents)
+    assert isinstance(routing.prefill, routing_settings.KvEventsSettings)
     assert (routing.prefill.max_blocks, routing.load.slack_requests) == (1000, 2)
     assert routing.affinity is not None
     assert routing.affinity.header == "x-conversation"
-    assert isinstance(routing.decode, routing_settings.PrefixAware)
+    assert isinstance(routing.decode, routing_settings.PrefixAwareSettings)
     assert routing.decode.block_bytes == 128
-    assert routing.conditional == routing_settings.Conditional(min_prompt_tokens=32, max_missing_tokens=64)
+    assert routing.conditional == routing_settings.ConditionalSettings(min_prompt_tokens=32, max_missing_tokens=64)
 
 
 def test_another_policy_replaces_an_inherited_one_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(CPU + "proxy: {routing: {decode: {kind: prefix_aware, block_bytes: 64}}}\n")
     own = "extends: base.yaml\nproxy: {routing: {decode: {kind: power_of_two}}}\n"
-    assert load(tmp_path, own).recipe.proxy.routing.decode == routing_settings.PowerOfTwo()
+    assert load(tmp_path, own).recipe.proxy.routing.decode == routing_settings.PowerOfTwoSettings()
 
 
 def test_files_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:

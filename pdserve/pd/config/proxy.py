@@ -15,10 +15,14 @@ from pdserve.roles import EngineRole
 Protocol = Literal["mooncake", "nixl", "aggregated"]
 
 
-class WorkerConfig(BaseModel):
-    """One engine instance as the proxy sees it."""
+class FrozenConfig(BaseModel):
+    """Exact keys, never changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkerConfig(FrozenConfig):
+    """One engine instance as the proxy sees it."""
 
     name: str
     """The process name in the plan: prefill-0."""

@@ -16,25 +16,25 @@ from pdserve.roles import EngineRole
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
-class RoundRobin(Settings):
+class RoundRobinSettings(Settings):
     """Each worker in turn."""
 
     kind: Literal["round_robin"] = Field(default="round_robin", description="Each worker in turn.")
 
 
-class LeastLoaded(Settings):
+class LeastLoadedSettings(Settings):
     """The worker with the least work: prompt tokens in flight on prefill, requests and KV use on decode."""
 
     kind: Literal["least_loaded"] = Field(default="least_loaded", description="The least loaded worker.")
 
 
-class PowerOfTwo(Settings):
+class PowerOfTwoSettings(Settings):
     """The less loaded of two workers taken at random."""
 
     kind: Literal["power_of_two"] = Field(default="power_of_two", description="The better of two random workers.")
 
 
-class PrefixAware(Settings):
+class PrefixAwareSettings(Settings):
     """The worker that was sent the longest prefix of this prompt, as far as this proxy process remembers."""
 
     kind: Literal["prefix_aware"] = Field(default="prefix_aware", description="The worker that saw the prefix.")
@@ -49,7 +49,7 @@ class PrefixAware(Settings):
     )
 
 
-class KvEvents(Settings):
+class KvEventsSettings(Settings):
     """The worker whose KV cache holds the longest prefix, exactly, by the events that engines publish."""
 
     kind: Literal["kv_events"] = Field(default="kv_events", description="The worker that holds the blocks.")
@@ -63,10 +63,13 @@ class KvEvents(Settings):
     )
 
 
-Policy = Annotated[RoundRobin | LeastLoaded | PowerOfTwo | PrefixAware | KvEvents, Field(discriminator="kind")]
+Policy = Annotated[
+    RoundRobinSettings | LeastLoadedSettings | PowerOfTwoSettings | PrefixAwareSettings | KvEventsSettings,
+    Field(discriminator="kind"),
+]
 
 
-class Load(Settings):
+class LoadSettings(Settings):
     """What counts as load, and when a worker that a policy prefers is too busy to get a request."""
 
     kv_weight: Annotated[float, Field(ge=0)] = Field(
@@ -86,7 +89,7 @@ class Load(Settings):
     )
 
 
-class Affinity(Settings):
+class AffinitySettings(Settings):
     """Requests of one session go to one worker, as long as it is not too busy."""
 
     header: str | None = Field(
@@ -97,7 +100,7 @@ class Affinity(Settings):
     )
 
 
-class Conditional(Settings):
+class ConditionalSettings(Settings):
     """Prompts that skip prefill and are computed by decode itself: those that meet one of the thresholds."""
 
     min_prompt_tokens: Count | None = Field(
@@ -110,15 +113,19 @@ class Conditional(Settings):
     )
 
 
-class Routing(Settings):
+class RoutingSettings(Settings):
     """Which worker of each pool gets a request."""
 
-    prefill: Policy = Field(default=LeastLoaded(), description="Policy of the prefill pool.")
-    decode: Policy = Field(default=LeastLoaded(), description="Policy of the decode pool.")
-    aggregated: Policy = Field(default=LeastLoaded(), description="Policy of the pool of mode aggregated.")
-    load: Load = Field(default=Load(), description="What counts as load, and when a worker is too busy.")
-    affinity: Affinity | None = Field(default=None, description="Sessions that stay at a worker; null: none do.")
-    conditional: Conditional | None = Field(
+    prefill: Policy = Field(default=LeastLoadedSettings(), description="Policy of the prefill pool.")
+    decode: Policy = Field(default=LeastLoadedSettings(), description="Policy of the decode pool.")
+    aggregated: Policy = Field(default=LeastLoadedSettings(), description="Policy of the pool of mode aggregated.")
+    load: LoadSettings = Field(
+        default=LoadSettings(), description="What counts as load, and when a worker is too busy."
+    )
+    affinity: AffinitySettings | None = Field(
+        default=None, description="Sessions that stay at a worker; null: none do."
+    )
+    conditional: ConditionalSettings | None = Field(
         default=None, description="Prompts that skip prefill; null: all go through it."
     )
     on_empty_pool: Literal["fail", "aggregate"] = Field(
@@ -128,7 +135,7 @@ class Routing(Settings):
     )
 
 
-def policy_of(routing: Routing, role: EngineRole) -> Policy:
+def policy_of(routing: RoutingSettings, role: EngineRole) -> Policy:
     """The policy of a role's pool."""
     policies: dict[EngineRole, Policy] = {
         "prefill": routing.prefill,

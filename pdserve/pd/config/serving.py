@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pdserve.pd.config.routing import Routing
+from pdserve.pd.config.routing import RoutingSettings
 from pdserve.pd.config.settings import (
-    Admin,
-    Admission,
+    AdminSettings,
+    AdmissionSettings,
     AllowedHosts,
-    Auth,
-    Breaker,
+    AuthSettings,
+    BreakerSettings,
     Count,
-    Health,
-    Limits,
+    HealthSettings,
+    LimitsSettings,
     LogFormat,
-    Otel,
+    OtelSettings,
     Seconds,
     Settings,
-    Tls,
-    UpstreamTls,
+    TlsSettings,
+    UpstreamTlsSettings,
 )
 
 
@@ -39,28 +39,34 @@ class Serving(Settings):
     connect_timeout_seconds: Seconds = Field(default=5, description="Connecting to an engine.")
     drain_seconds: Seconds = Field(default=30, description="How long running requests may finish at shutdown.")
     max_body_bytes: Count = Field(default=64 * 1024 * 1024, description="Larger request bodies are refused (413).")
-    routing: Routing = Field(default=Routing(), description="Which worker gets a request.")
-    admission: Admission = Field(default=Admission(), description="How many requests are taken, how others wait.")
-    breaker: Breaker = Field(default=Breaker(), description="When a worker that fails is left alone.")
-    health: Health = Field(default=Health(), description="The proxy's own checks of its workers.")
-    limits: Limits = Field(default=Limits(), description="What one client may do to the proxy.")
+    routing: RoutingSettings = Field(default=RoutingSettings(), description="Which worker gets a request.")
+    admission: AdmissionSettings = Field(
+        default=AdmissionSettings(), description="How many requests are taken, how others wait."
+    )
+    breaker: BreakerSettings = Field(
+        default=BreakerSettings(), description="When the breaker of a failing worker opens."
+    )
+    health: HealthSettings = Field(default=HealthSettings(), description="The proxy's own checks of its workers.")
+    limits: LimitsSettings = Field(default=LimitsSettings(), description="What one client may do to the proxy.")
     allowed_hosts: AllowedHosts = Field(
         default=None,
         description="Names in `Host` and `Origin` by which clients may ask, beside loopback's and `host`; others get "
         '403. For a gateway on this machine that passes its own Host on, and for web pages. `["*"]`: any. null: as an '
         "empty list for a proxy on loopback without API keys, which web pages could reach; else any.",
     )
-    auth: Auth = Field(default=Auth(), description="API keys, and what becomes of a client's Authorization.")
-    tls: Tls | None = Field(default=None, description="TLS towards clients; null: plain HTTP.")
-    upstream_tls: UpstreamTls | None = Field(
+    auth: AuthSettings = Field(
+        default=AuthSettings(), description="API keys, and what becomes of a client's Authorization."
+    )
+    tls: TlsSettings | None = Field(default=None, description="TLS towards clients; null: plain HTTP.")
+    upstream_tls: UpstreamTlsSettings | None = Field(
         default=None,
         description="TLS towards workers that are added while serving (`admin`) by an https URL. The deployment's own "
         "engines speak plain HTTP, on loopback or on the nodes' network.",
     )
-    admin: Admin | None = Field(
+    admin: AdminSettings | None = Field(
         default=None,
         description="Endpoints that change the running proxy, and /metrics with the series of each API key, which the "
         "clients' port leaves out; null: there are none.",
     )
     log: LogFormat = Field(default="text", description="One line a request, for people or for machines.")
-    otel: Otel | None = Field(default=None, description="OpenTelemetry spans; null: none.")
+    otel: OtelSettings | None = Field(default=None, description="OpenTelemetry spans; null: none.")

@@ -33,12 +33,12 @@ class PoolLimits(Settings):
         "that is larger than this waits for an empty pool, and those behind it wait with it.",
     )
     queue_size: Annotated[int, Field(ge=0)] = Field(
-        default=512, description="Requests that may wait for a place; beyond them 429. 0: nobody waits."
+        default=512, description="Requests that may wait for a place; beyond them 429. 0: no request waits."
     )
     queue_seconds: Seconds = Field(default=60, description="How long a request may wait before it gets 429.")
 
 
-class Admission(Settings):
+class AdmissionSettings(Settings):
     """How many requests each pool takes."""
 
     prefill: PoolLimits = Field(default=PoolLimits(), description="Limits of the prefill pool.")
@@ -52,15 +52,17 @@ class Admission(Settings):
     )
 
 
-class Breaker(Settings):
-    """When a worker that fails is left alone. Answers of 4xx never count; an answer of 5xx counts when another worker
-    has answered the same request, and this one has answered nobody for `open_seconds`."""
+class BreakerSettings(Settings):
+    """When the breaker of a failing worker opens. Answers of 4xx never count; an answer of 5xx counts when another
+    worker has answered the same request, and this one has answered none for `open_seconds`."""
 
-    failures: Count = Field(default=5, description="Failures in a row after which a worker is left alone.")
-    open_seconds: Seconds = Field(default=10, description="How long, before one request tries it again.")
+    failures: Count = Field(default=5, description="Failures in a row after which the breaker opens.")
+    open_seconds: Seconds = Field(
+        default=10, description="How long it stays open, before one request tries the worker."
+    )
 
 
-class Health(Settings):
+class HealthSettings(Settings):
     """The proxy's own checks of its workers, beside what the supervisor tells it."""
 
     interval_seconds: Seconds = Field(default=2, description="Between two checks of one worker.")
@@ -68,7 +70,7 @@ class Health(Settings):
     failures: Count = Field(default=3, description="Failed checks in a row after which a worker is not used.")
 
 
-class Limits(Settings):
+class LimitsSettings(Settings):
     """What one client may do to the proxy. `max_body_bytes` stands beside this section."""
 
     max_header_bytes: Count = Field(default=65_536, description="Request line and headers; larger ones get 431.")
@@ -94,7 +96,7 @@ class Limits(Settings):
     )
 
 
-class Auth(Settings):
+class AuthSettings(Settings):
     """Who may ask, and what becomes of a client's Authorization header."""
 
     keys_file: str | None = Field(
@@ -111,14 +113,14 @@ class Auth(Settings):
     )
 
 
-class Tls(Settings):
+class TlsSettings(Settings):
     """TLS towards clients."""
 
     certificate: str = Field(min_length=1, description="PEM file: the certificate and its chain.")
     key: str = Field(min_length=1, description="PEM file: the private key, without a passphrase.")
 
 
-class UpstreamTls(Settings):
+class UpstreamTlsSettings(Settings):
     """TLS towards workers, for those whose URL is https."""
 
     ca: str | None = Field(default=None, min_length=1, description="PEM file of accepted CAs; null: the system's.")
@@ -127,7 +129,7 @@ class UpstreamTls(Settings):
     verify: bool = Field(default=True, description="false: any certificate is accepted.")
 
 
-class Admin(Settings):
+class AdminSettings(Settings):
     """Endpoints that change the running proxy: workers, and reloading keys and policies; and /metrics with the figures
     of each API key, which the clients' port does not name. Never on the clients' port."""
 
@@ -139,11 +141,11 @@ class Admin(Settings):
     token_file: str | None = Field(
         default=None,
         min_length=1,
-        description="File with the bearer token that callers must send; null: whoever reaches it may do everything.",
+        description="File with the bearer token that callers must send; null: any caller may do everything.",
     )
 
 
-class Otel(Settings):
+class OtelSettings(Settings):
     """OpenTelemetry spans; needs the extra `pdserve[otel]`."""
 
     endpoint: str = Field(pattern=r"^https?://", description="OTLP over HTTP: http://collector:4318/v1/traces.")

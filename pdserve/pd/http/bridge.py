@@ -9,10 +9,10 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Scope
 
 from pdserve.pd.http.front import Request
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.reply import HttpReply
 
 
-async def serve(app: ASGIApp, request: Request, reply: Reply) -> None:
+async def serve(app: ASGIApp, request: Request, reply: HttpReply) -> None:
     """Runs the application for one request. What it raises is the caller's to answer."""
     received = False
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ def _scope(request: Request) -> Scope:
     return scope
 
 
-async def _drained(reply: Reply) -> None:
+async def _drained(reply: HttpReply) -> None:
     """Returns when the client has caught up or has gone."""
     if reply.congested and not reply.gone:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -11,18 +11,17 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import httptools
 
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import refusals
+from pdserve.pd.http.client_connection import ClientConnection
+from pdserve.pd.http.front import Front
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.http.places import NO_PLACE, PROBE_PLACE
-from pdserve.pd.http.reply import Reply
-
-if TYPE_CHECKING:
-    from pdserve.pd.http.front import Front
+from pdserve.pd.http.reply import HttpReply
 
 _LINGER_SECONDS: Final = 2.0
 _REQUEST_BYTES: Final = 2048
@@ -33,7 +32,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
+class Connection(ClientConnection):
     """One client. Owned by its transport; `front.connections` has it while it is open."""
 
     __slots__ = (
@@ -59,10 +58,6 @@ class Connection(asyncio.Protocol):
         "_tls",
         "_transport",
         "_watched",
-        "asked",
-        "congested",
-        "deadline",
-        "peer",
     )
 
     def __init__(self, front: Front) -> None:
@@ -86,9 +81,9 @@ class Connection(asyncio.Protocol):
         """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
         self._resuming = False
         """The head that a parser reads was made here: it says nothing new."""
-        self._ready: deque[tuple[Request, Reply]] = deque()
+        self._ready: deque[tuple[Request, HttpReply]] = deque()
         """Complete requests that wait for the reply before theirs."""
-        self._reply: Reply | None = None
+        self._reply: HttpReply | None = None
         self._paused_reading = False
         self._watched = -1  # the descriptor, while nothing is read
         self._for_probes = self.asked = False
@@ -142,7 +137,7 @@ class Connection(asyncio.Protocol):
                     if rest:
                         continue
                 else:
-                    # Nobody here speaks anything else: the request is answered as it is, and nothing is read after it.
+                    # No other protocol is spoken here: the request is answered as it is, and nothing is read after it.
                     self._refused = True
                     self._last_reply_closes()
             except httptools.HttpParserCallbackError as error:
@@ -265,12 +260,12 @@ class Connection(asyncio.Protocol):
         if not request.hold(_REQUEST_BYTES + self._header_bytes):
             raise refusals.no_memory()
 
-    # --- for Reply
+    # --- for HttpReply
 
     def send(self, data: bytes) -> None:
         self._transport.write(data)
 
-    def replied(self, reply: Reply) -> None:
+    def replied(self, reply: HttpReply) -> None:
         """The reply has ended: the next request has its turn, or the connection waits or closes."""
         self._reply = None
         if not reply.keep_alive or self._front.closing:
@@ -309,7 +304,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def arriving(self) -> bool:
-        """A part of a request is there."""
         return self._current is not None
 
     def close_if_idle(self) -> None:
@@ -320,7 +314,7 @@ class Connection(asyncio.Protocol):
 
     # --- inside
 
-    def _serve(self, request: Request, reply: Reply) -> None:
+    def _serve(self, request: Request, reply: HttpReply) -> None:
         self._reply = reply
         self.asked = True
         self.deadline = float("inf")
@@ -388,8 +382,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             self._wait(self._front.limits.body_idle_seconds)
 
-    def _new_reply(self, request: Request) -> Reply:
-        return Reply(
+    def _new_reply(self, request: Request) -> HttpReply:
+        return HttpReply(
             self,
             keep_alive=self._parser.should_keep_alive() and not self._refused and not self._front.closing,
             head_only=request.method == b"HEAD",
@@ -397,7 +391,7 @@ class Connection(asyncio.Protocol):
         )
 
     def _offers_upgrade_and_has_body(self) -> bool:
-        """The parser then leaves the body to whoever takes the connection over."""
+        """The parser then leaves the body to what takes the connection over."""
         request = self._current
         if request is None or not self._parser.should_upgrade() or request.method == b"CONNECT":
             return False
@@ -426,7 +420,7 @@ class Connection(asyncio.Protocol):
             return
         request = self._current
         self._drop_current()
-        reply = Reply(self, keep_alive=False, head_only=self._parser.get_method() == b"HEAD", http10=False)
+        reply = HttpReply(self, keep_alive=False, head_only=self._parser.get_method() == b"HEAD", http10=False)
         self._reply = reply
         self._wait(self._front.limits.body_idle_seconds)
         self._front.handler.failed(request, reply, error)

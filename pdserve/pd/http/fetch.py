@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pdserve.pd.http.connecting import lacks_descriptors
-from pdserve.pd.http.upstream import Connection, Pool
+from pdserve.pd.http.upstream import Pool, UpstreamConnection
 
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -27,7 +27,7 @@ class Fetched:
     body: bytes
 
 
-class _Whole:
+class _WholeBody:
     """The sink that collects an answer."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ async def fetch(
         headers,
         length,
     )
-    connection: Connection | None = None
-    sink = _Whole()
+    connection: UpstreamConnection | None = None
+    sink = _WholeBody()
     try:
         async with asyncio.timeout(timeout):
             connection = (pool.take() if reuse else None) or await pool.connect()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.http.connection import Connection as Connection
+from pdserve.pd.http.client_connection import ClientConnection
 from pdserve.pd.http.hang_ups import HangUps
 from pdserve.pd.http.incoming import Budget
-from pdserve.pd.http.incoming import Limits as Limits
+from pdserve.pd.http.incoming import ClientLimits as ClientLimits
 from pdserve.pd.http.incoming import Request as Request
 from pdserve.pd.http.places import Places
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.reply import HttpReply
 
 SWEEP_SECONDS = 0.5
 
@@ -25,22 +25,22 @@ class Handler(Protocol):
     def refuse(self, request: Request) -> ApiError | None:
         """Called when the headers are complete: an error ends the request without reading its body."""
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: HttpReply) -> None:
         """Called when the request is complete. The reply may be given later. Who answers must release the request."""
 
-    def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
+    def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
         """Answers an error of the request itself: malformed, too large, too slow, refused."""
 
 
 @dataclass
 class Front:
-    """All client connections of one process. `sweep` must be called beside them."""
+    """All client connections of one process (http.connection). `sweep` must be called beside them."""
 
     handler: Handler
-    limits: Limits
+    limits: ClientLimits
     probes: frozenset[bytes] = frozenset()
     """Paths that are answered also when there are too many clients."""
-    connections: set[Connection] = field(default_factory=set)
+    connections: set[ClientConnection] = field(default_factory=set)
     closing: bool = False
     """No connection is kept open after its reply."""
     budget: Budget = field(init=False)
@@ -49,10 +49,6 @@ class Front:
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.limits.max_buffered_bytes)
-
-    def __call__(self) -> Connection:
-        """A protocol factory for loop.create_server."""
-        return Connection(self)
 
     def place_for_new(self, now: float) -> int:
         """What places.Places says; `now`: loop time."""

@@ -12,7 +12,7 @@ _MOST = 256
 
 
 class HangUps:
-    """Of one process. A second epoll, which the loop looks at like at one more file: it hears nothing of data."""
+    """Watches for clients that leave. A second epoll, which the loop watches as one more file: it reports no data."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -9,7 +9,7 @@ from pdserve.pd.limits.keys import ApiKey
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """What one client may cost. Bytes and seconds."""
 
     max_body_bytes: int = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ class Budget:
     """Bytes of requests in memory, over all connections of the process.
 
     A large request may be as large as what is left beside it of seven eighths: the largest ones are turned away first.
-    The last eighth is for small ones only, so that nobody who sends large ones leaves nothing for them.
+    The last eighth is for small ones only, so that a client with large ones leaves room for them.
     """
 
     __slots__ = ("_for_large", "_limit", "held")

@@ -3,19 +3,17 @@
 One client must not keep the others out with connections on which it asks nothing. So the new one comes in, and the
 client with the most connections loses one on which nothing is being answered: first those that never asked for
 anything, at last those on which a request is arriving. When all are being answered, a few places beyond the limit are
-left for probes: whoever watches the proxy must not take it for dead because it is busy.
+left for probes: a monitor must not take a busy proxy for a dead one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pdserve.pd.http.connection import Connection
+from pdserve.pd.http.client_connection import ClientConnection
 
 PROBE_PLACES = 16
-"""Beyond the limit. Open files are reserved for them (pd.descriptors)."""
+"""Beyond the limit. Open files are reserved for them (serve.descriptors)."""
 PLACE, PROBE_PLACE, NO_PLACE = 0, 1, 2
 _SHARE = 64
 """One of so many is closed at once: looking at all of them for each new connection would cost too much."""
@@ -26,7 +24,7 @@ _LOOK_AGAIN_SECONDS = 0.1
 
 
 class Places:
-    """Of one front."""
+    """Decides whether a new connection gets a place, and closes others for it."""
 
     __slots__ = ("_full_pays", "_look_again", "_room")
 
@@ -36,9 +34,9 @@ class Places:
         self._room = False
         """It made room."""
         self._full_pays = True
-        """When all places for probes were taken too, it found somebody to close there."""
+        """When all places for probes were taken too, a connection was closed there."""
 
-    def for_new(self, connections: set[Connection], most: int, now: float) -> int:
+    def for_new(self, connections: set[ClientConnection], most: int, now: float) -> int:
         """PLACE; PROBE_PLACE: only for probes; NO_PLACE: none at all. May close connections of others. `now`: loop
         time."""
         if len(connections) < most:
@@ -55,7 +53,7 @@ class Places:
         return PROBE_PLACE if len(connections) < most + PROBE_PLACES else NO_PLACE
 
 
-def make_room(connections: set[Connection], most: int) -> bool:
+def make_room(connections: set[ClientConnection], most: int) -> bool:
     """Closes some on which nothing is being answered, of the clients with the most connections. Whether there were
     any."""
     held = Counter(one.peer for one in connections)

@@ -1,4 +1,4 @@
-"""What is wrong with a request that is refused before anybody looks at what it asks for."""
+"""What is wrong with a request that is refused before its body is read."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Wire(Protocol):
 
     def send(self, data: bytes) -> None: ...
 
-    def replied(self, reply: Reply) -> None:
+    def replied(self, reply: HttpReply) -> None:
         """The reply has ended."""
 
     def abort(self) -> None: ...
@@ -30,7 +30,7 @@ class Wire(Protocol):
         """Ends it so that this cannot look like a good end."""
 
 
-class Reply:
+class HttpReply:
     """What a handler answers with. Everything written after the client has gone is dropped: `gone` says so."""
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """Pooled HTTP/1.1 connections to one engine. Never through a proxy of the environment.
 
 A Sink is what hears of one response. A connection is in use from `send` until the end of the response; then it is kept
-for the next request. Whoever does not want the rest of a response aborts the connection: that is how an engine learns
+for the next request. To give up the rest of a response is to abort the connection: that is how an engine learns
 that its client has left.
 """
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
         """The connection ended first."""
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine. Owned by its pool while it is idle, by the sink of its request otherwise."""
 
     __slots__ = (
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
-            # Only now: the parser forgets it. Whoever says more than was asked is not asked again.
+            # Only now: the parser forgets it. An engine that sends more than was asked is not asked again.
             self._keep = self._parser.should_keep_alive() and not self._complete
             self._complete = True
         self._content_type = ""
@@ -232,8 +232,8 @@ class Pool:
         self._port = parts.port or (443 if self._secure else 80)
         self._tls = (tls or ssl.create_default_context()) if self._secure else None
         self._connect_timeout = connect_timeout
-        self._idle: deque[Connection] = deque()
-        self._open: set[Connection] = set()
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
         self._loop = asyncio.get_running_loop()
         self.host_header = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
 
@@ -241,7 +241,7 @@ class Pool:
         """Loop time. Quicker than to ask for the running loop, which costs CPython 3.11 a system call."""
         return self._loop.time()
 
-    def take(self) -> Connection | None:
+    def take(self) -> UpstreamConnection | None:
         """An idle connection that is still fresh."""
         oldest = self._loop.time() - IDLE_SECONDS
         while self._idle:
@@ -251,11 +251,11 @@ class Pool:
             connection.abort()
         return None
 
-    def connect(self) -> Coroutine[Any, Any, Connection]:
+    def connect(self) -> Coroutine[Any, Any, UpstreamConnection]:
         """A new one. Raises OSError (TimeoutError among them, and TLS errors) when it cannot be had."""
         return connecting.connect(self._new, self._host, self._port, tls=self._tls, timeout=self._connect_timeout)
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: UpstreamConnection) -> None:
         """Its response is complete: it may serve again."""
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
@@ -263,11 +263,11 @@ class Pool:
         while self._idle and (len(self._idle) > _MAX_IDLE or self._idle[0].idle_since < oldest):
             self._idle.popleft().abort()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: UpstreamConnection) -> None:
         """Not before: uvloop makes the protocol of an attempt that then fails, too."""
         self._open.add(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
 
     def close(self) -> None:
@@ -276,5 +276,5 @@ class Pool:
             connection.cut()
         self._idle.clear()
 
-    def _new(self) -> Connection:
-        return Connection(self)
+    def _new(self) -> UpstreamConnection:
+        return UpstreamConnection(self)

@@ -1,7 +1,7 @@
 """Who may enter a pool now, who waits, and who is turned away.
 
 A gate for each pool: limits of requests and prompt tokens in flight for each ready worker, and of KV use. Whoever does
-not fit waits in a bounded queue, by priority and within one priority in order of arrival; nobody is overtaken by a
+not fit waits in a bounded queue, by priority and within one priority in order of arrival; no request is overtaken by a
 request of the same or a worse priority, also not by a smaller one. With several proxy processes the limits hold over
 all of them, while each has a queue of its own.
 """
@@ -26,7 +26,7 @@ _UNLIMITED = math.inf
 _COUNTABLE = 1 << 53
 
 
-class Candidate(Protocol):
+class AdmissionCandidate(Protocol):
     """A ready worker, as far as a gate looks at it."""
 
     @property
@@ -39,8 +39,8 @@ class Ticket:
 
     __slots__ = ("_gate", "tokens")
 
-    def __init__(self, gate: Gate, tokens: int) -> None:
-        self._gate: Gate | None = gate
+    def __init__(self, gate: AdmissionGate, tokens: int) -> None:
+        self._gate: AdmissionGate | None = gate
         self.tokens = tokens
 
     def release(self) -> None:
@@ -50,7 +50,7 @@ class Ticket:
             gate._leave(self.tokens)
 
 
-class Waiter:
+class QueuedRequest:
     """One request in the queue."""
 
     __slots__ = ("future", "priority", "timer", "tokens")
@@ -62,10 +62,10 @@ class Waiter:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Gate:
+class AdmissionGate:
     """The entrance of one pool. Belongs to one event loop.
 
-    `candidates` gives the pool's ready workers, `nobody` the error when there is none. `refresh` must be called when
+    `candidates` gives the pool's ready workers, `no_worker` the error when there is none. `refresh` must be called when
     they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while somebody
     waits: nothing else tells of places that another process has freed.
     """
@@ -74,9 +74,9 @@ class Gate:
         self,
         pool: str,
         limits: PoolLimits,
-        candidates: Callable[[], Sequence[Candidate]],
+        candidates: Callable[[], Sequence[AdmissionCandidate]],
         numbers: Numbers,
-        nobody: Callable[[], ApiError],
+        no_worker: Callable[[], ApiError],
     ) -> None:
         self.pool = pool
         self.rejected_full = 0
@@ -86,7 +86,7 @@ class Gate:
         self.waiting = 0
         self._limits = limits
         self._candidates = candidates
-        self._nobody = nobody
+        self._no_worker = no_worker
         cells = numbers.take(CELLS_PER_PROCESS * numbers.processes)
         self._lock = numbers.lock
         self._shared = numbers.processes > 1
@@ -95,7 +95,7 @@ class Gate:
         self._own = CELLS_PER_PROCESS * numbers.process
         # What a process of this index that died had counted.
         self._cells[self._own] = self._cells[self._own + 1] = 0
-        self._queues: dict[int, OrderedDict[Waiter, None]] = {}
+        self._queues: dict[int, OrderedDict[QueuedRequest, None]] = {}
         self._priorities: list[int] = []
         self._interval = 0.0
         self._last_turn = 0.0
@@ -120,7 +120,7 @@ class Gate:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the pool again, and let in who fits now. With no worker left, nobody waits on."""
+        """Look at the pool again, and let in who fits now. With no worker left, no request waits on."""
         workers = self._candidates()
         limits, self._workers = self._limits, len(workers)
         self._max_requests = _limit(limits.max_requests, self._workers)
@@ -139,23 +139,23 @@ class Gate:
             self._let_in(self.waiting if limits.max_kv_usage is None else max(uncrowded, 1))
 
     def try_admit(self, priority: int = 0, tokens: int = 0) -> Ticket | None:
-        """A ticket if there is room and nobody is before us. Never waits."""
+        """A ticket if there is room and no request is before this one. Never waits."""
         if (self.waiting and self._priorities[0] <= priority) or not self._enter(tokens):
             return None
         return Ticket(self, tokens)
 
-    def enqueue(self, priority: int = 0, tokens: int = 0) -> Waiter:
+    def enqueue(self, priority: int = 0, tokens: int = 0) -> QueuedRequest:
         """A place in the queue. ApiError, 429, when that is full. Whoever waits for its future gets a ticket, or the
         ApiError that ends the wait, and must call `left` if it is cancelled."""
         if self.waiting >= self._limits.queue_size:
             self._make_place(priority)
         loop = asyncio.get_running_loop()
-        waiter = Waiter(priority, tokens, loop.create_future())
+        waiter = QueuedRequest(priority, tokens, loop.create_future())
         self._add(waiter)
         waiter.timer = loop.call_later(self._limits.queue_seconds, self._too_late, waiter)
         return waiter
 
-    def left(self, waiter: Waiter) -> None:
+    def left(self, waiter: QueuedRequest) -> None:
         """Its wait was cancelled."""
         if waiter.future.cancelled():
             self._dequeue(waiter)
@@ -225,7 +225,7 @@ class Gate:
         last = next(reversed(self._queues[self._priorities[-1]]))
         self._turn_away(last, self._busy("and requests of a better priority fill its queue"))
 
-    def _too_late(self, waiter: Waiter) -> None:
+    def _too_late(self, waiter: QueuedRequest) -> None:
         if not waiter.future.done():
             self.rejected_late += 1
             why = f"and for {self._limits.queue_seconds:g} s no place has become free"
@@ -234,14 +234,14 @@ class Gate:
 
     def _dismiss_all(self) -> None:
         for waiter in [waiter for queue in self._queues.values() for waiter in queue]:
-            self._turn_away(waiter, self._nobody())
+            self._turn_away(waiter, self._no_worker())
 
-    def _turn_away(self, waiter: Waiter, error: ApiError) -> None:
+    def _turn_away(self, waiter: QueuedRequest, error: ApiError) -> None:
         self._dequeue(waiter)
         if not waiter.future.done():
             waiter.future.set_exception(error)
 
-    def _add(self, waiter: Waiter) -> None:
+    def _add(self, waiter: QueuedRequest) -> None:
         queue = self._queues.get(waiter.priority)
         if queue is None:
             queue = self._queues[waiter.priority] = OrderedDict()
@@ -249,7 +249,7 @@ class Gate:
         queue[waiter] = None
         self.waiting += 1
 
-    def _dequeue(self, waiter: Waiter) -> None:
+    def _dequeue(self, waiter: QueuedRequest) -> None:
         queue = self._queues.get(waiter.priority)
         if queue is None or waiter not in queue:
             return

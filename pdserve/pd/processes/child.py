@@ -15,14 +15,16 @@ class Configured:
         self.refused = refused
 
 
-class Child:
+class MemberProcess:
+    """A member as its parent knows it."""
+
     def __init__(self, index: int, pid: int, control: int, asks: int, born: float, beats: Beats | None) -> None:
         self.index = index
         self.pid = pid
         self.control = control
         """We write control lines here."""
         self.asks = asks
-        """What it wants everybody to hear comes from here."""
+        """What it wants all members to hear comes from here."""
         self.born = born
         self.beats = beats
         self.heard = b""

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from pdserve.pd.processes import handover, heartbeat
-from pdserve.pd.processes.child import Child, Configured
+from pdserve.pd.processes.child import Configured, MemberProcess
 from pdserve.pd.processes.handover import Heir, Inheritance
 from pdserve.pd.processes.heartbeat import Beats, Vigil
 
@@ -76,7 +76,7 @@ class Processes:
         self.generation = 1
         self.rolling = False
         """Old members serve until all new ones do."""
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, MemberProcess] = {}
         self._told: list[bytes] = []
         """What a new member must hear."""
         self._states: dict[str, bytes] = {}
@@ -145,7 +145,7 @@ class Processes:
             else:
                 self._tell(line)
 
-    def _read_child(self, child: Child) -> None:
+    def _read_child(self, child: MemberProcess) -> None:
         data = os.read(child.asks, _READ_BYTES)
         if not data:
             self._selector.unregister(child.asks)
@@ -172,12 +172,12 @@ class Processes:
             self._told.append(line)
         return message
 
-    def _tell(self, line: bytes, *, but: Child | None = None) -> None:
+    def _tell(self, line: bytes, *, but: MemberProcess | None = None) -> None:
         for child in self._children.values():
             if child is not but:
                 self._write(child, line)
 
-    def _write(self, child: Child, line: bytes) -> None:
+    def _write(self, child: MemberProcess, line: bytes) -> None:
         """Never waits: one member that does not read must not hold up the others."""
         waiting = bool(child.unread)
         child.unread += line + b"\n"
@@ -187,7 +187,7 @@ class Processes:
         elif not waiting:
             self._flush(child)
 
-    def _flush(self, child: Child) -> None:
+    def _flush(self, child: MemberProcess) -> None:
         registered = child.control in self._selector.get_map()
         try:
             sent = os.write(child.control, child.unread)
@@ -217,7 +217,7 @@ class Processes:
         pid = os.fork()
         if pid == 0:
             self._become(index, control_out, asks_in, (control_in, asks_out))
-        child = Child(index, pid, control_in, asks_out, time.monotonic(), self.beats)
+        child = MemberProcess(index, pid, control_in, asks_out, time.monotonic(), self.beats)
         self._adopt(child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
@@ -225,7 +225,7 @@ class Processes:
         for line in (*self._told, *self._states.values()):
             self._write(child, line)
 
-    def _adopt(self, child: Child) -> None:
+    def _adopt(self, child: MemberProcess) -> None:
         os.set_blocking(child.control, False)
         self._children[child.pid] = child
         self._selector.register(child.asks, selectors.EVENT_READ, lambda _: self._read_child(child))
@@ -295,7 +295,7 @@ class Processes:
                     child, f"has not answered for {heartbeat.HUNG_SECONDS:.0f} s (stopped, or its loop is blocked)"
                 )
 
-    def _kill(self, child: Child, why: str) -> None:
+    def _kill(self, child: MemberProcess, why: str) -> None:
         log.error("proxy process %d (%d) %s: it is killed", child.index, child.pid, why)
         child.born = -SHORT_LIFE_SECONDS  # it is no failed start
         os.kill(child.pid, signal.SIGKILL)
@@ -332,7 +332,7 @@ class Processes:
         if self._checking is not None:
             os.kill(self._checking, signal.SIGKILL)
 
-    def _all(self) -> list[Child]:
+    def _all(self) -> list[MemberProcess]:
         return list(self._children.values())
 
     def _reap_check(self) -> None:
@@ -396,7 +396,7 @@ class Processes:
         signs = {file: Beats(file, self.count) for file in files}
         for heir in before.children:
             beats_of = None if heir.beats is None else signs[heir.beats]
-            child = Child(heir.number, heir.pid, heir.control, heir.asks, 0.0, beats_of)
+            child = MemberProcess(heir.number, heir.pid, heir.control, heir.asks, 0.0, beats_of)
             child.old, child.retired = True, heir.retired
             child.heard, child.unread = heir.heard.encode("latin-1"), bytearray(heir.unread.encode("latin-1"))
             self._adopt(child)

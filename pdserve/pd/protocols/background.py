@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.relay.leg import Leg, never
 
 
 class Background:

@@ -17,15 +17,15 @@ from time import monotonic
 from typing import Protocol
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.protocols.background import Background
-from pdserve.pd.protocols.mooncake import Mooncake
-from pdserve.pd.protocols.nixl import Nixl
+from pdserve.pd.protocols.mooncake import MooncakeProtocol
+from pdserve.pd.protocols.nixl import NixlProtocol
 from pdserve.pd.protocols.one_engine import OneEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.pools import Pools
 from pdserve.pd.workers.registry import Registry, Worker
 from pdserve.roles import EngineRole
@@ -47,7 +47,7 @@ class Split(Protocol):
 
 
 class Dispatcher:
-    """Of one proxy process."""
+    """Chooses workers for a request, and tries again with others when an attempt fails."""
 
     def __init__(
         self, config: ProxyConfig, registry: Registry, pools: Pools, engines: Engines, entrance: Entrance
@@ -60,9 +60,9 @@ class Dispatcher:
         """Attempts made once more, by the role that failed and how."""
         self._one = OneEngine(engines)
         self._split: Split = (
-            Nixl(registry, engines, config.kv_lease_seconds)
+            NixlProtocol(registry, engines, config.kv_lease_seconds)
             if config.protocol == "nixl"
-            else Mooncake(registry, engines, config.served_name)
+            else MooncakeProtocol(registry, engines, config.served_name)
         )
 
     def serve(self, request: ClientRequest, client: Client) -> Awaitable[None]:
@@ -78,7 +78,7 @@ class Dispatcher:
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
             return self._at_one(role, f"no-{empty[0]}", request, client)
         if empty:
-            raise self._registry.nobody(empty[0])
+            raise self._registry.no_worker(empty[0])
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
@@ -114,7 +114,7 @@ class Dispatcher:
         request.decision = why
         if not self._registry.ready(role):
             # Nobody waits in a queue for a pool that has no worker.
-            raise self._registry.nobody(role)
+            raise self._registry.no_worker(role)
 
         def attempt(avoid: set[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)

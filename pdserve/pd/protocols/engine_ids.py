@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
-from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.upstream import Pool
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.random_id import new_id
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
 _CONNECT_SECONDS = 5.0

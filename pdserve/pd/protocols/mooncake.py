@@ -19,18 +19,19 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
 from pdserve.pd.protocols.engine_ids import EngineIds
 from pdserve.pd.protocols.mooncake_legs import Legs, send
 from pdserve.pd.protocols.transfer import Transfer
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import encode
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
@@ -50,7 +51,7 @@ _ANSWER_SECONDS = 0.5
 """How long prefill's answer may be behind decode's, which cannot begin before its KV is complete."""
 
 
-class Mooncake:
+class MooncakeProtocol:
     """The protocol object of one proxy."""
 
     def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:

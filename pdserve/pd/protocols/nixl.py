@@ -22,16 +22,17 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
+from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.protocols import prefill_leg
 from pdserve.pd.protocols.background import Background, settle
-from pdserve.pd.protocols.pulse import Pulse
+from pdserve.pd.protocols.pulse import RepeatingTimer
 from pdserve.pd.relay.client import Client
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch, never
+from pdserve.pd.relay.leg import Leg, never
+from pdserve.pd.relay.waiting import EARLY_SECONDS, Watch
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
@@ -65,7 +66,7 @@ class Kept:
         return asyncio.get_running_loop().time() < self.usable_until
 
 
-class Nixl:
+class NixlProtocol:
     """The protocol object of one proxy."""
 
     def __init__(self, registry: Registry, engines: Engines, lease_seconds: float) -> None:
@@ -73,7 +74,7 @@ class Nixl:
         self._engines = engines
         self._loop = asyncio.get_running_loop()
         self._usable_seconds = lease_seconds * _USABLE_SHARE
-        self._pulse = Pulse(min(1.0, lease_seconds / 10))
+        self._pulse = RepeatingTimer(min(1.0, lease_seconds / 10))
         self._turns: dict[str, int] = {}
         self._silent: set[str] = set()
         self.background = Background()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pdserve.pd.errors import WorkerFailedError
 from pdserve.pd.http.pieces import Payload
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.leg import Leg
 from pdserve.pd.relay.waiting import Watch
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.relay.leg import Leg
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.request import ClientRequest
 from pdserve.pd.telemetry.usage_counts import cached_in
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
 _BAD_ENDS = ("abort", "error")

@@ -11,7 +11,7 @@ _LATE = 2.0
 """Times the interval: later than this is no jitter."""
 
 
-class Pulse:
+class RepeatingTimer:
     """Ticks in the running loop."""
 
     __slots__ = ("_loop", "_pause", "_seconds", "_ticked")

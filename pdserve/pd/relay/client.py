@@ -8,19 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http import event_stream
-from pdserve.pd.http.reply import Reply
-from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, honest, safe_length
+from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.relay.leg import Leg, Receiver
+from pdserve.pd.requests.dialects import Dialect
+from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, safe_length, with_cached_tokens
 from pdserve.pd.telemetry.usage_counts import of_answer
-
-if TYPE_CHECKING:
-    from pdserve.pd.relay.leg import Leg
-    from pdserve.pd.relay.waiting import Watch
-    from pdserve.pd.requests.dialects import Dialect
-    from pdserve.pd.telemetry.usage_meter import UsageMeter
+from pdserve.pd.telemetry.usage_meter import UsageMeter
+from pdserve.pd.workers.wakeable import Wakeable
 
 _END_BYTES: Final = 256
 _TAIL_BYTES: Final = 2048
@@ -29,7 +27,7 @@ _MAX_PENDING: Final = 1048576
 """Of an event that is not complete. What is larger goes on in pieces."""
 
 
-class Client:
+class Client(Receiver):
     """One client. `interruption` is why the answer must end early, if it must."""
 
     __slots__ = (
@@ -58,14 +56,14 @@ class Client:
     )
 
     def __init__(
-        self, reply: Reply, request_id: str, dialect: Dialect, between_chunks: Callable[[float], None] | None = None
+        self, reply: HttpReply, request_id: str, dialect: Dialect, between_chunks: Callable[[float], None] | None = None
     ) -> None:
         """`between_chunks`: told the seconds between two chunks of a stream."""
         self.reply = reply
         self._between_chunks = between_chunks
         self.request_id = request_id
         self.dialect = dialect
-        self.watch: Watch | None = None
+        self.watch: Wakeable | None = None
         self.interruption: ApiError | ClientGoneError | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens that prefill had in a cache; decode counts all that it was sent as cached."""
@@ -124,7 +122,7 @@ class Client:
             headers.append((b"cache-control", b"no-cache"))
         data, answer.data = answer.data, b""
         if answer.complete and not self.stream:
-            data = self._honest(data)
+            data = self._with_cached_tokens(data)
             self.counted = of_answer(data)
             self.reply.start(200, headers, len(data))
             self._tail = data[-_TAIL_BYTES:]
@@ -140,7 +138,7 @@ class Client:
         if answer.complete:
             self.on_end()
         elif leg.failure is not None:
-            # Its connection was lost while it waited to be relayed: nobody will say so again.
+            # Its connection was lost while it waited to be relayed: there is no further call about it.
             self.on_cut()
 
     def on_data(self, data: bytes) -> None:
@@ -150,7 +148,7 @@ class Client:
         if not self.stream:
             if self.cached_tokens is not None:
                 end = safe_length(data)
-                self._pending, data = data[end:], self._honest(data[:end])
+                self._pending, data = data[end:], self._with_cached_tokens(data[:end])
             self._write_part(data)
             return
         meter = self.meter
@@ -179,7 +177,7 @@ class Client:
     def on_end(self) -> None:
         """The leg is complete."""
         if self._pending:
-            pending, self._pending = self._honest(self._pending), b""
+            pending, self._pending = self._with_cached_tokens(self._pending), b""
             self._write_part(pending)
         if self.meter is not None:
             self._write_part(self.meter.rest())
@@ -239,12 +237,12 @@ class Client:
             return data if self.meter is None else self.meter.without_usage(data)
         if self.meter is not None:
             data = self.meter.events(data)
-        return self._honest(data)
+        return self._with_cached_tokens(data)
 
-    def _honest(self, data: bytes) -> bytes:
+    def _with_cached_tokens(self, data: bytes) -> bytes:
         if self.cached_tokens is None or HINT not in data:
             return data
-        return honest(data, self.cached_tokens)
+        return with_cached_tokens(data, self.cached_tokens)
 
     def _write_part(self, data: bytes) -> None:
         if self.meter is not None and not self.stream:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from pdserve.pd.http.connecting import lacks_descriptors
-
-if TYPE_CHECKING:
-    from pdserve.pd.relay.leg import Leg
+from pdserve.pd.http.upstream import Pool, UpstreamConnection
 
 
-async def dial(leg: Leg) -> None:
-    """Tells the leg how it went. Cancelled when the leg is closed first."""
+async def dial(
+    pool: Pool, connected: Callable[[UpstreamConnection], None], unreachable: Callable[[str, bool], None]
+) -> None:
+    """Calls one of the two. `unreachable`: how, and whether this process has no descriptor left. Cancelled when the leg
+    is closed first."""
     try:
-        connection = await leg.worker.pool.connect()
+        connection = await pool.connect()
     except TimeoutError:
-        leg.unreachable(" in time")
+        unreachable(" in time", False)
     except OSError as error:
-        leg.unreachable("", ours=lacks_descriptors(error))
+        unreachable("", lacks_descriptors(error))
     else:
-        leg.connected(connection)
+        connected(connection)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.config.settings import Admission
-from pdserve.pd.limits.admission import Gate, Ticket
+from pdserve.pd.config.settings import AdmissionSettings
+from pdserve.pd.limits.admission import AdmissionGate, Ticket
 from pdserve.pd.processes.shared_numbers import Numbers
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.waiting import Watch
@@ -19,11 +19,11 @@ class Entrance:
     """The gates of one proxy process."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, numbers: Numbers) -> None:
-        def ready(role: EngineRole) -> Gate:
+        def ready(role: EngineRole) -> AdmissionGate:
             limits = getattr(config.admission, role)
-            return Gate(role, limits, lambda: registry.ready(role), numbers, lambda: registry.nobody(role))
+            return AdmissionGate(role, limits, lambda: registry.ready(role), numbers, lambda: registry.no_worker(role))
 
-        self.gates: Mapping[EngineRole, Gate] = {role: ready(role) for role in registry.roles}
+        self.gates: Mapping[EngineRole, AdmissionGate] = {role: ready(role) for role in registry.roles}
         registry.on_change(self.refresh)
 
     def enter_now(self, roles: tuple[EngineRole, ...], priority: int, tokens: int) -> list[Ticket]:
@@ -60,7 +60,7 @@ class Entrance:
                     ticket.release()
         return tickets
 
-    def configure(self, admission: Admission) -> None:
+    def configure(self, admission: AdmissionSettings) -> None:
         """Other limits from now on."""
         for role, gate in self.gates.items():
             gate.configure(getattr(admission, role))
@@ -71,7 +71,7 @@ class Entrance:
             gate.refresh()
 
 
-async def admit(gate: Gate, priority: int = 0, tokens: int = 0) -> Ticket:
+async def admit(gate: AdmissionGate, priority: int = 0, tokens: int = 0) -> Ticket:
     """A ticket, after waiting for it if need be. `priority`: the smaller the sooner. Raises ApiError, 429 when the
     queue is full or the time is over. Cancelling it is leaving the queue."""
     ticket = gate.try_admit(priority, tokens)

@@ -10,25 +10,22 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pdserve.pd.errors import ApiError, WorkerFailedError, from_event, from_upstream
+from pdserve.pd.errors import ApiError, from_event, from_upstream
 from pdserve.pd.http import event_stream
-from pdserve.pd.http.upstream import Connection
+from pdserve.pd.http.pieces import Payload
+from pdserve.pd.http.upstream import UpstreamConnection
 from pdserve.pd.relay.dial import dial
-from pdserve.pd.relay.waiting import never
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
-
-if TYPE_CHECKING:
-    from pdserve.pd.http.pieces import Payload
-    from pdserve.pd.relay.client import Client
 
 HELD_BYTES = 1024 * 1024
 """An answer that is no stream is held up to this size: an engine that dies while it sends can still be replaced."""
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineAnswer:
     """A good answer whose beginning has arrived."""
 
     content_type: str
@@ -37,9 +34,27 @@ class Answer:
     complete: bool
 
 
+class Receiver:
+    """Base class of what an answer is relayed to while it arrives (relay.client)."""
+
+    __slots__ = ()
+
+    def on_data(self, data: bytes) -> None:
+        """Some of the answer."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+        raise NotImplementedError
+
+    def on_cut(self) -> None:
+        """The connection was lost in the middle of the answer."""
+        raise NotImplementedError
+
+
 class Leg:
     """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for
-    `reached` if somebody waits for that."""
+    `reached` if that is waited for."""
 
     __slots__ = (
         "_body",
@@ -76,15 +91,15 @@ class Leg:
         on_complete: Callable[[], None] | None = None,
     ) -> None:
         """Sends it. `head`: request line and headers, complete. `on_complete`: called once, when nothing more will
-        come or nobody wants it any more."""
+        come, or when the leg is closed."""
         self.worker = worker
         self._on_complete = on_complete
         self.poke = poke
         self.reached = False
         """The engine has the whole request."""
         self.tell_reached = False
-        """Somebody waits for that."""
-        self.answer: Answer | None = None
+        """`poke` is called when it is reached."""
+        self.answer: EngineAnswer | None = None
         self.failure: WorkerFailedError | None = None
         self.settled = False
         """There is an answer or a failure."""
@@ -97,19 +112,19 @@ class Leg:
         self._content_type = ""
         self._streams = False
         self._data = b""
-        self._client: Client | None = None
+        self._client: Receiver | None = None
         self._closed = False
         self._hung_up = False
         self._counted = False
         self._connecting: asyncio.Task[None] | None = None
         worker.opened()
-        self._connection: Connection | None = worker.pool.take()
+        self._connection: UpstreamConnection | None = worker.pool.take()
         self._reused = self._connection is not None
         """On a connection that served before: the engine may have closed it without our knowing."""
         if self._connection is not None:
             self._connection.send(head, body, self)
         else:
-            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+            self._dial()
 
     @property
     def delivered(self) -> bool:
@@ -143,7 +158,7 @@ class Leg:
         self._hung_up = True
         self._connection.hang_up()
 
-    def relay_to(self, client: Client) -> None:
+    def relay_to(self, client: Receiver) -> None:
         """From now on data goes straight to the client."""
         self._client = client
 
@@ -152,7 +167,7 @@ class Leg:
         if self._connection is not None:
             self._connection.pause() if wait else self._connection.resume()
 
-    def result(self) -> Answer:
+    def result(self) -> EngineAnswer:
         """The answer; raises the failure."""
         if self.failure is not None:
             raise self.failure
@@ -161,7 +176,7 @@ class Leg:
 
     # --- for dial
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: UpstreamConnection) -> None:
         self._connecting = None
         if self._closed:
             connection.abort()
@@ -169,7 +184,7 @@ class Leg:
         self._connection = connection
         connection.send(self._head, self._body, self)
 
-    def unreachable(self, how: str, *, ours: bool = False) -> None:
+    def unreachable(self, how: str, ours: bool) -> None:
         """`ours`: this process has no descriptor left, which says nothing about the worker."""
         if ours:
             self.worker.breaker.left()
@@ -237,7 +252,7 @@ class Leg:
             # Not a byte of an answer: it was closed before the engine read the request (uvicorn does so behind an
             # answer of 500, and after a pause). A new connection shows whether the engine is there.
             self._reused = self.reached = False
-            self._connecting = asyncio.get_running_loop().create_task(dial(self))
+            self._dial()
         elif self.answer is None:
             self._fail(ApiError(502, f"{self.worker.name} closed the connection"))
         else:
@@ -247,6 +262,10 @@ class Leg:
                 client.on_cut()
 
     # --- inside
+
+    def _dial(self) -> None:
+        work = dial(self.worker.pool, self.connected, self.unreachable)
+        self._connecting = asyncio.get_running_loop().create_task(work)
 
     def _begin(self) -> None:
         """Looks whether enough of a stream is there."""
@@ -268,7 +287,7 @@ class Leg:
         now = self.worker.pool.now()
         self.worker.heard = now
         self.worker.breaker.succeeded(now)
-        self.answer = Answer(self._content_type, self._data, complete)
+        self.answer = EngineAnswer(self._content_type, self._data, complete)
         self._data = b""
         self.settled, self.complete = True, complete
         if complete:
@@ -314,3 +333,7 @@ class Leg:
 
     def _failure(self, what: str, *, retry: bool) -> WorkerFailedError:
         return WorkerFailedError(self.worker, ApiError(502, f"{self.worker.name} {what}"), retry=retry)
+
+
+def never(_: Any = None) -> None:
+    """The poke of a leg for which nothing waits."""

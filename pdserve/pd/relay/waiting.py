@@ -1,25 +1,27 @@
 """Waiting for one thing while others may end the wait: the client leaves, a worker dies, time is up.
 
-A Watch is poked by whatever may have changed something, and looks for itself before it wakes anybody: one future at a
-time, no tasks.
+A Watch is poked by whatever may have changed something, and looks for itself before it wakes its request: one
+future at a time, no tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.errors import ApiError
 from pdserve.pd.relay.client import Client
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
+from pdserve.pd.workers.wakeable import Wakeable
 
 T = TypeVar("T")
 EARLY_SECONDS = 0.005
 """A timer of the event loop may come so much before the time that it was set for."""
 
 
-class Watch:
+class Watch(Wakeable):
     """What may interrupt an attempt: its client, and the death of a worker that it uses.
 
     The lives are taken once, so that a worker that dies and comes back at once is still a death for this attempt.
@@ -40,12 +42,10 @@ class Watch:
             worker.watches.add(self)
 
     def poke(self) -> None:
-        """Something has changed that may be waited for."""
         if self._ready is not None and self._ready():
             self.wake()
 
     def wake(self) -> None:
-        """Something has happened that ends the wait, or may."""
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -97,7 +97,3 @@ class Watch:
                 if unwanted is not None and not task.cancelled() and task.exception() is None:
                     unwanted(task.result())
         return task.result()
-
-
-def never(_: Any = None) -> None:
-    """Nobody waits."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pdserve.pd.limits.admission import Ticket
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import Dialect
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class ClientRequest:
     request_id: str
     headers: bytes
     """Header lines for engines (engines.Engines.client_headers)."""
-    ask: Ask
+    ask: RoutingRequest
     stages: Stages = field(default_factory=Stages)
     decision: str = ""
     """disaggregated, or why one engine did both."""

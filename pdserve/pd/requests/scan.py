@@ -50,7 +50,7 @@ _BEHIND = 9
 
 
 class Scan:
-    """Of one object. `step` until it says True; then `members` and `spans` are complete."""
+    """Finds the members of one object. Call `step` until it says True; then `members` and `spans` are complete."""
 
     __slots__ = (
         "_at",

@@ -26,7 +26,7 @@ _LONGEST_NAME = 16_384
 """Bytes: nobody reads megabytes to see that no model is called so."""
 
 
-class Served:
+class ServedModels:
     """Empty until the first engine has said what it serves; until then nothing is refused."""
 
     __slots__ = ("_as_written", "_least", "_unknown", "names")

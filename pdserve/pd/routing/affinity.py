@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.policy import Candidate, Choice, Policy, W
+from pdserve.pd.routing.policy import Choice, Policy, RoutingCandidate, W
 
 _MASK = (1 << 64) - 1
 
@@ -37,7 +37,7 @@ class Affinity:
     def needs_tokens(self) -> bool:
         return self.inner.needs_tokens
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         if ask.session is None:
             return self.inner.choose(candidates, ask)
         session = _hash(ask.session)
@@ -49,17 +49,17 @@ class Affinity:
         calm = [worker for worker in candidates if not self._burden.too_busy(worker, calmest)]
         return Choice(max(calm, key=lambda worker: self._score(session, worker)), "session_spilled")
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         self.inner.routed(worker, ask)
 
     def forget(self, name: str) -> None:
         self._hashes.pop(name, None)
         self.inner.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return self.inner.matched(worker, ask)
 
-    def _score(self, session: int, worker: Candidate) -> int:
+    def _score(self, session: int, worker: RoutingCandidate) -> int:
         known = self._hashes.get(worker.name)
         if known is None:
             known = self._hashes[worker.name] = _hash(worker.name)

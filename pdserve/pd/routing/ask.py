@@ -12,7 +12,7 @@ FINE_BLOCKS, COARSE = 256, 16
 
 
 @dataclass(slots=True)
-class Ask:
+class RoutingRequest:
     """One request, as far as routing is concerned."""
 
     prompt: bytes

@@ -7,7 +7,7 @@ from typing import get_args
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config import routing as routing_settings
-from pdserve.pd.config.routing import Routing, policy_of
+from pdserve.pd.config.routing import RoutingSettings, policy_of
 from pdserve.pd.routing.affinity import Affinity
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.kv_events import KvEvents
@@ -19,7 +19,7 @@ from pdserve.pd.routing.round_robin import RoundRobin
 from pdserve.roles import EngineRole
 
 
-def make(routing: Routing, role: EngineRole, random: Random | None = None) -> Policy:
+def make(routing: RoutingSettings, role: EngineRole, random: Random | None = None) -> Policy:
     """For one pool. `random`: a seeded one makes its choices repeatable. RecipeError: there is no such policy."""
     if random is None:
         random = Random(SystemRandom().getrandbits(64))  # noqa: S311  # spreads load, protects nothing
@@ -36,15 +36,15 @@ def kv_events_of(policy: Policy) -> KvEvents | None:
 
 def _plain(settings: routing_settings.Policy, role: EngineRole, burden: Burden, random: Random) -> Policy:
     match settings:
-        case routing_settings.RoundRobin():
+        case routing_settings.RoundRobinSettings():
             return RoundRobin(role, random)
-        case routing_settings.LeastLoaded():
+        case routing_settings.LeastLoadedSettings():
             return LeastLoaded(burden)
-        case routing_settings.PowerOfTwo():
+        case routing_settings.PowerOfTwoSettings():
             return PowerOfTwo(burden, random)
-        case routing_settings.PrefixAware():
+        case routing_settings.PrefixAwareSettings():
             return PrefixAware(burden, settings)
-        case routing_settings.KvEvents():
+        case routing_settings.KvEventsSettings():
             return KvEvents(burden, settings)
     # Only for who goes past the types: the proxy's configuration has been checked.
     raise RecipeError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from pdserve.pd.config.routing import Load as LoadSettings
-from pdserve.pd.routing.policy import Candidate, W
+from pdserve.pd.config.routing import LoadSettings
+from pdserve.pd.routing.policy import RoutingCandidate, W
 from pdserve.pd.routing.turns import Turns
 from pdserve.roles import EngineRole
 
@@ -26,7 +26,7 @@ class Burden:
         # At rest all loads are equal and ties decide: in the two pools they must not go in step.
         self._turns = Turns(random if role == "decode" else None)
 
-    def of(self, worker: Candidate) -> Load:
+    def of(self, worker: RoutingCandidate) -> Load:
         """Smaller is less busy. The second number decides between equal first ones.
 
         KV use counts in whole streams: differences below that are noise, and would send all requests of the two seconds
@@ -50,7 +50,7 @@ class Burden:
                 equals.append(candidate)
         return self._turns.next(equals)
 
-    def too_busy(self, worker: Candidate, least: Candidate, saved: int = 0) -> bool:
+    def too_busy(self, worker: RoutingCandidate, least: RoutingCandidate, saved: int = 0) -> bool:
         """Whether `worker` should not get a request although it holds `saved` more tokens of it than `least`."""
         if worker is least:
             return False

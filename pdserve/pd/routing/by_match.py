@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.policy import Choice, W
 
 
-def by_match(candidates: Sequence[W], held: Sequence[int], burden: Burden, ask: Ask, min_ratio: float) -> Choice[W]:
+def by_match(
+    candidates: Sequence[W], held: Sequence[int], burden: Burden, ask: RoutingRequest, min_ratio: float
+) -> Choice[W]:
     """The least loaded of those that hold most of the prompt, unless that is too little of it, or they are too busy.
     `held`: tokens of it that each candidate holds."""
     most = max(held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pdserve.pd.config.routing import Conditional
+from pdserve.pd.config.routing import ConditionalSettings
 
 Way = Literal["disaggregate", "decode-only"]
 WayWhy = Literal[
@@ -18,20 +18,20 @@ WAY_WHYS: tuple[WayWhy, ...] = get_args(WayWhy)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SkipDecision:
     """`why` is a label of the decision counter."""
 
     way: Way
     why: WayWhy
 
 
-_OFF = Decision("disaggregate", "off")
-_SHORT = Decision("decode-only", "short")
-_HELD = Decision("decode-only", "held")
-_LONG = Decision("disaggregate", "long")
+_OFF = SkipDecision("disaggregate", "off")
+_SHORT = SkipDecision("decode-only", "short")
+_HELD = SkipDecision("decode-only", "held")
+_LONG = SkipDecision("disaggregate", "long")
 
 
-def decide(estimate: int, held_by_decode: int, thresholds: Conditional) -> Decision:
+def decide(estimate: int, held_by_decode: int, thresholds: ConditionalSettings) -> SkipDecision:
     """Both in tokens, `held_by_decode` of this prompt at the decode worker that was chosen.
 
     A prompt of which decode holds nothing is never "held", however short: that is what min_prompt_tokens is for.

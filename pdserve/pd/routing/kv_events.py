@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.pd.config.routing import KvEvents as KvEventsSettings
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.config.routing import KvEventsSettings
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.kv_index import KvIndex
-from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
 
 class KvEvents:
@@ -29,23 +29,23 @@ class KvEvents:
         self.replay_timeout_seconds = float(settings.replay_timeout_seconds)
         """For who feeds the index."""
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         if ask.tokens is None:
             return Choice(self._burden.least(candidates), "no_tokens")
         held = [self.matched(candidate, ask) for candidate in candidates]
         return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The worker's events will tell what it kept."""
 
     def forget(self, name: str) -> None:
         self.index.forget(name)
         self._burden.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return max(self.index.matched(worker.name, ask).values(), default=0)
 
-    def rank(self, worker: Candidate, ask: Ask) -> int | None:
+    def rank(self, worker: RoutingCandidate, ask: RoutingRequest) -> int | None:
         """The data parallel rank that holds most of the prompt; None when none holds any of it."""
         held = self.index.matched(worker.name, ask)
         rank = max(held, key=held.__getitem__, default=None)

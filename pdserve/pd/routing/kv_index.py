@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.chain import ROOT, TOKEN_BYTES, names, pack
 from pdserve.pd.routing.kv_wire import BlockHash, BlockRemoved, BlockStored, Event
 
@@ -92,7 +92,7 @@ class _Rank:
                 blocks.remove(block, self._max_blocks // 8)
             self.size -= before - len(blocks.held)
 
-    def matched(self, ask: Ask) -> int:
+    def matched(self, ask: RoutingRequest) -> int:
         """Tokens; a prefix counts only as far as every group has it."""
         least: int | None = None
         for group in self._groups.values():
@@ -109,7 +109,7 @@ class _Rank:
 
 
 class KvIndex:
-    """Of all workers of a pool. Fed by `KvSubscriber`, asked by the policy kv_events."""
+    """The blocks that the workers of a pool hold. Fed by `KvSubscriber`, asked by the policy kv_events."""
 
     def __init__(self, max_blocks: int) -> None:
         """`max_blocks`: bound for each rank."""
@@ -149,7 +149,7 @@ class KvIndex:
         if not ranks:
             self._workers.pop(worker, None)
 
-    def matched(self, worker: str, ask: Ask) -> dict[int, int]:
+    def matched(self, worker: str, ask: RoutingRequest) -> dict[int, int]:
         """Tokens of the prompt that each rank holds. Empty: nothing is known of this worker, or of the tokens."""
         ranks = self._workers.get(worker)
         if not ranks or ask.tokens is None:

@@ -70,7 +70,7 @@ class KvSubscriber:
             except zmq.ZMQError as error:
                 log.error("kv events of %s: cannot follow %s: %s", worker, source.endpoint, error)
                 return
-            following = _Following(self._index, self.counts, worker, source)
+            following = _EndpointFollower(self._index, self.counts, worker, source)
             await self._catch_up(following)
             while True:
                 frames = await socket.recv_multipart()
@@ -81,7 +81,7 @@ class KvSubscriber:
                 # A receive that finds a message does not wait: in a flood nothing else would ever run.
                 await asyncio.sleep(0)
 
-    async def _take(self, following: _Following, number: int, payload: bytes) -> None:
+    async def _take(self, following: _EndpointFollower, number: int, payload: bytes) -> None:
         step = following.feed.live(number)
         if step is Step.RESTART:
             self.counts["restarts"] += 1
@@ -96,7 +96,7 @@ class KvSubscriber:
         elif step is Step.APPLY:
             following.apply(payload)
 
-    async def _catch_up(self, following: _Following) -> None:
+    async def _catch_up(self, following: _EndpointFollower) -> None:
         """Ask for what is missing up to now, if this engine can repeat it."""
         if following.source.replay_endpoint is None:
             return
@@ -110,7 +110,7 @@ class KvSubscriber:
                     following.apply(payload)
                 await asyncio.sleep(0)
 
-    async def _replay(self, following: _Following) -> AsyncGenerator[tuple[int, bytes], None]:
+    async def _replay(self, following: _EndpointFollower) -> AsyncGenerator[tuple[int, bytes], None]:
         source = following.source
         with self._context.socket(zmq.DEALER) as socket:
             _guard(socket)
@@ -130,7 +130,7 @@ class KvSubscriber:
             log.warning("kv events of %s: %s does not answer", following.worker, source.replay_endpoint)
 
 
-class _Following:
+class _EndpointFollower:
     """What has been heard of one publisher."""
 
     def __init__(self, index: KvIndex, counts: Counter[str], worker: str, source: Source) -> None:

@@ -106,7 +106,7 @@ _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class KvEventBatch:
     """What one step of a scheduler did to its cache."""
 
     events: Sequence[Event]
@@ -120,7 +120,7 @@ class BadEventsError(ValueError):
     """Not a batch of KV events. What it would have said is lost, so what is known of that cache may be wrong now."""
 
 
-def decode(payload: bytes) -> Batch:
+def decode(payload: bytes) -> KvEventBatch:
     """Raises BadEventsError."""
     try:
         raw = (_BATCH_MAP if _is_map(payload) else _BATCH_ARRAY).decode(payload)
@@ -131,7 +131,7 @@ def decode(payload: bytes) -> Batch:
                 events.append(event)
     except msgspec.MsgspecError as error:
         raise BadEventsError(str(error)) from error
-    return Batch(events, raw.data_parallel_rank, len(raw.events) - len(events))
+    return KvEventBatch(events, raw.data_parallel_rank, len(raw.events) - len(events))
 
 
 def _event(part: msgspec.Raw) -> Event | None:

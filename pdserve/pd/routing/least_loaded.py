@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
 
 class LeastLoaded:
@@ -18,14 +18,14 @@ class LeastLoaded:
     def __init__(self, burden: Burden) -> None:
         self._burden = burden
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         return Choice(self._burden.least(candidates), "least_loaded")
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The load figures know."""
 
     def forget(self, name: str) -> None:
         self._burden.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return 0

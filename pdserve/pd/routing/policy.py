@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 
 Why = Literal[
     "turn",  # round_robin
@@ -21,7 +21,7 @@ Why = Literal[
 WHYS: tuple[Why, ...] = get_args(Why)
 
 
-class Candidate(Protocol):
+class RoutingCandidate(Protocol):
     """The load figures of a worker, kept up to date by the data plane."""
 
     @property
@@ -42,7 +42,7 @@ class Candidate(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Candidate)
+W = TypeVar("W", bound=RoutingCandidate)
 
 
 class Choice(NamedTuple, Generic[W]):
@@ -62,14 +62,14 @@ class Policy(Protocol):
 
     @property
     def needs_tokens(self) -> bool:
-        """Exact token ids are wanted in each Ask."""
+        """Exact token ids are wanted in each RoutingRequest."""
         ...
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         """One of the candidates, of which there is at least one; all of them could serve the request."""
         ...
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The request went there: after `choose`, or by another's decision."""
         ...
 
@@ -77,6 +77,6 @@ class Policy(Protocol):
         """This worker lost its cache: it died, restarted or was removed."""
         ...
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         """Prompt tokens that this worker probably holds; 0 when the policy knows nothing."""
         ...

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
 
 class PowerOfTwo:
@@ -24,7 +24,7 @@ class PowerOfTwo:
         self._burden = burden
         self._random = random
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         count = len(candidates)
         first = int(self._random.random() * count)
         if count == 1:
@@ -33,11 +33,11 @@ class PowerOfTwo:
         one, other = candidates[first], candidates[second + (second >= first)]
         return Choice(other if self._burden.of(other) < self._burden.of(one) else one, "power_of_two")
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The load figures know."""
 
     def forget(self, name: str) -> None:
         self._burden.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return 0

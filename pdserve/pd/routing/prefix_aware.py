@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from pdserve.pd.config.routing import PrefixAware as PrefixSettings
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.chain import Chain
-from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
 
 class PrefixAware:
@@ -31,12 +31,12 @@ class PrefixAware:
         self._min_match_ratio = float(settings.min_match_ratio)
         self._sent: dict[str, OrderedDict[int, None]] = {}
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         chain = ask.prompt_chain(self._block_bytes)
         held = [self._held(candidate.name, chain, ask) for candidate in candidates]
         return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         bound = self._max_blocks
         names = ask.prompt_chain(self._block_bytes).first(bound)
         sent = self._sent.get(worker.name)
@@ -56,7 +56,7 @@ class PrefixAware:
         self._sent.pop(name, None)
         self._burden.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return self._held(worker.name, ask.prompt_chain(self._block_bytes), ask)
 
     @property
@@ -64,7 +64,7 @@ class PrefixAware:
         """Remembered now, of all workers."""
         return sum(len(sent) for sent in self._sent.values())
 
-    def _held(self, name: str, chain: Chain, ask: Ask) -> int:
+    def _held(self, name: str, chain: Chain, ask: RoutingRequest) -> int:
         """Prompt tokens that the worker of that name was sent."""
         sent = self._sent.get(name)
         blocks = chain.held(sent) if sent else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from pdserve.pd.routing.ask import Ask
-from pdserve.pd.routing.policy import Candidate, Choice, W
+from pdserve.pd.routing.ask import RoutingRequest
+from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 from pdserve.pd.routing.turns import Turns
 from pdserve.roles import EngineRole
 
@@ -20,14 +20,14 @@ class RoundRobin:
     def __init__(self, role: EngineRole, random: Random) -> None:
         self._turns = Turns(random if role == "decode" else None)
 
-    def choose(self, candidates: Sequence[W], ask: Ask) -> Choice[W]:
+    def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         return Choice(self._turns.next(candidates), "turn")
 
-    def routed(self, worker: Candidate, ask: Ask) -> None:
+    def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """Turns are counted in `choose`."""
 
     def forget(self, name: str) -> None:
         self._turns.forget(name)
 
-    def matched(self, worker: Candidate, ask: Ask) -> int:
+    def matched(self, worker: RoutingCandidate, ask: RoutingRequest) -> int:
         return 0

@@ -15,7 +15,7 @@ _CLIENT_LEFT = 499
 
 
 class Accounting:
-    """Of one proxy process."""
+    """Counts, logs and traces each request that has ended."""
 
     def __init__(self, metrics: Metrics, log: RequestLog, spans: Spans) -> None:
         self.metrics, self.log, self.spans = metrics, log, spans

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp
 
 from pdserve.errors import StartError
 from pdserve.pd.config.proxy import WorkerConfig
-from pdserve.pd.config.settings import Admin
+from pdserve.pd.config.settings import AdminSettings
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import bridge
-from pdserve.pd.http.front import SWEEP_SECONDS, Front, Limits, Request
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.connection import Connection
+from pdserve.pd.http.front import SWEEP_SECONDS, ClientLimits, Front, Request
+from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.keys import read_token
 from pdserve.pd.serve import admin
@@ -35,7 +36,7 @@ log = logging.getLogger("pdserve.proxy")
 
 _STOP_SECONDS = 1
 _BACKLOG = 64
-_LIMITS = Limits(
+_LIMITS = ClientLimits(
     max_body_bytes=1 << 20,
     max_header_bytes=16 << 10,
     header_seconds=5,
@@ -80,7 +81,9 @@ class AdminWorkers:
 class AdminServer:
     """Owns its socket and, for a unix socket, the file."""
 
-    def __init__(self, settings: Admin, workers: admin.Workers, reload: admin.Reload, figures: admin.Figures) -> None:
+    def __init__(
+        self, settings: AdminSettings, workers: admin.Workers, reload: admin.Reload, figures: admin.Figures
+    ) -> None:
         """RecipeError: the token's file cannot be used. StartError: the address cannot be had."""
         token = None if settings.token_file is None else read_token(Path(settings.token_file))
         self._file: AdminSocket | None = None
@@ -108,10 +111,11 @@ class AdminServer:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
+        accept = partial(Connection, self._front)
         if self._file is None:
-            server = await loop.create_server(self._front, sock=self._socket, backlog=_BACKLOG)
+            server = await loop.create_server(accept, sock=self._socket, backlog=_BACKLOG)
         else:
-            server = await loop.create_unix_server(self._front, sock=self._socket, backlog=_BACKLOG)
+            server = await loop.create_unix_server(accept, sock=self._socket, backlog=_BACKLOG)
         try:
             while True:
                 await asyncio.sleep(SWEEP_SECONDS)
@@ -150,18 +154,18 @@ class _Answers:
         hosts = self._hosts
         return None if hosts is None else hosts.refusal(request.header(b"host"), request.header(b"origin"))
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: HttpReply) -> None:
         task = asyncio.get_running_loop().create_task(bridge.serve(self._app, request, reply))
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, request, reply))
 
-    def failed(self, _: Request | None, reply: Reply, error: ApiError) -> None:
+    def failed(self, _: Request | None, reply: HttpReply, error: ApiError) -> None:
         body = msgspec.json.encode(error.body())
         headers = {"content-type": "application/json", **error.headers()}
         reply.start(error.status, [(name.encode(), value.encode()) for name, value in headers.items()], len(body))
         reply.end(body)
 
-    def _done(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
+    def _done(self, request: Request, reply: HttpReply, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         request.release()
         if task.cancelled() or (error := task.exception()) is None:
@@ -171,7 +175,7 @@ class _Answers:
             self.failed(request, reply, ApiError(500, f"The proxy failed: {type(error).__name__}"))
 
 
-def _bound(settings: Admin) -> socket.socket:
+def _bound(settings: AdminSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

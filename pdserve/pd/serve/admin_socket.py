@@ -1,6 +1,6 @@
 """The admin's unix socket: a file that others may have made, or may have put in the place of ours.
 
-Only a socket of this user at which nobody answers is replaced: what a proxy left that was killed. At the end only the
+Only a socket of this user at which no process answers is replaced: what a killed proxy left. At the end only the
 file that we made is removed. The folder is locked meanwhile, so that two proxies that start at once do not take each
 other's file for such a rest.
 """
@@ -20,7 +20,7 @@ _BACKLOG = 64
 
 
 class AdminSocket:
-    """Listens from the start, and answers nobody before it is served: so others see that there is somebody."""
+    """Listens from the start, and answers nothing before it is served: so other proxies see that it is in use."""
 
     def __init__(self, path: Path) -> None:
         """OSError: the path cannot be had, and why."""
@@ -41,8 +41,8 @@ class AdminSocket:
             self._made = _identity(path)
 
     def remove(self) -> None:
-        """The file, if it is still ours. To be called before the listener is closed: until then nobody else's file can
-        have the number of ours."""
+        """The file, if it is still ours. To be called before the listener is closed: until then its number
+        is not another file's."""
         with contextlib.suppress(OSError), _locked(self._path.parent):
             if _identity(self._path) == self._made:
                 self._path.unlink()
@@ -66,9 +66,9 @@ def _is_a_rest(path: Path) -> bool:
             return True
         except OSError as error:
             raise FileExistsError(
-                errno.EEXIST, f"there is a socket that somebody may use ({(error.strerror or str(error)).lower()})"
+                errno.EEXIST, f"there is a socket that may be in use ({(error.strerror or str(error)).lower()})"
             ) from error
-    raise FileExistsError(errno.EEXIST, "somebody answers there, perhaps another proxy of this deployment")
+    raise FileExistsError(errno.EEXIST, "another process answers there, perhaps another proxy of this deployment")
 
 
 def _identity(path: Path) -> tuple[int, int]:

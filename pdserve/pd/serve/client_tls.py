@@ -13,9 +13,11 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from functools import partial
 
 from pdserve.errors import RecipeError
-from pdserve.pd.config.settings import Tls
+from pdserve.pd.config.settings import TlsSettings
+from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.places import PROBE_PLACES
 from pdserve.pd.serve import allocator
@@ -37,7 +39,7 @@ _LARGE_BYTES = 128 * 1024
 class ClientTls:
     """The certificate that clients are shown. RecipeError: it cannot be used."""
 
-    def __init__(self, settings: Tls) -> None:
+    def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
         self.context = _context(settings)
         """For the next connection."""
@@ -97,7 +99,7 @@ class TlsListener:
             task.add_done_callback(self._opened)
 
     def _has_room(self) -> bool:
-        """May end a handshake of somebody else for it (http.places): it may be one that is never begun."""
+        """May end another client's handshake for it (http.places): it may be one that is never begun."""
         most = self._front.limits.max_connections + PROBE_PLACES
         if len(self._opening) + len(self._front.connections) < most:
             return True
@@ -122,7 +124,7 @@ class TlsListener:
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Nobody is accepted for a while: they wait in the socket."""
+        """No connection is accepted for a while: they wait in the socket."""
         self._loop.remove_reader(self._sock)
         self._loop.call_later(seconds, self._again)
 
@@ -139,7 +141,7 @@ class TlsListener:
         # What goes wrong here is the client's: it speaks no TLS, or says nothing.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
-                self._front,
+                partial(Connection, self._front),
                 connection,
                 ssl=self._tls.context,
                 ssl_handshake_timeout=self._front.limits.header_seconds,
@@ -153,7 +155,7 @@ def _peer(connection: socket.socket) -> str:
         return ""
 
 
-def _context(settings: Tls) -> ssl.SSLContext:
+def _context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(settings.certificate, settings.key)

@@ -20,7 +20,7 @@ from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError, ClientGoneError
 from pdserve.pd.http import bridge
 from pdserve.pd.http.front import Request
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS
 from pdserve.pd.limits.allowed_hosts import AllowedHosts
 from pdserve.pd.limits.keys import KeyFile
@@ -38,7 +38,7 @@ from pdserve.pd.serve.client_tls import ClientTls
 from pdserve.pd.serve.intake import Intake
 from pdserve.pd.serve.large_bodies import LargeBodies
 from pdserve.pd.serve.prewarm import Prewarm
-from pdserve.pd.serve.request_parser import Reading, request_id_of
+from pdserve.pd.serve.request_parser import RequestParser, request_id_of
 from pdserve.pd.serve.stored_responses import StoredResponses, method_of, stored_at
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import Labels
@@ -65,7 +65,8 @@ _TOKENS_OF_BYTES = 1_048_576
 
 
 class Gateway:
-    """The state of one proxy process: the Handler of its front, and what is Served. Must be made inside its loop."""
+    """The state of one proxy process: the Handler of its front, and the ServedGateway of its server. Must be made
+    inside its loop."""
 
     def __init__(
         self,
@@ -102,14 +103,14 @@ class Gateway:
         self._entrance = Entrance(config, self.registry, numbers)
         self._dispatcher = Dispatcher(config, self.registry, self.pools, self.engines, self._entrance)
         self._health = HealthChecks(self.registry, config.health, self.engines.key_header, self._entrance.refresh)
-        self._reading = Reading(config, self.engines)
+        self._parser = RequestParser(config, self.engines)
         self.models = Models(self.registry, self.engines, config.served_name)
         self._catalog = Catalog(self.registry, self.engines)
         self._stored = StoredResponses(config, self.registry, self.engines, self._entrance)
         self._large_bodies = LargeBodies()
         served = self._catalog.served
         self._intake = Intake(
-            AllowedHosts.of(config), self.keys, self.quotas, served, self._reading, self.metrics, self._fingerprints
+            AllowedHosts.of(config), self.keys, self.quotas, served, self._parser, self.metrics, self._fingerprints
         )
         self.tls = None if config.tls is None else ClientTls(config.tls)
         self._feeds = KvFeeds(self.registry, self.pools, self.engines)
@@ -139,7 +140,7 @@ class Gateway:
     def refuse(self, request: Request) -> ApiError | None:
         return self._intake.refuse(request)
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: HttpReply) -> None:
         dialect = BY_PATH.get(request.path)
         method = b"POST"
         if dialect is None:
@@ -154,7 +155,7 @@ class Gateway:
             self.failed(request, reply, ApiError(405, "Method Not Allowed"))
             request.release()
 
-    def failed(self, request: Request | None, reply: Reply, error: ApiError) -> None:
+    def failed(self, request: Request | None, reply: HttpReply, error: ApiError) -> None:
         dialect = None if request is None else BY_PATH.get(request.path) or stored_at(request.path)
         request_id = request_id_of(request) if request is not None else new_id()
         client = Client(reply, request_id, dialect or CHAT)
@@ -162,7 +163,7 @@ class Gateway:
         path = "other" if dialect is None else dialect.path
         self._accounting.over(None, client, path, error, now=monotonic())
 
-    # --- Served
+    # --- ServedGateway
 
     def begin(self) -> None:
         for worker in self.registry.workers.values():
@@ -221,7 +222,7 @@ class Gateway:
         # It takes 3 MB, which a proxy without an admin does without.
         from pdserve.pd.serve.admin_server import AdminServer, AdminWorkers
 
-        workers = AdminWorkers(self, self._tell or _nobody_else)
+        workers = AdminWorkers(self, self._tell or _no_other_process)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
 
     def _reload_all(self) -> dict[str, str]:
@@ -249,7 +250,7 @@ class Gateway:
         self.config = self.config.model_copy(update={"routing": fresh.routing, "admission": fresh.admission})
         self._dispatcher.configure(self.config)
         self._stored.configure(self.config)
-        self._reading.configure(self.config)
+        self._parser.configure(self.config)
 
     async def finish(self, seconds: float) -> None:
         self._health.stop()
@@ -285,7 +286,7 @@ class Gateway:
 
     # --- inside
 
-    async def _answer(self, dialect: Dialect, request: Request, reply: Reply) -> None:
+    async def _answer(self, dialect: Dialect, request: Request, reply: HttpReply) -> None:
         received = monotonic()
         client = Client(reply, request_id_of(request), dialect, self.metrics.itl.observe)
         self._clients.add(client)
@@ -300,7 +301,7 @@ class Gateway:
             if stored:
                 asked = self._stored.read(dialect, request, client.request_id, trace, received)
             else:
-                body = self._reading.body(request)
+                body = self._parser.body(request)
                 if body is None:
                     body = await self._large_bodies.read(request, client)
                 asked = self._intake.read(dialect, request, body, client.request_id, trace, received)
@@ -373,7 +374,7 @@ class Gateway:
             if self._pages is not None:
                 self._pages.write(self.metrics.snapshot())
 
-    async def _serve_page(self, request: Request, reply: Reply) -> None:
+    async def _serve_page(self, request: Request, reply: HttpReply) -> None:
         try:
             await bridge.serve(self._app, request, reply)
         finally:
@@ -383,15 +384,15 @@ class Gateway:
         """`work` ends with `_over`: a callback at the end of every task would cost one more turn of the loop."""
         self._tasks[request] = self._loop.create_task(work)
 
-    def _over(self, request: Request, reply: Reply) -> None:
+    def _over(self, request: Request, reply: HttpReply) -> None:
         """To be called in the `finally` of a task's work: what ends the task is known there."""
         task = self._tasks.pop(request)
         request.release()
         if sys.exc_info()[0] is not None:
             task.add_done_callback(partial(self._broken, request, reply))
 
-    def _broken(self, request: Request, reply: Reply, task: asyncio.Task[None]) -> None:
-        """Nothing may leave a client without an end: what nobody expected is answered here."""
+    def _broken(self, request: Request, reply: HttpReply, task: asyncio.Task[None]) -> None:
+        """Nothing may leave a client without an end: what was not expected is answered here."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", request.path.decode("latin-1"), exc_info=error)
@@ -406,5 +407,5 @@ def write_stderr(lines: bytes) -> None:
         sys.stderr.buffer.flush()
 
 
-def _nobody_else(_: dict[str, Any]) -> None:
+def _no_other_process(_: dict[str, Any]) -> None:
     """This process is the only one."""

@@ -14,8 +14,8 @@ from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import BY_PATH, CANCEL, Dialect
 from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.requests.served_models import Served
-from pdserve.pd.serve.request_parser import Reading
+from pdserve.pd.requests.served_models import ServedModels
+from pdserve.pd.serve.request_parser import RequestParser
 from pdserve.pd.serve.stored_responses import stored_at
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.spans import Trace
@@ -28,21 +28,21 @@ PAGES = frozenset((*WITHOUT_KEY, b"/workers", b"/load", b"/version", b"/v1/model
 
 
 class Intake:
-    """Of one proxy process."""
+    """The checks of a request that need no waiting: head, key, model, limits of its key."""
 
     def __init__(
         self,
         hosts: AllowedHosts | None,
         keys: KeyFile | None,
         quotas: Quotas | None,
-        served: Served,
-        reading: Reading,
+        served: ServedModels,
+        parser: RequestParser,
         metrics: Metrics,
         fingerprints: Fingerprints,
     ) -> None:
         """`hosts` None: any is allowed. `keys` and `quotas` None: no key is asked for."""
         self._hosts, self._keys, self._quotas = hosts, keys, quotas
-        self._served, self._reading, self._metrics = served, reading, metrics
+        self._served, self._parser, self._metrics = served, parser, metrics
         self._fingerprints = fingerprints
 
     def refuse(self, request: Request) -> ApiError | None:
@@ -77,7 +77,7 @@ class Intake:
     ) -> ClientRequest:
         """ApiError: every engine would refuse it, or the proxy does."""
         self._served.check(dialect, body)
-        return self._reading.read(dialect, request, body, request_id, trace, received)
+        return self._parser.read(dialect, request, body, request_id, trace, received)
 
     def count(self, key: ApiKey, asked: ClientRequest, client: Client) -> Use | None:
         """Against the limits of its key; ApiError 429: it has reached one."""

@@ -1,4 +1,4 @@
-"""Large request bodies: put together in a thread, and read in steps between which everybody else has a turn."""
+"""Large request bodies: put together in a thread, and read in steps between which other requests have a turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdserve.pd.requests.scan import Scan
 
 
 class LargeBodies:
-    """Of one proxy process. Several take turns: there is never more than one step in a turn of the event loop."""
+    """Reads large bodies. Several take turns: there is never more than one step in a turn of the event loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

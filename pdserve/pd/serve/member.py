@@ -1,6 +1,6 @@
 """One process of the proxy: what clients talk to.
 
-The application here answers what is not relayed: health, lists, figures. Relayed requests go past it (pd.gateway).
+The application here answers what is not relayed: health, lists, figures. Relayed requests go past it (serve.gateway).
 Only processes that serve import this module: their parent stays small without it.
 """
 
@@ -130,7 +130,7 @@ def parse_config(text: bytes, path: Path) -> ProxyConfig:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemberContext:
     """What one process of the proxy shares with the others."""
 
     numbers: Numbers
@@ -148,7 +148,7 @@ class Place:
     """The processes of the generation before still serve."""
 
 
-async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) -> None:
+async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberContext) -> None:
     """One process; serves until a signal ends it. `path`: of the configuration, read again on SIGHUP. StartError: an
     address cannot be had."""
     app = create_app()
@@ -171,13 +171,13 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: Place) ->
     listener = None if place.control is None else asyncio.ensure_future(control.listen(gateway, place.control))
     front = Front(gateway, server.front_limits(config), WITHOUT_KEY)
     try:
-        await server.Server(config, front, gateway, place.sock, lambda: place.tell({"serving": True})).run()
+        await server.ProxyServer(config, front, gateway, place.sock, lambda: place.tell({"serving": True})).run()
     finally:
         if listener is not None:
             listener.cancel()
 
 
-def serve(path: Path, config: ProxyConfig, key: str | None, place: Place) -> int:
+def serve(path: Path, config: ProxyConfig, key: str | None, place: MemberContext) -> int:
     """`run` in an event loop of its own; the exit code."""
     allocator.keep_for_bodies()
     try:

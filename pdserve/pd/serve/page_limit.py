@@ -1,4 +1,4 @@
-"""How often the page of figures is made: it takes 2 ms of the event loop, and anybody may ask for it without a key."""
+"""How often the page of figures is made: it takes 2 ms of the event loop, and a client needs no key to ask for it."""
 
 from __future__ import annotations
 

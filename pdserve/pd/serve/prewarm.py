@@ -7,15 +7,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from pdserve.pd.errors import ApiError, ClientGoneError, WorkerFailedError
-from pdserve.pd.http.reply import Reply
+from pdserve.pd.errors import ApiError, ClientGoneError
+from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.body import Body, encode
 from pdserve.pd.requests.dialects import COMPLETIONS
 from pdserve.pd.requests.request import ClientRequest
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Registry, Worker
 
 log = logging.getLogger("pdserve.proxy")
@@ -24,19 +25,19 @@ Attempt = Callable[[ClientRequest, Client, Worker, Worker], Awaitable[None]]
 _SECONDS = 60.0
 
 
-class _Nobody:
+class _NoClient:
     """The connection of a client that does not exist."""
 
     congested = False
 
     def send(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """It is not read."""
 
-    def replied(self, reply: Reply) -> None:
+    def replied(self, reply: HttpReply) -> None:
         """Nothing follows."""
 
     def reset(self) -> None:
-        """Nobody is there to see it."""
+        """There is no client to see it."""
 
     def abort(self) -> None:
         """There is nothing to end."""
@@ -69,11 +70,11 @@ class Prewarm:
 
     async def _warm_up(self, prefill: Worker, decode: Worker) -> None:
         request_id = f"prewarm-{new_id()}"
-        reply = Reply(_Nobody(), keep_alive=False, head_only=False, http10=False)
+        reply = HttpReply(_NoClient(), keep_alive=False, head_only=False, http10=False)
         client = Client(reply, request_id, COMPLETIONS)
         headers = self._engines.client_headers((), request_id, ours=True)
         request = ClientRequest(
-            COMPLETIONS, self._body, b"/v1/completions", request_id, headers, Ask(b"Hello", estimate=1)
+            COMPLETIONS, self._body, b"/v1/completions", request_id, headers, RoutingRequest(b"Hello", estimate=1)
         )
         timer = asyncio.get_running_loop().call_later(_SECONDS, client.interrupt, ClientGoneError())
         try:

@@ -14,7 +14,7 @@ from pdserve.pd.requests.body import EASY_BYTES, FEW_BYTES, Body, members_at_onc
 from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.requests.encodings import ENCODED_BYTES, as_utf8
 from pdserve.pd.requests.request import ClientRequest, Stages
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
 
@@ -28,8 +28,8 @@ _PLAIN: Final = b"application/json"
 _ENGINE_PRIORITY: Final = b"x-vllm-priority"
 
 
-class Reading:
-    """Of one proxy process."""
+class RequestParser:
+    """Makes a ClientRequest of a request's headers and body."""
 
     def __init__(self, config: ProxyConfig, engines: Engines) -> None:
         self._engines = engines
@@ -41,7 +41,7 @@ class Reading:
         self._priority_header = (config.admission.priority_header or "").encode()
 
     def body(self, request: Request) -> Body | None:
-        """The request's body; None: it is so large that it must be read in steps (pd.large_bodies). ApiError 400 for
+        """The request's body; None: it is so large that it must be read in steps (serve.large_bodies). ApiError 400 for
         what is no JSON object."""
         content_type = request.header(b"content-type")
         if content_type != _PLAIN and not _is_json(content_type):
@@ -83,7 +83,7 @@ class Reading:
             target=request.target,
             request_id=request_id,
             headers=self._engines.client_headers(headers, request_id),
-            ask=Ask(prompt, estimate=max(1, size // _BYTES_PER_TOKEN), session=self._session(request, body)),
+            ask=RoutingRequest(prompt, estimate=max(1, size // _BYTES_PER_TOKEN), session=self._session(request, body)),
             stages=Stages(received=received),
             priority=priority,
         )

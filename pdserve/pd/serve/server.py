@@ -8,13 +8,15 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import uvloop
 
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
-from pdserve.pd.http.front import Limits as FrontLimits
+from pdserve.pd.http.front import ClientLimits as FrontLimits
 from pdserve.pd.processes.supervisor import RETIRE, SIGNALS
 from pdserve.pd.serve import descriptors
 from pdserve.pd.serve.client_tls import ClientTls, TlsListener
@@ -30,7 +32,7 @@ _LAST_WORDS_SECONDS = 1.0
 """For the errors of requests that were cut at the end of the drain to reach their clients."""
 
 
-class Served(Protocol):
+class ServedGateway(Protocol):
     """What a Server serves."""
 
     tls: ClientTls | None
@@ -75,12 +77,12 @@ def front_limits(config: ProxyConfig) -> FrontLimits:
     )
 
 
-class Server:
+class ProxyServer:
     """One event loop: accepts, drains on SIGTERM or SIGINT, and ends. A second SIGINT ends it at once. On RETIRE it
     leaves new connections to its successor, and drains."""
 
     def __init__(
-        self, config: ProxyConfig, front: Front, served: Served, sock: socket.socket, serving: Callable[[], None]
+        self, config: ProxyConfig, front: Front, served: ServedGateway, sock: socket.socket, serving: Callable[[], None]
     ) -> None:
         """`serving`: called when connections are accepted."""
         self._serving = serving
@@ -124,7 +126,7 @@ class Server:
     async def _listen(self) -> asyncio.Server | TlsListener:
         if self._served.tls is None:
             loop = asyncio.get_running_loop()
-            return await loop.create_server(self._front, sock=self._sock, backlog=_BACKLOG)
+            return await loop.create_server(partial(Connection, self._front), sock=self._sock, backlog=_BACKLOG)
         listener = TlsListener(self._front, self._served.tls, self._sock)
         listener.start(_BACKLOG)
         return listener
@@ -142,7 +144,7 @@ class Server:
 
     def _signalled(self, signum: signal.Signals) -> None:
         if self._stop.is_set() and signum == signal.SIGINT:
-            # A second Ctrl-C: somebody at a terminal does not want to wait.
+            # A second Ctrl-C: the user at the terminal does not want to wait.
             self._hurry.set()
         self._stop.set()
         self._told.set()

@@ -12,7 +12,7 @@ import re
 from time import monotonic
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.errors import ApiError, WorkerFailedError
+from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.incoming import Request
 from pdserve.pd.protocols.one_engine import OneEngine
@@ -21,9 +21,10 @@ from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.body import Body
 from pdserve.pd.requests.dialects import CANCEL, RESPONSES, RETRIEVE, Dialect
 from pdserve.pd.requests.request import ClientRequest, Stages
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.telemetry.spans import Trace
 from pdserve.pd.workers.engines import Engines
+from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import RETRY_AFTER_SECONDS, Registry, Worker
 
 ATTEMPTS = 2
@@ -50,7 +51,7 @@ def method_of(dialect: Dialect) -> bytes:
 
 
 class StoredResponses:
-    """Of one proxy process."""
+    """Requests for a response that an engine keeps."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, engines: Engines, entrance: Entrance) -> None:
         self._registry, self._engines, self._entrance = registry, engines, entrance
@@ -76,7 +77,7 @@ class StoredResponses:
             target=request.target,
             request_id=request_id,
             headers=self._engines.client_headers(headers, request_id),
-            ask=Ask(b"", estimate=1),
+            ask=RoutingRequest(b"", estimate=1),
             stages=Stages(received=received),
             priority=request.key.priority if request.key is not None else 0,
         )
@@ -100,7 +101,7 @@ class StoredResponses:
             request.decision = "stored-response"
         keepers = self._keepers()
         if not keepers:
-            raise self._registry.nobody(self._registry.roles[-1])
+            raise self._registry.no_worker(self._registry.roles[-1])
         worker = keepers[0] if len(keepers) == 1 else await self._keeper_of(named, keepers, request)
         request.decode = worker.name
         roles = (worker.config.role,)

@@ -22,10 +22,10 @@ _INPUT = re.compile(rb'("input_tokens" ?: ?)(\d+)')
 _READ = re.compile(rb'("cache_read_input_tokens" ?: ?)(\d+)')
 
 
-def honest(data: bytes, cached: int) -> bytes:
+def with_cached_tokens(data: bytes, cached: int) -> bytes:
     """`data` with the numbers of a prompt of which `cached` tokens were in a cache. Everything else stays."""
     if b'"cache_read_input_tokens"' in data:
-        data = _MESSAGES.sub(lambda usage: _honest_messages(usage[0], cached), data)
+        data = _MESSAGES.sub(lambda usage: _messages_usage(usage[0], cached), data)
     # A template would be parsed again for each answer.
     return _CACHED.sub(lambda found: b"%b%d" % (found[1], cached), data)
 
@@ -40,7 +40,7 @@ def safe_length(data: bytes) -> int:
     return end
 
 
-def _honest_messages(usage: bytes, cached: int) -> bytes:
+def _messages_usage(usage: bytes, cached: int) -> bytes:
     computed, read = _INPUT.search(usage), _READ.search(usage)
     if computed is None or read is None:
         return usage

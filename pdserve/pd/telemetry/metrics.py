@@ -74,7 +74,7 @@ class Metrics:
 
     def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:
         """The text for Prometheus, with the snapshots of other processes added. `keys`: also what names API keys, which
-        is not for everybody. msgspec.MsgspecError: one of the snapshots is none."""
+        is not for every client. msgspec.MsgspecError: one of the snapshots is none."""
         decoded = [msgspec.msgpack.decode(one, type=Snapshot) for one in others]
         return render(merge([self._numbers(), *decoded]), keys=keys)
 

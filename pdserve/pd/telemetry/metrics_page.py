@@ -55,7 +55,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "prompt_tokens_in_flight": ("Estimated tokens of prompts that a worker has not prefilled yet.", ("role", "worker")),
     "kv_usage_ratio": ("KV cache use of a worker, as last read.", ("role", "worker")),
     "worker_ready": ("1: requests are sent to it.", ("role", "worker")),
-    "breaker_open": ("1: left alone after failures.", ("role", "worker")),
+    "breaker_open": ("1: the worker's breaker is open.", ("role", "worker")),
     "queue_depth": ("Requests waiting for a place in a pool.", ("pool",)),
     "pool_requests": ("Requests in a pool.", ("pool",)),
     "key_requests": ("Requests in flight of a key.", (_KEY,)),

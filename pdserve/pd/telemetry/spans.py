@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pdserve.errors import RecipeError
-from pdserve.pd.config.settings import Otel
+from pdserve.pd.config.settings import OtelSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -187,7 +187,7 @@ def parse(traceparent: str | None) -> tuple[str, str, bool] | None:
     return match[2], match[3], bool(int(match[4], 16) & _SAMPLED)
 
 
-def open_spans(settings: Otel | None, service: str) -> Spans:
+def open_spans(settings: OtelSettings | None, service: str) -> Spans:
     """Tracing as it is configured. RecipeError: OpenTelemetry is wanted and not installed."""
     if settings is None:
         return NoSpans()

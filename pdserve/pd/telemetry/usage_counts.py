@@ -14,7 +14,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """What is no number of tokens is none at all: a sum of them stays an exact double."""
 
 
-class Counts(msgspec.Struct):
+class UsageFields(msgspec.Struct):
     """What is not there was not said. Anthropic's input_tokens are those that no cache had."""
 
     prompt_tokens: _Count | None = None
@@ -34,7 +34,7 @@ class Counts(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: Counts | None = None
+    usage: UsageFields | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -56,7 +56,7 @@ class _Event(msgspec.Struct):
     type: str | None = None
     choices: list[_Choice] | None = None
     """Of Chat and Completions."""
-    usage: Counts | None = None
+    usage: UsageFields | None = None
     response: _Answer | None = None
     """Of Responses."""
     message: _Answer | None = None
@@ -79,7 +79,7 @@ class _CachedAnswer(msgspec.Struct):
     usage: _Cached | None = None
 
 
-_VALUE = msgspec.json.Decoder(Counts)
+_VALUE = msgspec.json.Decoder(UsageFields)
 _WHOLE = msgspec.json.Decoder(_Answer)
 _EVENT = msgspec.json.Decoder(_Event)
 _CACHED = msgspec.json.Decoder(_CachedAnswer)

@@ -60,7 +60,7 @@ class Fingerprints:
 
 
 class UsageMeter:
-    """Of one answer."""
+    """Counts the tokens of one answer."""
 
     __slots__ = (
         "_after_text",

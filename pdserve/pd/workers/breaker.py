@@ -1,22 +1,22 @@
-"""A worker that fails again and again is left alone for a while, then tried with one request.
+"""The breaker of a worker that fails again and again opens; after a while one request tries the worker.
 
 It judges a worker, not a request. A worker that cannot be reached has failed. One that took a request and failed with
 it (HTTP 5xx, a connection that ends before the answer) has failed only if another worker then answered the same request
 (dispatch.py): otherwise the request may be to blame. And not while it answers others. So no client can take a worker
-from the others with requests that crash, and a lone worker is never left alone for answers that it gave.
+from the others with requests that crash, and the breaker of a lone worker never opens for answers that it gave.
 """
 
 from __future__ import annotations
 
 
-class Breaker:
-    """Of one worker. Closed: requests pass. Open: none does, until its time is over; then one at a time may try.
-    Times are those of the event loop."""
+class CircuitBreaker:
+    """The circuit breaker of one worker. Closed: requests pass. Open: none does, until its time is over; then one at a
+    time may try. Times are those of the event loop."""
 
     __slots__ = ("_all_open", "_answered", "_failures", "_limit", "_open_seconds", "_open_until", "_trying")
 
-    def __init__(self, failures: int, open_seconds: float, all_open: set[Breaker]) -> None:
-        """`all_open`: has this one, among others, while it is open. As long as it is empty nobody need ask."""
+    def __init__(self, failures: int, open_seconds: float, all_open: set[CircuitBreaker]) -> None:
+        """`all_open`: has this one, among others, while it is open. While it is empty no breaker is open."""
         self._limit = failures
         self._open_seconds = open_seconds
         self._failures = 0

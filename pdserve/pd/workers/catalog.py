@@ -1,4 +1,4 @@
-"""Asks the engines what they serve, so that what every one of them would refuse is refused before any leg (pd.served).
+"""Asks the engines what they serve: what all of them would refuse is refused before any leg (requests.served_models).
 
 Two engines that refuse a request have cost both of them a look at it, and a transfer that must be withdrawn.
 """
@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from pdserve.pd.errors import ApiError
-from pdserve.pd.requests.served_models import SHOWN, Served
+from pdserve.pd.requests.served_models import SHOWN, ServedModels
 from pdserve.pd.workers.engines import Engines
 from pdserve.pd.workers.models import models_of
 from pdserve.pd.workers.registry import Registry, Worker
@@ -22,13 +22,13 @@ for their models again, but not more often than this."""
 
 
 class Catalog:
-    """Of one proxy process."""
+    """The models that the workers serve, asked of each worker that becomes ready."""
 
     def __init__(self, registry: Registry, engines: Engines) -> None:
         self._registry, self._engines = registry, engines
         self._loop = asyncio.get_running_loop()
         self._of_worker: dict[Worker, dict[str, int | None]] = {}
-        self.served = Served(self._unknown)
+        self.served = ServedModels(self._unknown)
         self._asked = -ASK_AGAIN_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
         registry.on_ready(self._learn)

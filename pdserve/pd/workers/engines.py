@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Iterable
 
 from pdserve.errors import RecipeError
-from pdserve.pd.config.settings import UpstreamTls
+from pdserve.pd.config.settings import UpstreamTlsSettings
 from pdserve.pd.http.pieces import Payload
 from pdserve.pd.workers.registry import Worker
 
@@ -68,7 +68,7 @@ class Engines:
         )
 
 
-def upstream_tls(settings: UpstreamTls | None) -> ssl.SSLContext | None:
+def upstream_tls(settings: UpstreamTlsSettings | None) -> ssl.SSLContext | None:
     """For workers whose URL is https. RecipeError: a file that is named cannot be used."""
     if settings is None:
         return None

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
-from pdserve.pd.config.settings import Health
+from pdserve.pd.config.settings import HealthSettings
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.workers.registry import Registry, Worker
 
@@ -23,7 +23,9 @@ _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? ([0-9.eE+-]+)$
 class HealthChecks:
     """One task for each worker. `changed` is called when a worker's health or KV use has changed."""
 
-    def __init__(self, registry: Registry, settings: Health, headers: bytes, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, registry: Registry, settings: HealthSettings, headers: bytes, changed: Callable[[], None]
+    ) -> None:
         self._registry, self._settings, self._headers, self._changed = registry, settings, headers, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._missed: Counter[str] = Counter()
@@ -64,7 +66,7 @@ class HealthChecks:
         healthy = failures < self._settings.failures and not starving
         if healthy != worker.healthy and (healthy is False or failures == 0):
             why = "out of sockets or file descriptors (raise its ulimit -n)" if starving else "not healthy"
-            log.warning("%s is %s", worker.name, "healthy again" if healthy else f"{why}: left alone")
+            log.warning("%s is %s", worker.name, "healthy again" if healthy else f"{why}: not used")
             self._registry.set_health(worker, healthy)
             self._changed()
 
@@ -90,7 +92,7 @@ class HealthChecks:
             self._missed[worker.name] += 1
             log.info("%s: no new figure of its KV use: %s", worker.name, error)
             if self._missed[worker.name] >= self._settings.failures:
-                self._is_as_full(worker, 0.0)  # unknown: nobody is turned away by an old figure for ever
+                self._is_as_full(worker, 0.0)  # unknown: no request is refused because of an old figure for ever
                 self._starving.discard(worker.name)
             return
         self._missed[worker.name] = 0

@@ -1,4 +1,4 @@
-"""How much each worker has to do, over all processes of the proxy: each has its own row, everybody adds them up.
+"""How much each worker has to do, over all processes of the proxy: each has its own row, each process adds them up.
 
 A row has one writer, so no lock is needed; a process that died leaves a row that its successor clears. A proxy of one
 process just counts: routing reads these figures several times a request.

@@ -60,7 +60,7 @@ async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]
     role = registry.roles[-1]
     workers = registry.ready(role)
     if not workers:
-        raise registry.nobody(role)
+        raise registry.no_worker(role)
     for worker in workers:
         try:
             answer = await fetch(worker.pool, "GET", "/version", headers=engines.key_header, timeout=_SECONDS)

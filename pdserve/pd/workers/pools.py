@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from pdserve.pd.config.proxy import ProxyConfig
-from pdserve.pd.routing.ask import Ask
+from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.conditional import decide
 from pdserve.pd.routing.policy import Policy
@@ -15,7 +15,7 @@ from pdserve.roles import EngineRole
 
 
 class Pools:
-    """Of one proxy process. `decisions` counts (role, policy, why)."""
+    """The policy of each pool. `decisions` counts (role, policy, why)."""
 
     def __init__(self, config: ProxyConfig, registry: Registry) -> None:
         self._registry = registry
@@ -31,11 +31,11 @@ class Pools:
         self.needs_tokens = any(policy.needs_tokens for policy in self.policies.values())
         """A policy wants exact token ids."""
 
-    def pick(self, role: EngineRole, ask: Ask, avoid: Collection[Worker] = ()) -> Worker:
+    def pick(self, role: EngineRole, ask: RoutingRequest, avoid: Collection[Worker] = ()) -> Worker:
         """A worker that may be used; 503 when there is none."""
         candidates = self._registry.ready(role, avoid)
         if not candidates:
-            raise self._registry.nobody(role)
+            raise self._registry.no_worker(role)
         if role == "prefill":
             candidates = _with_room(candidates)
         policy = self.policies[role]
@@ -45,7 +45,7 @@ class Pools:
         self.decisions[role, policy.name, choice.why] += 1
         return worker
 
-    def skips_prefill(self, ask: Ask, decode: Worker) -> str | None:
+    def skips_prefill(self, ask: RoutingRequest, decode: Worker) -> str | None:
         """Why this decode computes the prompt itself; None: prefill does."""
         if self._thresholds is None:
             return None

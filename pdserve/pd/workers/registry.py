@@ -10,18 +10,16 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.upstream import Pool
-from pdserve.pd.workers.breaker import Breaker
+from pdserve.pd.workers.breaker import CircuitBreaker
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.slots import Slots
+from pdserve.pd.workers.wakeable import Wakeable
 from pdserve.roles import EngineRole
-
-if TYPE_CHECKING:
-    from pdserve.pd.relay.waiting import Watch
 
 WorkerState = Literal["starting", "ready", "draining", "dead"]
 STATES: tuple[WorkerState, ...] = get_args(WorkerState)
@@ -29,7 +27,7 @@ RETRY_AFTER_SECONDS = 5
 
 
 class Worker:
-    """One engine. Must be made inside a running event loop. Satisfies routing.policy.Candidate."""
+    """One engine. Must be made inside a running event loop. Satisfies routing.policy.RoutingCandidate."""
 
     __slots__ = (
         "breaker",
@@ -56,7 +54,7 @@ class Worker:
         proxy: ProxyConfig,
         board: LoadBoard,
         tls: ssl.SSLContext | None,
-        open_breakers: set[Breaker],
+        open_breakers: set[CircuitBreaker],
     ) -> None:
         self.config = config
         self.name = config.name
@@ -75,11 +73,11 @@ class Worker:
         """Requests carry the client's own key: a 401 is the client's."""
         self.outcomes: Counter[str] = Counter()
         """How legs to it have ended: ok, refused (4xx), failed, left."""
-        self.watches: set[Watch] = set()
+        self.watches: set[Wakeable] = set()
         """The attempts that end when it dies."""
         self.load = board.worker(config.name)
         self.pool = Pool(config.url, connect_timeout=proxy.connect_timeout_seconds, tls=tls)
-        self.breaker = Breaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
+        self.breaker = CircuitBreaker(proxy.breaker.failures, proxy.breaker.open_seconds, open_breakers)
         self.slots = Slots(proxy.transfer_slots)
 
     @property
@@ -111,7 +109,7 @@ class Worker:
             return self.state
         if not self.healthy:
             return "failing its health checks"
-        return "" if self.breaker.allows(now) else "left alone after errors"
+        return "" if self.breaker.allows(now) else "with an open breaker"
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -139,7 +137,7 @@ class Registry:
         self._ready: dict[EngineRole, list[Worker]] = {}
         self._empty_pools: list[EngineRole] | None = None
         """Both without the breakers' opinion; worked out when they are asked for."""
-        self._open_breakers: set[Breaker] = set()
+        self._open_breakers: set[CircuitBreaker] = set()
         self.workers: dict[str, Worker] = {}
         self.roles: tuple[EngineRole, ...] = (
             ("aggregated",) if config.protocol == "aggregated" else ("prefill", "decode")
@@ -183,7 +181,7 @@ class Registry:
         self.changed()
 
     def set_state(self, name: str, state: WorkerState, *, alive: bool = True) -> None:
-        """`alive`: somebody has seen it answer; else our own checks must first. KeyError: no such worker."""
+        """`alive`: it has been seen to answer; else our own checks must first. KeyError: no such worker."""
         worker = self.workers[name]
         before, worker.state = worker.state, state
         if state == "dead" and before != "dead":
@@ -230,7 +228,7 @@ class Registry:
         now = self._loop.time()
         return [worker for worker in workers if worker not in avoid and worker.breaker.allows(now)]
 
-    def nobody(self, role: EngineRole) -> ApiError:
+    def no_worker(self, role: EngineRole) -> ApiError:
         """What a client gets while no worker of this role may be used: 503, with how its workers are."""
         now = self._loop.time()
         unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)

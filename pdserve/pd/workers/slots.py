@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 
 class Slots:
-    """A counter with a queue. Whoever waits is poked when it may have its turn."""
+    """A counter with a queue. A leg that waits is poked when it may have its turn."""
 
     __slots__ = ("_waiting", "free")
 
     def __init__(self, transfers: int) -> None:
         self.free = max(1, transfers - 1)
-        """Places that nobody has; not to be changed from outside."""
+        """Places that are free; not to be changed from outside."""
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self) -> bool:
