@@ -31,7 +31,7 @@ _PROVEN_AGAIN = 15
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """One try. `said` is for people: the last answer is part of every failure report."""
 
     ready: bool
@@ -49,7 +49,7 @@ class Waited(Generic[DeathT]):
 
 
 async def wait_ready(
-    probe: Callable[[], Awaitable[Answer]],
+    probe: Callable[[], Awaitable[ProbeAnswer]],
     *,
     death: asyncio.Future[DeathT],
     seconds: float,
@@ -94,7 +94,7 @@ class Prober:
         """Our end of a connection whose other end is ours."""
         self._checks = 0
 
-    async def check(self, probe: HttpProbe | LmcacheProbe) -> Answer:
+    async def check(self, probe: HttpProbe | LmcacheProbe) -> ProbeAnswer:
         """One try of either kind; never raises for an answer that is merely wrong or missing."""
         self._checks += 1
         if self._checks % _PROVEN_AGAIN == 0:
@@ -102,9 +102,9 @@ class Prober:
         if self._proven is None:
             # The kernel's table of sockets takes milliseconds to read: not ten times a second while nothing is there.
             if await _refused(probe.host, probe.port):
-                return Answer(False, f"nothing listens on port {probe.port} of {probe.host}")
+                return ProbeAnswer(False, f"nothing listens on port {probe.port} of {probe.host}")
             if (stranger := self._stranger(probe.port)) is not None:
-                return Answer(False, stranger)
+                return ProbeAnswer(False, stranger)
         if isinstance(probe, HttpProbe):
             return await self._http(probe.host, probe.port, probe.path, probe.body_contains, probe.scheme)
         alive = await self._http(probe.host, probe.port, "/healthcheck", None)
@@ -121,7 +121,7 @@ class Prober:
             return f"port {port} belongs to a process that is not ours: {procfs.listener_owner(port)}"
         return None
 
-    async def _http(self, host: str, port: int, path: str, contains: str | None, scheme: str = "http") -> Answer:
+    async def _http(self, host: str, port: int, path: str, contains: str | None, scheme: str = "http") -> ProbeAnswer:
         import httpx
 
         if self._client is None:
@@ -134,17 +134,17 @@ class Prober:
                 await response.aread()
         except (httpx.HTTPError, OSError) as error:
             self._proven = None
-            return Answer(False, f"GET {path}: {type(error).__name__}")
+            return ProbeAnswer(False, f"GET {path}: {type(error).__name__}")
         # As long as a connection lives, the process at its other end is the one that was found to be ours.
         if connection != self._proven:
             if (stranger := self._stranger(port)) is not None:
-                return Answer(False, stranger)
+                return ProbeAnswer(False, stranger)
             self._proven = connection
         if response.status_code != 200:
-            return Answer(False, f"GET {path}: {response.status_code} {response.text[:200]}")
+            return ProbeAnswer(False, f"GET {path}: {response.status_code} {response.text[:200]}")
         if contains is not None and contains not in response.text:
-            return Answer(False, f"GET {path}: another instance answers on port {port}")
-        return Answer(True, f"GET {path}: 200")
+            return ProbeAnswer(False, f"GET {path}: another instance answers on port {port}")
+        return ProbeAnswer(True, f"GET {path}: 200")
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -153,7 +153,7 @@ class Prober:
 
 
 async def _refused(host: str, port: int) -> bool:
-    """Whether nobody takes a connection there. What else may be wrong is seen by who looks closer."""
+    """Whether connections are refused there. Other faults are found by the probe itself."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
@@ -163,7 +163,7 @@ async def _refused(host: str, port: int) -> bool:
         return False
     to_itself: bool = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     if to_itself:
-        # The kernel took the port itself for our end, as it may where nobody listens. Closed in order, it would be
+        # The kernel took the port itself for our end, as it may where nothing listens. Closed in order, it would be
         # kept from its owner for a minute.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
-from pdserve.launch.failure import start_error, untold
+from pdserve.launch.failure import not_reached, start_error
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
 from pdserve.launch.launch_record import KeptRecord
@@ -31,6 +31,7 @@ from pdserve.reach.containers import stop_left_containers
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Health, Shutdown
 from pdserve.run import inbox
+from pdserve.run.change import LIVING, change
 from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
@@ -48,8 +49,8 @@ _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
 
 
-class Stopped(Exception):  # noqa: N818  (not an error: somebody asked for it)
-    """Somebody asked the deployment to stop: a signal or `down`."""
+class StopRequested(Exception):  # noqa: N818  (a signal or `down` asked for it)
+    """The deployment is to stop."""
 
 
 class Launcher:
@@ -63,13 +64,13 @@ class Launcher:
         *,
         secrets: Mapping[str, str],
         open_agent: OpenAgent,
-        tell: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, Any]], None],
         keep_on_failure: bool = False,
         began: float,
     ) -> None:
         """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
         self._stop_asked = asyncio.Event()
-        self._fleet = Fleet(plan, run, state, secrets=secrets, tell=tell, end=self._stop_asked.set)
+        self._fleet = Fleet(plan, run, state, secrets=secrets, on_event=on_event, end=self._stop_asked.set)
         self._run_dir = run
         self._record = KeptRecord(self._fleet, engine_key=secrets[ENGINE_KEY])
         self._state = state
@@ -82,7 +83,7 @@ class Launcher:
         self._recovery = Recovery(self._fleet, engine_key=secrets[ENGINE_KEY], fail=self._fatal.put_nowait)
         self._links: list[AgentLink] = []
         self._down_requests: list[str] = []
-        self._said: list[str] = []
+        self._notes: list[str] = []
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
         self._errands: set[asyncio.Task[None]] = set()
 
@@ -102,7 +103,7 @@ class Launcher:
             if failure is not None and not self._keep:
                 raise failure
             await self._serve()
-        except Stopped:
+        except StopRequested:
             pass
         except PdserveError as failure:
             error = failure
@@ -209,7 +210,7 @@ class Launcher:
             if trouble.done():
                 raise trouble.result()
             if stop.done():
-                raise Stopped
+                raise StopRequested
             return step.result()
         finally:
             for task in racing:
@@ -250,7 +251,7 @@ class Launcher:
     # Serve ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        """Until somebody asks for a stop, or the deployment cannot serve on (raises ServeError)."""
+        """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
         while True:
             trouble = asyncio.ensure_future(self._fleet.troubles.get())
             fatal = asyncio.ensure_future(self._fatal.get())
@@ -275,7 +276,7 @@ class Launcher:
                 self._state.note = failure.what
                 self._set_phase("failed")
             if stop.done():
-                raise Stopped
+                raise StopRequested
             if request.done():
                 await self._fulfil(*request.result())
             if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on
@@ -296,14 +297,14 @@ class Launcher:
     # Requests ------------------------------------------------------------------------------------------------------
 
     async def _take_requests(self) -> None:
-        said = 0.0
+        last_beat = 0.0
         loop = UnendingLoop()
         while True:
             await loop.step(self._record.look)
             if self._fleet.behind:
                 self._fleet.save()
-            if time.monotonic() - said >= BEAT_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - last_beat >= BEAT_SECONDS:
+                last_beat = time.monotonic()
                 self._run_dir.say_alive()
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
@@ -317,6 +318,8 @@ class Launcher:
             self._asked_to_stop()
         elif isinstance(request, Fetch):
             self._errand(self._reply(name, self._fetch(request)))
+        elif not isinstance(request, Apply | Restart):
+            assert_never(request)
         elif self._state.phase in ("starting", "draining"):
             busy = StateError(f"the deployment is {self._state.phase}", todo="wait, or pdserve down")
             inbox.answer(self._run_dir, name, Reply(exit_code=busy.exit_code, message=busy.render()))
@@ -325,11 +328,10 @@ class Launcher:
 
     async def _fulfil(self, name: str, request: Apply | Restart) -> None:
         """A restart runs beside serving; `up` on a running deployment is a start and owns the events meanwhile."""
-        work = self._reply(name, self._restart(request.name) if isinstance(request, Restart) else self._apply(request))
         if isinstance(request, Apply):
-            await work
+            await self._reply(name, self._apply(request))
         else:
-            self._errand(work)
+            self._errand(self._reply(name, self._restart(request.name)))
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> None:
         errand = asyncio.create_task(work)
@@ -376,22 +378,21 @@ class Launcher:
             )
         old = {process.name: process for process in self._fleet.plan.processes}
         new = {process.name: process for process in request.plan.processes}
-        living = {name for name in old if self._fleet.phase_of(name) in ("starting", "ready", "degraded", "done")}
-        changed = [name for name in new if name in living and not new[name].runs_as(old[name])]
-        costly = [name for name in changed if not new[name].is_proxy]
+        changes = change(self._fleet.plan, request.plan, {name for name in old if self._fleet.phase_of(name) in LIVING})
+        costly = [name for name in changes.replaced if not new[name].is_proxy]
         if costly and not request.replace:
             raise StateError(
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
-        gone = [old[name] for name in old if name not in new and self._fleet.phase_of(name) != "stopped"]
-        await self._fleet.stop_in_order([*gone, *(old[name] for name in changed)])
+        gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
+        await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
         self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
         self._run_dir.write(self._run_dir.recipe, request.recipe)
         self._record.keep()
         self._fleet.adopt(request.plan)
-        missing = tuple(p for p in request.plan.processes if p.name not in living or p.name in changed)
+        missing = tuple(new[name] for name in changes.starting)
         if not missing and all(map(self._is_ready, new)):
             return Reply(exit_code=0, message="already up")
         self._began = time.monotonic()
@@ -405,13 +406,13 @@ class Launcher:
     async def _tear_down(self, phase: Phase, error: PdserveError | None) -> None:
         """Proxy (drain), decode, prefill, LMCache; then the agents. Ends when their guards have left."""
         self._set_phase("draining")
-        async with none_held(self._state, self._say):
+        async with none_held(self._state, self._note):
             await self._fleet.stop_in_order(self._fleet.plan.processes)
             for link in self._links:
                 link.send(Shutdown())
             left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
         if await stop_left(self._state, self._run_dir):
-            self._say("what its agents had left was stopped by the launcher")
+            self._note("what its agents had left was stopped by the launcher")
         if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
             self._fleet.record("containers_stopped", containers=containers)
         self._run_dir.forget_key()
@@ -419,23 +420,23 @@ class Launcher:
         self._state.phase = phase
         self._fleet.record("down", phase=phase, clean=all(left))
         self._fleet.save()
-        # Of a silent node nobody knows, and whoever reads the reason for the end must not read this instead.
+        # Of a silent node nothing is known, and the reason for the end must stay the first.
         late = [link.node for link, gone in zip(self._links, left, strict=True) if not gone and not link.silent]
         busy = [node for node in late if may_be_busy(self._state, self._run_dir, node)]
         self._answer_downs(busy)
         if busy and error is None:
             raise _still_stopping(busy)
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         """Something out of order about the stop, for the terminal and for who asked for it."""
-        self._said.append(text)
+        self._notes.append(text)
         self._fleet.record("said", said=text)
 
     def _answer_downs(self, busy: Sequence[str]) -> None:
-        nodes = untold(self._state, self._fleet.plan)
-        for node, said in nodes.items():
-            self._fleet.record("untold", node=node, said=said)
-        reply = Reply(exit_code=0, message="; ".join(["stopped", *self._said, *nodes.values()]))
+        nodes = not_reached(self._state, self._fleet.plan)
+        for node, text in nodes.items():
+            self._fleet.record("untold", node=node, said=text)
+        reply = Reply(exit_code=0, message="; ".join(["stopped", *self._notes, *nodes.values()]))
         if busy:
             reply = Reply(exit_code=ServeError.exit_code, message=_still_stopping(busy).render())
         with contextlib.suppress(OSError):

@@ -36,6 +36,9 @@ def _see_orphans() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process or a shared-memory segment behind."""
+    if request.config.pluginmanager.has_plugin("tests.pure"):
+        yield  # which starts none
+        return
     before, segments = _descendants(), own_memory.segments()
     yield
     _reap_zombies(before)

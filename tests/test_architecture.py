@@ -25,8 +25,6 @@ ROWS = [
 FLOOR = {f"pdserve.{name}": index for index, names in enumerate(ROWS) for name in names}
 TO_BREAK = {
     # Imports that close a circle. Each goes, and none comes.
-    ("pdserve.patches.multiconnector.selection", "pdserve.connectors.multi"),
-    ("pdserve.patches.scheduler.given_up_loads", "pdserve.patches.scheduler.load_timeout"),
     ("pdserve.pd.errors", "pdserve.pd.workers.registry"),
     ("pdserve.pd.workers.registry", "pdserve.pd.relay.waiting"),
     ("pdserve.pd.relay.client", "pdserve.pd.relay.leg"),
@@ -128,10 +126,10 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: 
 def test_one_module_starts_processes(module: str) -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
     used = {name.split(".")[0] for name, _ in imports(module)} & starters
-    # The link holds the pipe of a process that pdserve.system.process has started; patches ask who they are.
+    # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
     allowed = {
         "pdserve.system.process": starters,
-        "pdserve.reach.link": {"subprocess"},
+        "pdserve.reach.channel": {"subprocess"},
         "pdserve.patches.record": {"multiprocessing"},
     }
     assert used <= allowed.get(module, set()), f"{module} imports {used}"

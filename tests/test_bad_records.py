@@ -247,6 +247,7 @@ def test_of_a_torn_note_in_an_old_run_nobody_falls(run: RunDir) -> None:
 # --- what is no file
 
 
+@pytest.mark.process
 def test_no_pipe_is_waited_for(run: RunDir) -> None:
     run.save_key("secret")
     for file in (run.key_file, run.key_folder, run.state, run.plan, run.events, run.beat):

@@ -13,6 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

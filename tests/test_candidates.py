@@ -52,6 +52,7 @@ def test_outside_of_a_job_there_is_none() -> None:
     assert of_job({"SLURM_JOB_ID": "42"}, ()) is None
 
 
+@pytest.mark.process
 def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> None:
     found = of_job(JOB, ())
     assert found is not None
@@ -60,6 +61,7 @@ def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> Non
     assert (found.job, found.gpus_per_node, found.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("told", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
 )
@@ -72,6 +74,7 @@ def test_gpus_of_an_exclusive_job_that_were_not_asked_for_do_not_count(
     assert found.gpus_per_node == gpus
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("gpus", [{}, {"SLURM_GPUS_ON_NODE": ""}, {"SLURM_GPUS_ON_NODE": "all"}])
 def test_a_job_without_gpus_says_nothing_of_them(scontrol: Path, gpus: dict[str, str]) -> None:
     found = of_job({"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu08", **gpus}, ())
@@ -79,6 +82,7 @@ def test_a_job_without_gpus_says_nothing_of_them(scontrol: Path, gpus: dict[str,
     assert found.gpus_per_node is None
 
 
+@pytest.mark.process
 def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
     found = of_job(JOB, ("gpu09", "elsewhere"))
     assert found is not None
@@ -98,10 +102,12 @@ def test_a_node_list_that_cannot_be_read_is_an_error_and_not_one_odd_name(scontr
     assert "SLURM_JOB_NODELIST" in str(caught.value.where)
 
 
+@pytest.mark.process
 def test_kill_wait_is_slurms_own(scontrol: Path) -> None:
     assert kill_wait() == 90
 
 
+@pytest.mark.process
 def test_kill_wait_is_slurms_default_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert kill_wait() == 30
@@ -167,6 +173,7 @@ def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None
     assert "--label=pdserve.run=r1" in command
 
 
+@pytest.mark.process
 def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
     there = of_job(JOB, ())
     assert there is not None
@@ -179,6 +186,7 @@ def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
     assert boxed.machines[0].command[-1] == "python3"
 
 
+@pytest.mark.process
 def test_without_a_container_nothing_is_wrapped(scontrol: Path) -> None:
     there = of_job(JOB, ())
     assert there is not None

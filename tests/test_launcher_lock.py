@@ -56,6 +56,7 @@ def test_nobody_else_can_open_it_also_where_an_earlier_version_left_it_open(run:
         assert lock(run).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.process
 def test_who_holds_it_is_named(run: RunDir) -> None:
     lock(run).touch()
     with holder(lock(run), os.geteuid()) as pid:
@@ -67,6 +68,7 @@ def test_who_holds_it_is_named(run: RunDir) -> None:
     check_no_launcher(run.path.parent.parent, "fake")
 
 
+@pytest.mark.process
 @as_root
 def test_another_user_who_holds_it_is_named_with_the_way_out(run: RunDir) -> None:
     lock(run).touch()

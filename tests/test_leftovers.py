@@ -29,6 +29,8 @@ from pdserve.system.shared_memory import ShmLedger, existing
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 
+pytestmark = pytest.mark.process
+
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
 LEFT = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(1000)"
 """A session whose leader has exited, and a member of it."""
@@ -228,7 +230,7 @@ def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> N
     plan = plan.model_copy(update={"processes": (first, second, *rest)})
     run = RunDir.create(tmp_path, "fake", "run-1")
     deployment = state(GONE.pid, None)
-    fleet = Fleet(plan, run, deployment, secrets={}, tell=lambda _: None, end=lambda: None)
+    fleet = Fleet(plan, run, deployment, secrets={}, on_event=lambda _: None, end=lambda: None)
     before = time.time()
     deployment.processes[first.name].phase = "starting"
     fleet.receive(Ready(name=first.name, seconds=1.0))

@@ -63,6 +63,7 @@ def test_what_the_kernels_link_to_tells_the_runtime(installed: Any, files: dict[
     assert compiled_for() == expected
 
 
+@pytest.mark.process
 def test_another_interpreter_is_asked_with_the_modules_source(installed: Any, tmp_path: Path) -> None:
     installed(cuda_ops=HIP)
     done = subprocess.run(
@@ -81,9 +82,9 @@ def test_pypis_wheel_is_one_for_cuda() -> None:
     assert compiled_for() == "cuda"
 
 
-def on(platform: str, *patches: str) -> Plan:
+def on(platform: str) -> Plan:
     return plan(
-        process("lmcache-0", "lmcache", patches=patches),
+        process("lmcache-0", "lmcache"),
         process("prefill-0", "prefill", MULTI).model_copy(update={"lmcache": "lmcache-0"}),
         process("decode-0", "decode", '"MooncakeConnector"'),
         platform=platform,
@@ -120,12 +121,6 @@ def test_nobody_else_is_asked(installed: Any, platform: str) -> None:
     check_installed(ALL, on(platform), recipe())
 
 
-@pytest.mark.usefixtures("_plugin_and_libraries")
-def test_the_ordered_block_copy_of_old_versions_stands_in_for_kernels(installed: Any) -> None:
-    installed()
-    check_installed(ALL, on("rocm", "lmcache-block-copy"), recipe())
-
-
 def run_with(folder: Path, logs: dict[str, str]) -> RunDir:
     run = RunDir(folder)
     for name, text in logs.items():
@@ -160,11 +155,6 @@ def test_elsewhere_the_warning_is_harmless(tmp_path: Path, platform: str) -> Non
 def test_engines_without_lmcache_and_missing_logs_are_not_looked_at(tmp_path: Path) -> None:
     run = run_with(tmp_path, {"decode-0": f"{WARNING}\n"})
     assert without_kernels(on("rocm"), run) is None
-
-
-def test_a_server_with_the_ordered_block_copy_may_say_it_and_so_may_its_engines(tmp_path: Path) -> None:
-    run = run_with(tmp_path, {"lmcache-0": f"{WARNING}\n", "prefill-0": f"{WARNING}\n"})
-    assert without_kernels(on("rocm", "lmcache-block-copy"), run) is None
 
 
 def test_a_long_log_is_read_to_its_end(tmp_path: Path) -> None:

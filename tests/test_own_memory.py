@@ -14,6 +14,8 @@ import pytest
 
 from pdserve.system import procfs
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[1]
 _PR_CAPBSET_DROP, _CAP_SYS_ADMIN = 24, 21
 

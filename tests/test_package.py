@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny-cpu.yaml")
 ENGINES = ("vllm", "lmcache", "mooncake", "torch", "nixl")
 

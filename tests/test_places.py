@@ -23,6 +23,8 @@ from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 from tests.test_leftovers import LEFT
 
+pytestmark = pytest.mark.process
+
 HERE = socket.gethostname()
 GONE = ProcessId(pid=4_194_000, start_ticks=1)
 

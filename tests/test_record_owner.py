@@ -17,6 +17,8 @@ from pdserve.run.state import DeploymentState, NodeState
 from pdserve.system import procfs
 from tests.launch.deployment import REPOSITORY, recipe
 
+pytestmark = pytest.mark.process
+
 STRANGER = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 

@@ -107,6 +107,7 @@ def test_a_run_whose_launcher_lives_stays(tmp_path: Path) -> None:
     assert prune(tmp_path / "fake", LAST_ONLY) == []
 
 
+@pytest.mark.process
 def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Path) -> None:
     run = made(tmp_path, phase="failed")
     newest(tmp_path)
@@ -232,6 +233,7 @@ def test_a_run_in_which_something_is_mounted_stays(
     assert [one.problem for one in prune(tmp_path / "fake", LAST_ONLY)] == [None]
 
 
+@pytest.mark.process
 def test_list_prune_says_what_goes_and_how_much_and_dry_run_leaves_it(pdserve_home: Path) -> None:
     run = made(pdserve_home, days=31)
     newest(pdserve_home)
@@ -246,6 +248,7 @@ def test_list_prune_says_what_goes_and_how_much_and_dry_run_leaves_it(pdserve_ho
     assert pdserve("list", "--prune") == (0, "no old runs")
 
 
+@pytest.mark.process
 def test_up_removes_those_of_its_own_deployment_by_its_recipe(tmp_path: Path, pdserve_home: Path) -> None:
     old, last = made(pdserve_home, 1), made(pdserve_home, 2)
     last.point_current()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 TOOLS = ("bash", "cat", "cp", "dirname", "grep", "mkdir", "rm", "sed", "sha256sum", "touch")
 TORCH = next(
@@ -119,6 +121,35 @@ def test_a_second_call_does_nothing_until_something_changes(clone: Clone) -> Non
     # torch is there already, the environment is kept.
     assert [line for line in clone.installs() if "torch==" in line] == [f"torch=={TORCH}+cpu"]
     assert len(clone.installs()) == 5
+
+
+def test_without_the_engines_only_the_tools_and_pdserve_are_installed_at_the_locked_versions(clone: Clone) -> None:
+    clone.add("no-libraries")
+    done = clone.setup("--no-engines")
+    assert done.returncode == 0, done.stderr
+    lock, dev = (clone.root / "requirements" / name for name in ("cpu-stack.lock.txt", "dev.txt"))
+    assert clone.installs() == [
+        f"-r {dev}",
+        f"--constraint {dev} --no-build-isolation --editable {clone.root}[dev]",
+    ]
+    assert all(f"--constraint {lock}" in line for line in clone.log if " install " in line)
+    assert "apt-get" not in "".join(clone.log)
+
+
+def test_the_engines_come_with_the_next_ordinary_call(clone: Clone) -> None:
+    clone.setup("--no-engines")
+    assert clone.setup("--no-engines").stdout == ""
+    done = clone.setup()
+    assert done.returncode == 0, done.stderr
+    assert clone.installs()[2] == f"torch=={TORCH}+cpu"
+
+
+def test_an_environment_with_the_engines_is_left_as_it_is(clone: Clone) -> None:
+    clone.setup()
+    before = clone.log
+    again = clone.setup("--no-engines")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert clone.log == before
 
 
 def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_and_it_says_so(clone: Clone) -> None:

@@ -9,6 +9,8 @@ import pytest
 from pdserve.errors import PreflightError, StateError
 from pdserve.reach.slurm_job import Job, gpus_asked_per_node, look, submit
 
+pytestmark = pytest.mark.process
+
 RUNNING = (
     "JobId=1 JobName=fake UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
     "QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "

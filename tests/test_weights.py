@@ -16,6 +16,8 @@ from pdserve.logs.progress import describe
 from pdserve.weights.files import CacheFolder
 from tests.fakes.hub import COMMIT, FILES, Hub
 
+pytestmark = pytest.mark.process
+
 MODEL = "org/model"
 
 

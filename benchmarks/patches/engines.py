@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tests.upstream.scheduler_lab import Lab, connector_report, multi  # isort: skip  # stands in for gguf
-
 from lmcache.integration.vllm import lmcache_mp_connector
 from vllm.v1.outputs import ModelRunnerOutput
+
+from tests.upstream.scheduler_lab import Lab, connector_report, multi
 
 RUNNING, PARKED, PENDING = 256, 128, 200
 BLOCKS = 16_384

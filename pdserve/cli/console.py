@@ -29,44 +29,46 @@ class _Terminal(RichConsole):
 
 
 class Console:
-    """Turns events of the history into lines. Colours on a terminal, plain lines when piped."""
+    """A verb's progress as lines. Colours on a terminal, plain lines when piped."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._out = _Terminal(highlight=False, soft_wrap=True)
         self._err = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
-        self._run: RunDir | None = None
+        self._begun: tuple[RunDir, Plan] | None = None
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Prints each warning once, before anything starts."""
         for warning in dict.fromkeys(warnings):
             self._err.print(Text(f"warning: {warning}", style="yellow"))
 
-    def say(self, *lines: str) -> None:
-        """Lines that are no events."""
+    def note(self, *lines: str) -> None:
+        """Lines with the time, as those of events."""
         for line in lines:
             self._line(line)
 
-    def begin(self, run: RunDir) -> None:
+    def result(self, line: str) -> None:
+        """A line as it is."""
+        self._out.print(Text(line))
+
+    def begin(self, run: RunDir, plan: Plan) -> None:
         """The head: what starts, where it is recorded."""
-        self._run = run
-        plan = self._plan
+        self._begun = (run, plan)
         count = len(plan.processes)
         self._line(f"{plan.name}: {count} processes on {len(plan.nodes)} node(s), {plan.mode}; record: {run.path}")
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def event(self, event: dict[str, Any]) -> None:
         """One event of the history."""
         kind = event["event"]
         if kind == "progress" and not self._news(event["name"]):
             return
         if (text := _TEXTS.get(kind, lambda _: None)(event)) is not None:
             self._line(text, style=_STYLES.get(kind))
-            if kind == "up":
-                self._ready(event)
-        if kind == "failed" and event.get("kept") and self._serves_here():
-            self._kept(event)
+            if kind == "up" and self._begun is not None:
+                self._ready(event, self._begun[1])
+        if kind == "failed" and event.get("kept") and self._begun is not None and _serves_here(self._begun[0]):
+            self._kept(event, self._begun[1])
 
     def _news(self, name: str) -> bool:
         now = time.monotonic()
@@ -75,40 +77,37 @@ class Console:
         self._progress[name] = now
         return True
 
-    def _serves_here(self) -> bool:
-        """Whether this process is the launcher. One that only follows another ends with the error that it saw, and
-        the entry point prints that."""
-        if self._run is None:
-            return True
-        try:
-            return self._run.read_state().launcher.pid == os.getpid()
-        except StateError:
-            return True  # said twice is better than not at all
-
-    def _kept(self, event: dict[str, Any]) -> None:
-        """A failure after which the command goes on: nobody prints its error at exit."""
+    def _kept(self, event: dict[str, Any], plan: Plan) -> None:
+        """A failure after which the command goes on: its error is not printed at exit."""
         sys.stdout.flush()
         self._err.print(Text(f"error: {event['error']}"))
-        name = self._plan.name
+        name = plan.name
         self._line(
             f"what is healthy was kept; next: pdserve status {name} | pdserve logs --deployment {name} | "
             f"pdserve up RECIPE (starts what is missing) | pdserve down {name} (or Ctrl-C)"
         )
 
-    def _ready(self, event: dict[str, Any]) -> None:
-        self._line(f"serving {self._plan.served_name} at {event['endpoint']}/v1{self._plan.proxy_place}")
+    def _ready(self, event: dict[str, Any], plan: Plan) -> None:
+        self._line(f"serving {plan.served_name} at {event['endpoint']}/v1{plan.proxy_place}")
 
-    def detached(self) -> None:
-        """After `up --detach`: what to type next."""
-        name = self._plan.name
-        self._line(f"next: pdserve status {name} | pdserve verify {name} | pdserve logs -f | pdserve down {name}")
-
-    def end(self) -> None:
-        """Flushes; the error, if any, is printed by the entry point."""
+    def end(self, *, detached: bool) -> None:
+        """The error, if any, is printed by the entry point. `detached`: what to type next."""
+        if detached and self._begun is not None:
+            name = self._begun[1].name
+            self._line(f"next: pdserve status {name} | pdserve verify {name} | pdserve logs -f | pdserve down {name}")
         sys.stdout.flush()
 
     def _line(self, text: str, style: str | None = None) -> None:
         self._out.print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
+
+
+def _serves_here(run: RunDir) -> bool:
+    """Whether this process is the launcher. One that only follows another ends with the error that it saw, and the
+    entry point prints that."""
+    try:
+        return run.read_state().launcher.pid == os.getpid()
+    except StateError:
+        return True  # printed twice is better than not at all
 
 
 def _died(event: dict[str, Any]) -> str:
@@ -145,7 +144,7 @@ _TEXTS: dict[str, Any] = {
     # What follows it is the teardown; the whole error comes at the end, where nothing scrolls it away.
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
-    "told_to_end": lambda e: f"the agent of {e['node']} was told to end ({e['signal']}) by whoever started it",
+    "told_to_end": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
     "untold": lambda e: e["said"],
     "said": lambda e: e["said"],
     "record_deleted": lambda e: e["said"],

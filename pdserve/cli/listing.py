@@ -9,23 +9,23 @@ import typer
 
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir, deployments, home, lives
-from pdserve.run.retention import Removed, prune_all
+from pdserve.run.retention import Removed, mebibytes, prune_all
 
 
-def _now(found: RunDir) -> dict[str, str]:
+def _now(run_dir: RunDir) -> dict[str, str]:
     try:
-        state = found.read_state()
+        state = run_dir.read_state()
     except StateError:
         return {"phase": "unreadable", "endpoint": ""}
-    known = lives(found, state) or state.phase in ("stopped", "failed")
+    known = lives(run_dir, state) or state.phase in ("stopped", "failed")
     return {"phase": state.phase if known else "lost", "endpoint": state.endpoint}
 
 
 def run(*, as_json: bool) -> None:
     """One line a deployment that was ever started: name, what it is now, where it answers, where it is recorded."""
     rows = []
-    for found in deployments(home(os.environ)):
-        rows.append({"name": found.path.parent.name, **_now(found), "run": str(found.path)})
+    for run_dir in deployments(home(os.environ)):
+        rows.append({"name": run_dir.path.parent.name, **_now(run_dir), "run": str(run_dir.path)})
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -51,11 +51,6 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
         typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")
     if any(one.problem is not None for one in removed):
         raise typer.Exit(StateError.exit_code)
-
-
-def mebibytes(size: int) -> str:
-    """For people."""
-    return f"{size / 2**20:.1f} MiB"
 
 
 def _row(one: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:

@@ -20,10 +20,10 @@ _TAIL_BYTES_A_LINE = 400
 
 def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> None:
     """Raises StateError for a process that the deployment does not have."""
-    found = find(home(os.environ), name)
-    files = _files(found)
+    run_dir = find(home(os.environ), name)
+    files = _files(run_dir)
     if process is not None and process not in files:
-        raise StateError(f"no log of {process!r}", where=str(found.logs), todo=f"one of: {', '.join(files)}")
+        raise StateError(f"no log of {process!r}", where=str(run_dir.logs), todo=f"one of: {', '.join(files)}")
     # One that is asked for needs no name before its lines; of those that are followed there may soon be two.
     prefix = process is None and (follow or len(files) > 1)
     offsets = {
@@ -36,15 +36,15 @@ def run(process: str | None, name: str | None, *, follow: bool, lines: int) -> N
         # one Ctrl-C in many thousand would be lost.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     while follow:
-        for label, file in _files(found).items():
+        for label, file in _files(run_dir).items():
             if process in (None, label):
                 offsets[label] = _print_from(label if prefix else "", file, offsets.get(label, 0))
         sys.stdout.flush()
         time.sleep(_POLL_SECONDS)
 
 
-def _files(found: RunDir) -> dict[str, Path]:
-    return {file.stem.partition("@")[0]: file for file in sorted(found.logs.glob("*.log"))}
+def _files(run_dir: RunDir) -> dict[str, Path]:
+    return {file.stem.partition("@")[0]: file for file in sorted(run_dir.logs.glob("*.log"))}
 
 
 def _print_tail(label: str, file: Path, lines: int) -> int:

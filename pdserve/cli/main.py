@@ -46,7 +46,6 @@ app = typer.Typer(
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
     "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -92,15 +91,14 @@ def up(
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
         return
     from pdserve.cli.up import run
+    from pdserve.operations.up import Options
 
     run(
         recipe,
         set_ or [],
         unset or [],
-        detach=detach,
-        keep=keep_on_failure,
-        dry_run=dry_run,
-        replace=replace,
+        Options(detach=detach, keep=keep_on_failure, replace=replace),
+        dry=dry_run,
         cluster=cluster,
         this_machine=this_machine,
     )
@@ -246,9 +244,9 @@ def new_key(
 def list_(
     json_: JsonOption = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and say which.")
+        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and list them.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only say which.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only list them.")] = False,
 ) -> None:
     """Deployments of this user on this machine. With --prune: without their old runs."""
     from pdserve.cli.listing import prune as prune_runs

@@ -24,3 +24,11 @@ ThisMachineOption = Annotated[
     bool, typer.Option("--this-machine", help="Inside a Slurm job: use this machine only, without srun.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def one_place(cluster: Path | None, *, this_machine: bool) -> None:
+    """Raises BadParameter for two options that contradict each other."""
+    if cluster is not None and this_machine:
+        raise typer.BadParameter(
+            "--cluster names the hosts to use, --this-machine takes none of them: give one of the two"
+        )

@@ -45,23 +45,23 @@ def run(name: str | None, *, as_json: bool) -> None:
 def _running(name: str | None) -> tuple[RunDir | None, Reports]:
     """The deployment that is meant; without a name and without exactly one there is none to ask."""
     try:
-        found = find(home(os.environ), name)
-        state, plan = found.read_state(), found.read_plan()
+        run_dir = find(home(os.environ), name)
+        state, plan = run_dir.read_state(), run_dir.read_plan()
     except StateError:
         if name is not None:
             raise
         return None, {}
-    if not lives(found, state):
+    if not lives(run_dir, state):
         return None, {}
-    return found, {process.name: records(found, process.name) for process in plan.processes if process.patches}
+    return run_dir, {process.name: records(run_dir, process.name) for process in plan.processes if process.patches}
 
 
 def _row(patch: Patch, reports: Reports) -> dict[str, Any]:
     verdict = judge_here(patch)
     active = {
-        process: sorted(one.process for one in reported if patch.name in one.active)
+        process: sorted(record.process for record in reported if patch.name in record.active)
         for process, reported in reports.items()
-        if any(patch.name in one.active for one in reported)
+        if any(patch.name in record.active for record in reported)
     }
     return {
         "name": patch.name,
@@ -80,7 +80,11 @@ def _row(patch: Patch, reports: Reports) -> dict[str, Any]:
         "remove_when": patch.remove_when,
         "here": {"outcome": verdict.outcome, "why": verdict.why},
         "active": active,
-        "allowed_unknown": sorted(p for p, r in reports.items() if any(patch.name in one.allowed_unknown for one in r)),
+        "allowed_unknown": sorted(
+            process
+            for process, reported in reports.items()
+            if any(patch.name in record.allowed_unknown for record in reported)
+        ),
         "effects": {
             process: effects
             for process, reported in reports.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,17 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.render import recipe_words
-from pdserve.errors import NotOursError, PreflightError, StateError
-from pdserve.operations.plan_recipe import load, plan_for
-from pdserve.operations.where import candidates, look_here, look_once
-from pdserve.plan.model import Plan
-from pdserve.preflight.finding import Finding, Status, failed, of_plan
-from pdserve.reach.candidates import Candidates
+from pdserve.cli.options import one_place
+from pdserve.errors import PreflightError
+from pdserve.operations.plan_recipe import load, recipe_words
+from pdserve.operations.preflight import preflight
+from pdserve.operations.where import where
+from pdserve.preflight.finding import Finding, Status, failed
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe
-from pdserve.run.directory import find, home, lives
-from pdserve.system.host import local_node
 
 _ORDER: tuple[Status, ...] = ("failed", "warning", "unknown", "ok")
 _STYLES = {"failed": "bold red", "warning": "yellow", "unknown": "cyan", "ok": "green"}
@@ -39,13 +35,12 @@ def run(
     this_machine: bool = False,
 ) -> None:
     """Prints what every node has and lacks; starts nothing. Exit 3 when a check has failed."""
+    one_place(cluster, this_machine=this_machine)
     loaded = load(recipe, set_, unset)
-    words = recipe_words(recipe, set_, unset)
-    there, warnings = candidates(loaded, cluster, this_machine=this_machine, words=words)
-    for warning in warnings:
+    there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
+    for warning in there.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    plan, found = here(loaded) if there is None else elsewhere(loaded, there)
-    findings = sorted([*of_plan(plan), *found], key=lambda finding: _ORDER.index(finding.status))
+    findings = sorted(preflight(loaded, there), key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     elif sys.stdout.isatty():
@@ -56,38 +51,6 @@ def run(
             typer.echo(line)
     if failed(findings):
         raise typer.Exit(PreflightError.exit_code)
-
-
-def here(loaded: LoadedRecipe) -> tuple[Plan, Sequence[Finding]]:
-    """The plan for this machine alone, and what is found here."""
-    _refuse_running(loaded.recipe.name)
-    node = local_node(loaded.recipe.platform)
-    planned = plan_for(loaded, [node], run_dir="RUN_DIR", run_id="RUN_ID")
-    return planned.plan, look_here(planned)
-
-
-def elsewhere(loaded: LoadedRecipe, there: Candidates) -> tuple[Plan, Sequence[Finding]]:
-    """The plan for all nodes of a job or of a cluster file, and what is found there."""
-    _refuse_running(loaded.recipe.name)
-    seen = look_once(loaded, there)
-    return seen.planned.plan, seen.findings
-
-
-def _refuse_running(name: str) -> None:
-    """Its ports and its memory are its own: every check would blame it."""
-    try:
-        run = find(home(os.environ), name)
-        running = lives(run, run.read_state())
-    except NotOursError:
-        raise
-    except StateError:
-        return
-    if running:
-        raise StateError(
-            f"{name} is running",
-            cause="preflight looks for what a start from nothing needs, and the deployment has it",
-            todo=f"pdserve status {name}; pdserve up RECIPE checks what it would change",
-        )
 
 
 def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:
@@ -135,5 +98,5 @@ def _collapsed(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def _summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(finding.status == status for finding in findings) for status in reversed(_ORDER)}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{len(findings)} checks: {told or 'nothing to check'}"
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{len(findings)} checks: {parts or 'nothing to check'}"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import typer
 
-from pdserve.operations.plan_recipe import Planned, load, located, plan_for
+from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
 from pdserve.plan.render.bash import render_shell
-from pdserve.plan.render.sbatch import render_sbatch
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: bool, slurm: bool) -> None:
@@ -24,15 +23,3 @@ def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, as_json: boo
     else:
         words = recipe_words(recipe, set_, unset)
         typer.echo(batch_script(planned, words) if slurm else render_shell(planned.plan), nl=False)
-
-
-def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> list[str]:
-    """The recipe and its overrides as `pdserve up` takes them."""
-    options = [*(("--set", text) for text in set_), *(("--unset", text) for text in unset)]
-    return [str(recipe), *(word for option in options for word in option)]
-
-
-def batch_script(planned: Planned, words: Sequence[str]) -> str:
-    """The script that sbatch takes, on its stdin too; errors name the recipe's lines."""
-    with located(planned.loaded):
-        return render_sbatch(planned.loaded.recipe, planned.plan, words)

@@ -36,18 +36,18 @@ _WATCH_SECONDS = 2.0
 
 def run(name: str | None, *, as_json: bool, watch: bool) -> None:
     """Exit 0 only for a deployment that is ready; ServeError's code for a degraded, failed or lost one."""
-    found = find(home(os.environ), name)
+    run_dir = find(home(os.environ), name)
     while watch and not sys.stdout.isatty():
-        _print(look(found), as_json=as_json)
+        _print(look(run_dir), as_json=as_json)
         typer.echo("")
         sys.stdout.flush()
         time.sleep(_WATCH_SECONDS)
     if watch:
-        with Live(_render(look(found)), refresh_per_second=4, screen=True) as live:
+        with Live(_render(look(run_dir)), refresh_per_second=4, screen=True) as live:
             while True:
                 time.sleep(_WATCH_SECONDS)
-                live.update(_render(look(found)))
-    view = look(found)
+                live.update(_render(look(run_dir)))
+    view = look(run_dir)
     _print(view, as_json=as_json)
     if not view.healthy:
         raise typer.Exit(ServeError.exit_code)
@@ -82,7 +82,7 @@ def _head(view: StatusView) -> list[str]:
 
 
 def _cgroups(view: StatusView) -> Iterator[str]:
-    """Whether the kernel knows all that a node's processes have started, or only their trees tell."""
+    """Whether the kernel knows all that a node's processes have started, or only their trees do."""
     if not (view.left or view.launcher_lives):
         return
     with_one = [name for name, node in view.state.nodes.items() if node.cgroup is not None]

@@ -1,147 +1,16 @@
-"""`pdserve up --slurm`: submits the recipe's job from a login node and follows it."""
+"""`pdserve up --slurm`"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
 
-from pdserve.cli.render import batch_script, recipe_words
-from pdserve.errors import NotOursError, PdserveError, ReportedError, StateError
-from pdserve.operations.plan_recipe import load, plan_for
-from pdserve.plan.model import Plan
-from pdserve.plan.nodes.reach import Srun
-from pdserve.reach.slurm_job import Job, cancel, look, submit
-from pdserve.run.directory import RunDir, find, home, lives
-from pdserve.run.inbox import Down, ask
-
-_POLL_SECONDS = 1.0
-_LAST_WORDS_SECONDS = 5.0
-"""A network file system may show the end of the job's output after Slurm has told of its end."""
-_DOWN_SECONDS = 600.0
-_AWAY_SECONDS = 600.0
-_AWAY = "Slurm's controller does not answer; waiting for it"
+from pdserve.operations.submit import submit_and_follow
 
 
 def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], *, detach: bool) -> None:
-    """Returns when the job is over, or with `detach` once the deployment is ready. Raises ReportedError with the job's
-    own exit code when it fails."""
-    loaded = load(recipe, set_, unset)
-    planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
-    words = recipe_words(recipe.absolute(), set_, unset)
-    _last_run(loaded.recipe.name)  # a record that is not ours is refused before a job waits for it
-    job = submit(batch_script(planned, words))
-    typer.echo(f"submitted job {job}; pdserve down {loaded.recipe.name} stops it in order, scancel {job} at once")
-    following = _Following(job, loaded.recipe.name, detach=detach)
-    try:
-        following.until_over()
-    except KeyboardInterrupt:
-        following.stop()
-        raise
-
-
-class _Following:
-    """Shows what the job prints, and what Slurm says of it meanwhile."""
-
-    def __init__(self, job: str, name: str, *, detach: bool) -> None:
-        self._job = job
-        self._name = name
-        self._detach = detach
-        self._offset = 0
-        self._said = ""
-
-    def until_over(self) -> None:
-        while True:
-            job = self._look()
-            if str(job) != self._said:
-                self._said = str(job)
-                typer.echo(self._said)
-            self._show(job)
-            if job.over:
-                self._end(job)
-                return
-            if self._detach and self._is_up():
-                typer.echo(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}")
-                return
-            time.sleep(_POLL_SECONDS)
-
-    def stop(self) -> None:
-        """In order, if it has come so far that somebody can be asked; a second Ctrl-C cancels the job."""
-        run = self._run()
-        try:
-            if run is None:
-                cancel(self._job)
-            else:
-                with contextlib.suppress(PdserveError):
-                    ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
-            while not (job := self._look()).over:
-                self._show(job)
-                time.sleep(_POLL_SECONDS)
-            self._show(job)
-        except KeyboardInterrupt:
-            cancel(self._job)
-
-    def _look(self) -> Job:
-        """Waits for a controller that is away, as when it is restarted: the job goes on without it."""
-        deadline = time.monotonic() + _AWAY_SECONDS
-        while (job := look(self._job)) is None:
-            if time.monotonic() > deadline:
-                raise StateError(
-                    f"Slurm's controller has not answered for {_AWAY_SECONDS:.0f} s; job {self._job} may go on",
-                    todo=f"scontrol ping; then squeue --job {self._job}, pdserve status {self._name}",
-                )
-            if self._said != _AWAY:
-                self._said = _AWAY
-                typer.echo(_AWAY)
-            time.sleep(_POLL_SECONDS)
-        return job
-
-    def _end(self, job: Job) -> None:
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while self._show(job) or (self._offset == 0 and time.monotonic() < deadline):
-            time.sleep(_POLL_SECONDS)
-        if job.state != "COMPLETED":
-            raise ReportedError(
-                f"job {job.id} ended: {job.state.lower()}; its output: {job.output}", job.exit_code or 1
-            )
-
-    def _show(self, job: Job) -> bool:
-        """Prints what is new in the job's output; False if nothing is."""
-        if job.output is None:
-            return False
-        try:
-            with job.output.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except OSError:
-            return False
-        whole = new if job.over else new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        typer.echo(whole.decode(errors="replace"), nl=False)
-        return bool(whole)
-
-    def _run(self) -> RunDir | None:
-        """The run of this job, once it has one."""
-        if (found := _last_run(self._name)) is None:
-            return None
-        run, plan = found
-        reach = plan.nodes[0].reach
-        return run if isinstance(reach, Srun) and reach.job == self._job else None
-
-    def _is_up(self) -> bool:
-        return (run := self._run()) is not None and any(event["event"] == "up" for event in run.read_events()[0])
-
-
-def _last_run(name: str) -> tuple[RunDir, Plan] | None:
-    """The current run of a deployment, if it has one that can be read. Raises NotOursError."""
-    try:
-        run = find(home(os.environ), name)
-        return run, run.read_plan()
-    except NotOursError:
-        raise
-    except StateError:
-        return None
+    """Raises what `operations.submit` does."""
+    submit_and_follow(recipe, set_, unset, partial(typer.echo, nl=False), detach=detach)

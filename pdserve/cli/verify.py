@@ -26,11 +26,11 @@ _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
 def run(name: str | None, *, as_json: bool) -> None:
     """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that."""
-    found = find(home(os.environ), name)
-    state, plan = found.read_state(), found.read_plan()
-    if not lives(found, state) or state.phase not in ("ready", "degraded"):
+    run_dir = find(home(os.environ), name)
+    state, plan = run_dir.read_state(), run_dir.read_plan()
+    if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
         raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
-    report = asyncio.run(_prove(found, state, plan))
+    report = asyncio.run(_prove(run_dir, state, plan))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     elif sys.stdout.isatty():
@@ -40,14 +40,14 @@ def run(name: str | None, *, as_json: bool) -> None:
     report.raise_for_status()
 
 
-async def _prove(found: RunDir, state: DeploymentState, plan: Plan) -> Report:
+async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan) -> Report:
     if not (is_here(state.host, state.place) or is_named_here(state.host)):
         raise StateError(
             f"{state.name} is proven from {state.host}, where its key is",
             todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve verify, or by ssh",
         )
-    async with client(found, state) as everywhere:
-        return await run_proofs(seen_from_here(plan, state), engine_key=found.read_key(), client=everywhere)
+    async with client(run_dir, state) as everywhere:
+        return await run_proofs(seen_from_here(plan, state), engine_key=run_dir.read_key(), client=everywhere)
 
 
 def _numbers(numbers: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""How much of what LMCache has found a request reloads. Pure arithmetic and settings: imports no engine."""
+"""How much of LMCache's hit a request reloads. Pure arithmetic and settings: imports no engine."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Bounds:
     cap: int = 0
     least: int = 0
 
-    def take(self, *, computed: int, found: int, offered: int, chunk: int) -> Taken:
+    def take(self, *, computed: int, hit: int, offered: int, chunk: int) -> Taken:
         """Bounds a reload of `offered` > 0 tokens.
 
-        `computed`: tokens that vLLM has itself. `found`: where the hit ends, a multiple of `chunk`. `offered` is
-        found - computed, or one less where vLLM must compute the last token of the prompt. A load ends at a boundary
+        `computed`: tokens that vLLM has itself. `hit`: where the hit ends, a multiple of `chunk`. `offered` is
+        hit - computed, or one less where vLLM must compute the last token of the prompt. A load ends at a boundary
         of chunks: LMCache reads whole ones. A load that would end before a whole new chunk, or that has less than
         `least` tokens, is not done, and ends where both tiers have everything.
         """
-        end, tokens = found, offered
+        end, tokens = hit, offered
         if self.cap and offered > self.cap:
             end = (computed + self.cap) // chunk * chunk
             tokens = end - computed
         if tokens <= 0 or tokens < self.least:
-            return Taken(min(found, computed // chunk * chunk), 0)
+            return Taken(min(hit, computed // chunk * chunk), 0)
         return Taken(end, tokens)
 
 
@@ -60,7 +60,9 @@ def bounds(extra: Mapping[str, Any], environment: Mapping[str, str]) -> Bounds:
 def check_chunk(set_to: Bounds, chunk: int) -> None:
     """Raises StartError for a cap below one chunk: nothing would ever be loaded."""
     if 0 < set_to.cap < chunk:
-        raise StartError(f"LMCache loads whole chunks of {chunk} tokens, so a cap of {set_to.cap} loads nothing")
+        raise StartError(
+            f"LMCache loads whole chunks of {chunk} tokens, so a cap of {set_to.cap} loads nothing: raise {CAP_KEY}"
+        )
 
 
 def _tokens(name: str, value: Any) -> int:

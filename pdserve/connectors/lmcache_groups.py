@@ -1,4 +1,4 @@
-"""Whether a prefix of what LMCache has found can be loaded by itself: it depends on the model's KV cache groups."""
+"""Whether a prefix of LMCache's hit can be loaded by itself: it depends on the model's KV cache groups."""
 
 from __future__ import annotations
 

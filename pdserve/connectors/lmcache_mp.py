@@ -1,10 +1,12 @@
-"""LMCacheMPConnector that loses no read locks, with bounds on a reload: vLLM loads it by kv_connector_module_path.
+"""LMCacheMPConnector that gives back its read locks and bounds its reloads: patches lmcache-lookup-locks (vllm#44100),
+lmcache-load-cap (lmcache#3382) and lmcache-min-load, which have when each can go.
 
-The class keeps upstream's name, by which vLLM finds its statistics and MultiConnector its children.
+vLLM loads the class through kv_connector_module_path. It keeps upstream's name, by which vLLM looks up its statistics
+and MultiConnector its children.
 
 Read locks of a request that ends before it has blocks are given back (lmcache-lookup-locks), with bounds or without.
 
-A bounded reload takes a prefix of what the lookup found. The lookup has put a read lock on every chunk that it found,
+A bounded reload takes a prefix of the lookup's hit. The lookup has put a read lock on every chunk of it,
 and LMCache releases locks only for what is retrieved or handed back; they are anonymous counters, so each must be
 released once. vLLM asks in every step while it lacks blocks, and allocates once: so asking only lowers the request's
 tracker, and the locks beyond it go back when blocks are allocated, or when the request ends before that.
@@ -12,21 +14,12 @@ tracker, and the locks beyond it go back when blocks are allocated, or when the 
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import Any
 
 from pdserve.connectors.lmcache_bounds import Bounds, bounds, check_chunk
 from pdserve.connectors.lmcache_groups import check_prefixes_load
-from pdserve.connectors.lmcache_tracker import (
-    Cut,
-    awaits_admission,
-    hit_tokens,
-    last_cut,
-    lower,
-    remember,
-    token_ids,
-)
+from pdserve.connectors.lmcache_tracker import Cut, awaits_admission, last_cut, lower, remember
 from pdserve.connectors.selection_lookups import keep_lookups
 from pdserve.patches import effects
 from pdserve.patches.lmcache import load_cap, lookup_locks, min_load
@@ -38,15 +31,11 @@ MIN_LOAD = min_load.PATCH.name
 
 
 def upstream_class() -> Any:
-    """lmcache's own class; the one inside vLLM where vLLM does not ask lmcache for it yet (0.21).
+    """The class of LMCache.
 
-    From 0.22.1 on vLLM falls back to its own class when lmcache's cannot be imported, and that one cannot talk to
-    lmcache 0.5: here the import error is shown instead.
+    vLLM takes its own class when LMCache's cannot be imported, and that class cannot talk to LMCache 0.5. Here the
+    import error is shown instead.
     """
-    from vllm.distributed.kv_transfer.kv_connector.v1 import lmcache_mp_connector as inside_vllm
-
-    if not hasattr(inside_vllm, "_resolve_lmcache_mp_connector"):
-        return inside_vllm.LMCacheMPConnector
     from lmcache.integration.vllm import lmcache_mp_connector
 
     return lmcache_mp_connector.LMCacheMPConnector
@@ -71,18 +60,11 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
             effects.count(name, "instances", 1 if used else 0)
         self._keeper: Any = None
         if hasattr(self, "scheduler_adapter"):
-            self._set_up_scheduler(int(vllm_config.cache_config.block_size))
+            self._set_up_scheduler()
 
-    def _set_up_scheduler(self, block_size: int) -> None:
-        adapter = self.scheduler_adapter
-        self._block_size = block_size
-        # lmcache 0.4.7 onwards; before it the adapter counts blocks.
-        chunk = getattr(adapter, "lmcache_tokens_per_chunk", None)
-        self._tokens_per_chunk = int(chunk or adapter.num_blocks_per_chunk() * block_size)
+    def _set_up_scheduler(self) -> None:
+        self._tokens_per_chunk = int(self.scheduler_adapter.lmcache_tokens_per_chunk)
         check_chunk(self._bounds, self._tokens_per_chunk)
-        # What a lock's key consists of: request_configs came with lmcache 0.5.5.
-        parameters = inspect.signature(adapter.free_lookup_locks).parameters
-        self._lock_fields = tuple(name for name in ("cache_salt", "request_configs") if name in parameters)
         if not left_out(LOOKUP_LOCKS):
             self._keeper = keep_lookups(self, LOOKUP_LOCKS)
 
@@ -94,12 +76,10 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         tracker = self.request_trackers.get(request.request_id)
         if tracker is None or not awaits_admission(tracker):
             return offered, load_async
-        found = hit_tokens(tracker, self._block_size)
-        taken = self._bounds.take(
-            computed=num_computed_tokens, found=found, offered=offered, chunk=self._tokens_per_chunk
-        )
-        lower(tracker, taken.end, self._block_size)
-        remember(tracker, Cut(found, skipped=taken.tokens == 0, left=offered - taken.tokens))
+        hit = tracker.num_lmcache_hit_tokens
+        taken = self._bounds.take(computed=num_computed_tokens, hit=hit, offered=offered, chunk=self._tokens_per_chunk)
+        lower(tracker, taken.end)
+        remember(tracker, Cut(hit, skipped=taken.tokens == 0, left=offered - taken.tokens))
         return taken.tokens, load_async and taken.tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -113,12 +93,16 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
             self._release_beyond(request.request_id, tracker, num_external_tokens)
 
     def _release_beyond(self, request_id: str, tracker: Any, loaded: int) -> None:
-        cut, end = last_cut(tracker), hit_tokens(tracker, self._block_size)
-        if cut is None or cut.found <= end:
+        cut, end = last_cut(tracker), tracker.num_lmcache_hit_tokens
+        if cut is None or cut.hit <= end:
             return
-        fields = {name: getattr(tracker, name) for name in self._lock_fields if hasattr(tracker, name)}
         self.scheduler_adapter.free_lookup_locks(
-            token_ids=token_ids(tracker), start=end, end=cut.found, request_id=request_id, **fields
+            token_ids=tracker.get_token_ids(),
+            start=end,
+            end=cut.hit,
+            request_id=request_id,
+            cache_salt=tracker.cache_salt,
+            request_configs=tracker.request_configs,
         )
         if cut.skipped:
             effects.count(MIN_LOAD, "loads-skipped")
@@ -144,9 +128,8 @@ class LMCacheMPConnector(_Upstream):  # type: ignore[misc]  # vllm is not there 
         return super().build_connector_meta(scheduler_output)
 
     def has_pending_push_work(self) -> bool:
-        """Keeps the engine stepping while locks are to be given back (vllm 0.24 and later ask)."""
-        upstream = getattr(super(), "has_pending_push_work", None)
-        return bool(self._keeper is not None and self._keeper.unsettled) or bool(upstream is not None and upstream())
+        """Keeps the engine stepping while locks are to be given back."""
+        return bool(self._keeper is not None and self._keeper.unsettled) or bool(super().has_pending_push_work())
 
 
 _OURS = (LOOKUP_LOCKS, LOAD_CAP, MIN_LOAD)

@@ -1,8 +1,8 @@
-"""MultiConnector that weighs its children's hits, does not wait for one that is slow to answer, and counts.
+"""MultiConnector that chooses the child to load from by tokens x weight, with a limit on the wait for slow lookups.
 
-Same class name as upstream, which compares names (HMA, has_connector); vLLM loads it through kv_connector_module_path.
-Works on vllm 0.21 to 0.33. What upstream does beyond the choice (saving to every child, counting async saves, groups
-of hybrid models) is left to it.
+Patch multiconnector-selection (vllm#38261) has what goes wrong without it and when it can go. The class keeps
+upstream's name, because upstream compares names (HMA, has_connector); vLLM loads it through kv_connector_module_path.
+Saving to every child, the count of async saves and the groups of hybrid models stay upstream's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector as upst
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.request import RequestStatus
 
-from pdserve.connectors.selection import Answer, decide, labels, load_weight, patience_seconds
+from pdserve.connectors.selection import ChildAnswer, decide, labels, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import LookupKeeper, keep_lookups
 from pdserve.connectors.selection_stats import MEMBER, SelectionCounts, SelectionMetrics, rebuilt
 from pdserve.patches import effects
@@ -34,8 +34,8 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         self._weights = [load_weight(extra_config) for extra_config in extra_configs]
         self._patience = patience_seconds(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._counts = SelectionCounts(_labels(vllm_config))
-        # Of requests between the question and their blocks: what was answered, and since when somebody is waited for.
-        self._answers: dict[str, list[Answer]] = {}
+        # Of requests that have no blocks yet: their children's answers, and since when a child is waited for.
+        self._answers: dict[str, list[ChildAnswer]] = {}
         self._waiting_since: dict[str, float] = {}
         self._unanswered: dict[str, list[tuple[int, Any]]] = {}
         """Request -> children whose answer is awaited (and their places), while no other child has tokens."""
@@ -53,32 +53,23 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
             elif hasattr(child, "scheduler_adapter"):
                 self._unreleasable.add(index)
 
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Upstream does not pass it on in 0.21, and a child's admission control needs it."""
-        if hasattr(super(), "bind_gpu_block_pool"):
-            super().bind_gpu_block_pool(gpu_block_pool)
-            return
-        for child in self._connectors:
-            if hasattr(child, "bind_gpu_block_pool"):
-                child.bind_gpu_block_pool(gpu_block_pool)
-
     # The choice.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Asks every child, whenever there may be a choice; the choice of an earlier time counts for nothing.
+        """Asks every child whenever there may be a choice; an earlier choice is dropped.
 
-        While nobody has tokens, only those are asked again that had no answer: the scheduler asks about every pending
-        lookup in every step. Once one of them answers, all others are asked too.
+        While no child has tokens, only children without an answer are asked again: the scheduler asks about every
+        pending lookup in every step. As soon as a child answers, all others are asked too.
         """
         request_id = request.request_id
-        known: dict[int, Answer] = {}
+        known: dict[int, ChildAnswer] = {}
         if (unanswered := self._unanswered.get(request_id)) is not None:
             answered = False
             for index, child in unanswered:
                 tokens, load_async = child.get_num_new_matched_tokens(request, num_computed_tokens)
                 if tokens is not None:
                     answered = True
-                known[index] = Answer(tokens, load_async)
+                known[index] = ChildAnswer(tokens, load_async)
             if not answered:
                 return None, False
         stale = self._requests_to_connector.pop(request_id, None)
@@ -90,15 +81,15 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
                 continue
             if index in self._keepers:
                 _start_anew_after_a_failed_load(child, request)
-            answers.append(Answer(*child.get_num_new_matched_tokens(request, num_computed_tokens)))
+            answers.append(ChildAnswer(*child.get_num_new_matched_tokens(request, num_computed_tokens)))
         waiting_since = self._waiting_since.get(request_id)
         patient = waiting_since is None or time.monotonic() - waiting_since < self._patience
-        decision = decide(answers, self._weights, unreleasable=self._unreleasable, patient=patient)
-        if stale is not None and stale != decision.winner:
+        choice = decide(answers, self._weights, unreleasable=self._unreleasable, patient=patient)
+        if stale is not None and stale != choice.winner:
             effects.count(NAME, "stale-choices-dropped")
-        if decision.wait:
+        if choice.wait:
             self._answers.pop(request_id, None)
-            if decision.impatient:
+            if choice.impatient:
                 self._waiting_since.setdefault(request_id, time.monotonic())
             if any(answer.tokens for answer in answers):
                 self._unanswered.pop(request_id, None)
@@ -110,13 +101,13 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         self._unanswered.pop(request_id, None)
         self._waiting_since.pop(request_id, None)
         self._answers[request_id] = answers
-        if decision.winner is None:
+        if choice.winner is None:
             return 0, False
-        self._requests_to_connector[request_id] = decision.winner
-        return answers[decision.winner]
+        self._requests_to_connector[request_id] = choice.winner
+        return answers[choice.winner]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Upstream's, once the lookups of children that were not waited for are in safe hands."""
+        """Upstream's, after the keepers have taken over the lookups that were not waited for."""
         winner = self._requests_to_connector.get(request.request_id)
         answers = self._answers.pop(request.request_id, None)
         self._unanswered.pop(request.request_id, None)
@@ -124,7 +115,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
             self._record(request.request_id, answers, winner, num_external_tokens)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
-    def _record(self, request_id: str, answers: list[Answer], winner: int | None, tokens: int) -> None:
+    def _record(self, request_id: str, answers: list[ChildAnswer], winner: int | None, tokens: int) -> None:
         for index, keeper in self._keepers.items():
             keeper.scheduled(request_id, answered=answers[index].tokens is not None)
         self._counts.scheduled(request_id, answers, winner, tokens)
@@ -143,7 +134,7 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
         return super().build_connector_meta(scheduler_output)
 
     def has_pending_push_work(self) -> bool:
-        """Keeps the engine stepping while locks are to be given back (vllm 0.24 and later ask)."""
+        """Keeps the engine stepping while locks are to be given back."""
         return any(keeper.unsettled for keeper in self._keepers.values()) or super().has_pending_push_work()
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -185,10 +176,8 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
     # Statistics.
 
     def get_kv_connector_stats(self) -> Any:
-        """A worker's are never None: before vllm 0.24 the scheduler adds its own only to those of a worker."""
+        """Upstream's, and in the scheduler what has been counted since the last call."""
         stats = super().get_kv_connector_stats()
-        if self.role != KVConnectorRole.SCHEDULER:
-            return stats if stats is not None else upstream.MultiKVConnectorStats()
         counted = self._counts.take()
         if counted is not None:
             stats = stats if stats is not None else upstream.MultiKVConnectorStats()
@@ -219,24 +208,24 @@ class MultiConnector(upstream.MultiConnector):  # type: ignore[misc]  # vllm is 
 
 
 def _labels(vllm_config: Any) -> tuple[str, ...]:
-    """Of the configuration, so that the scheduler and the API server use the same ones."""
+    """Labels of the children, from the configuration: the scheduler and the API server use the same."""
     return labels(
         [child["kv_connector"] for child in vllm_config.kv_transfer_config.kv_connector_extra_config["connectors"]]
     )
 
 
 def _start_anew_after_a_failed_load(child: Any, request: Any) -> None:
-    """Lets LMCache forget a request that is asked for again because the load of another child failed (lmcache 0.5.6).
+    """Makes LMCache forget a request that is asked for again because the load of another child failed.
 
-    Its tracker of a request leaves PREFETCHING when the request gets blocks, and only a preemption starts a new one.
-    With the old one a hit would be promised that no state ever loads, so that the request waits for ever, and what is
-    computed then would be stored from the blocks that the request no longer has. A request that had a hit is left
-    alone: its own load failed, and LMCache (0.5.5) then stands aside.
+    LMCache's tracker of a request leaves PREFETCHING when the request gets blocks, and only a preemption starts a new
+    tracker. The old tracker would report a hit that no state ever loads: the request would wait for ever, and LMCache
+    would store from blocks that the request no longer has. A request that had a hit of LMCache is left alone: its own
+    load failed, and LMCache then bypasses it.
     """
     tracker = getattr(child, "request_trackers", {}).get(request.request_id)
     if tracker is None or request.status == RequestStatus.PREEMPTED or tracker.state.name != "READY":
         return
-    if getattr(tracker, "num_lmcache_hit_tokens", 0) or getattr(tracker, "num_lmcache_hit_blocks", 0):
+    if tracker.num_lmcache_hit_tokens:
         return
     del child.request_trackers[request.request_id]
     if getattr(child, "lazy_offload", False):

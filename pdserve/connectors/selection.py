@@ -10,64 +10,64 @@ from typing import Any, NamedTuple
 DEFAULT_PATIENCE_SECONDS = 1.0
 
 
-class Answer(NamedTuple):
-    """What a child's get_num_new_matched_tokens said."""
+class ChildAnswer(NamedTuple):
+    """What a child's get_num_new_matched_tokens returned."""
 
     tokens: int | None
-    """None: it does not know yet."""
+    """None: its lookup has not ended."""
     load_async: bool
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The child that loads, nobody, or: ask again in the next step."""
+class Choice:
+    """The child that loads, none, or: ask again in the next step."""
 
     winner: int | None = None
     wait: bool = False
     impatient: bool = False
-    """Waits only for a child that could beat one which could load now; such a wait has an end."""
+    """The wait is for a heavier child while another could load now. Such a wait has a limit."""
 
 
-_NOBODY, _NOT_YET = Decision(), Decision(wait=True)
+_NO_CHILD, _NOT_YET = Choice(), Choice(wait=True)
 
 
 def decide(
-    answers: Sequence[Answer],
+    answers: Sequence[ChildAnswer],
     weights: Sequence[float],
     *,
     unreleasable: Collection[int] = (),
     patient: bool = True,
-) -> Decision:
-    """The child with the most tokens x weight; equal ones in the order of the configuration, as upstream.
+) -> Choice:
+    """The child with the most tokens x weight. Among equals the first in the configuration wins, as upstream.
 
-    A child that does not know yet is waited for when nobody else has tokens. When somebody has, it is waited for only
-    if it was given more weight than that one, and only as long as `patient`: LMCache's first answer to every request
-    is "not yet", so without that its weight would mean nothing, and without an end one slow lookup would hold back a
-    transfer that is ready. `unreleasable`: children whose pending lookup could not be given up without a trace; they
-    are waited for as upstream does.
+    A child whose lookup is pending is waited for when no other child has tokens. When another has, the pending child
+    is waited for only if its weight is larger, and only as long as `patient`. Why wait at all: LMCache answers every
+    request with "pending" first, so its weight would have no effect. Why a limit: a slow lookup would hold back a
+    transfer that is ready. `unreleasable`: children whose pending lookup cannot be cancelled without leaving locks;
+    they are waited for as upstream does.
     """
-    # By far the most frequent question, so it is cheap.
+    # The result of nearly every poll, so it is cheap.
     unknown = False
     for tokens, _ in answers:
         if tokens:
             break
         unknown = unknown or tokens is None
     else:
-        return _NOT_YET if unknown else _NOBODY
+        return _NOT_YET if unknown else _NO_CHILD
     pending = {index for index, answer in enumerate(answers) if answer.tokens is None}
     scores = {index: (answer.tokens or 0) * weights[index] for index, answer in enumerate(answers)}
-    best = max(scores, key=lambda index: scores[index])  # max() takes the first of equal ones
+    best = max(scores, key=lambda index: scores[index])  # max() takes the first among equals
     if scores[best] <= 0:
-        return Decision(wait=bool(pending))
+        return Choice(wait=bool(pending))
     if pending & set(unreleasable):
-        return Decision(wait=True)
+        return Choice(wait=True)
     if patient and any(weights[index] > weights[best] for index in pending):
-        return Decision(wait=True, impatient=True)
-    return Decision(winner=best)
+        return Choice(wait=True, impatient=True)
+    return Choice(winner=best)
 
 
 def load_weight(extra_config: Mapping[str, Any]) -> float:
-    """`load_weight` of a child's kv_connector_extra_config, 1.0 by default. Raises ValueError for no usable number."""
+    """`load_weight` of a child's kv_connector_extra_config, 1 by default. Raises ValueError unless it is >= 0."""
     return _number(extra_config, "load_weight", 1.0)
 
 

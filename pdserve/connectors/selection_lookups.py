@@ -1,4 +1,4 @@
-"""Lookups of an LMCache connector that nobody will use: their read locks must be given back all the same.
+"""Lookups of an LMCache connector that are no longer needed: their read locks are given back all the same.
 
 A lookup locks every chunk that it finds on the LMCache server. The connector drops its own record of a lookup when the
 request is scheduled or ends, whether or not the answer has come; what is still locked then stays locked until the
@@ -89,7 +89,7 @@ class LookupKeeper:
             self._unwanted[request_id] = _Unwanted(asked, self._clock())
 
     def finished(self, request_id: str) -> None:
-        """The request is about to end; if it never got blocks, nobody gives its locks back."""
+        """The request is about to end; if it never got blocks, upstream does not give its locks back."""
         asked = self._open.pop(request_id, None)
         if asked is not None:
             self._unwanted[request_id] = _Unwanted(asked, self._clock())

@@ -1,4 +1,4 @@
-"""What MultiConnector's children were asked and what they answered, on the API server's /metrics.
+"""Queries, hits and misses of MultiConnector's children, on the API server's /metrics.
 
 The counts are made by the scheduler and travel as one more member of upstream's MultiKVConnectorStats, as a child's
 own statistics do: msgpack between the processes (nested below `data` before vllm 0.30, flat since), observed in the
@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from pdserve.connectors.selection import Answer
+from pdserve.connectors.selection import ChildAnswer
 
 MEMBER = "selection"
 """Key among the statistics of the children, which have class names."""
@@ -59,7 +59,7 @@ class SelectionCounts:
         self._loading: dict[str, int] = {}
         self._reported: dict[str, int] = dict.fromkeys(children, 0)
 
-    def scheduled(self, request_id: str, answers: Sequence[Answer], winner: int | None, tokens: int) -> None:
+    def scheduled(self, request_id: str, answers: Sequence[ChildAnswer], winner: int | None, tokens: int) -> None:
         """`tokens`: what the scheduler really lets the winner load."""
         for child, answer in zip(self._children, answers, strict=True):
             self._counts["queries"][child] += 1
@@ -71,7 +71,7 @@ class SelectionCounts:
                 self._loading[request_id] = winner
 
     def settled(self, request_id: str) -> None:
-        """Its load has ended, well or not, or the request has: nobody waits for it any more."""
+        """The load of the request, or the request, has ended: nothing waits for the load any more."""
         self._loading.pop(request_id, None)
 
     def take(self) -> SelectionStats | None:

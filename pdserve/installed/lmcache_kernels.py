@@ -1,4 +1,4 @@
-"""Which runtime the kernels of the installed LMCache were compiled for, told from its files: nothing is imported.
+"""Which runtime the kernels of the installed LMCache were compiled for, by its files: nothing is imported.
 
 Standard library only, because its source is also run by interpreters that do not have pdserve (`PYTHON -c`): it
 prints the answer as JSON then.

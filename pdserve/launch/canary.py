@@ -1,4 +1,4 @@
-"""One token through the proxy, or from one engine: the last thing before a deployment says that it is ready."""
+"""One token through the proxy, or from one engine: the last proof before a deployment is ready."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _PROMPT = "pdserve canary"
 
 @dataclass(frozen=True)
 class Canary:
-    """`said`: the last answer, for people."""
+    """`text`: the last answer, for people."""
 
     ok: bool
     seconds: float
-    said: str
+    text: str
 
 
 async def one_token(ask: AskNode, url: str, model: str, *, seconds: float, key: str | None = None) -> Canary:
     """Asks for one token until it comes or the time is over. 503 and refused connections are tried again."""
     began = time.monotonic()
-    said = "no answer"
+    text = "no answer"
     headers = {} if key is None else _bearer(key)
     body = json.dumps({"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0})
     while (left := seconds - (time.monotonic() - began)) > 0:
         answer = await ask("POST", f"{url}/v1/completions", headers=headers, body=body, seconds=left)
-        said = answer.error if answer.status is None else f"{answer.status} {answer.body[:300]}"
+        text = answer.error if answer.status is None else f"{answer.status} {answer.body[:300]}"
         if answer.status == 200 and _object(answer).get("choices"):
             return Canary(True, time.monotonic() - began, "one token")
         if not (answer.refused or answer.status == 503):
             break
         await asyncio.sleep(_RETRY_SECONDS)
-    return Canary(False, time.monotonic() - began, said)
+    return Canary(False, time.monotonic() - began, text)
 
 
 async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> None:
@@ -61,7 +61,7 @@ def _bearer(key: str) -> dict[str, str]:
 def _object(answer: Answered) -> dict[str, Any]:
     """The JSON object of an answer; an empty one if it has none."""
     try:
-        said = json.loads(answer.body)
+        parsed = json.loads(answer.body)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from pdserve.errors import ServeError, StartError
 from pdserve.launch.fleet import Trouble
@@ -22,7 +22,7 @@ E = TypeVar("E", StartError, ServeError)
 
 _TAIL_LINES = {"lmcache": 80}
 _EXIT_NOISE = re.compile(r"nanobind: (leaked|this is likely)|^ - leaked (instance|type|function|\d)|resource_tracker")
-"""What native extensions print when an engine ends: it fills the last screen and says nothing of the cause."""
+"""What native extensions print when an engine ends: it fills the last screen and does not name the cause."""
 _OTHER_TAIL_LINES = 30
 _AGENT_TAIL_LINES = 10
 _AGENT_TAIL_BYTES = 16 * 1024
@@ -57,8 +57,8 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
         command = command[:_COMMAND_CHARACTERS] + f"... (all of it: {run.plan})"
     if isinstance(trouble, Health):
         return kind(f"{process.role} does not answer {when}: {trouble.why}", where=where, todo=f"read {log}")
-    said = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
-    tail: tuple[str, ...] = tuple(said[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
+    lines = [line for line in trouble.log_tail if not _EXIT_NOISE.search(line)]
+    tail: tuple[str, ...] = tuple(lines[-_TAIL_LINES.get(process.role, _OTHER_TAIL_LINES) :])
     evidence = (f"command: {command}", f"log: {log}", *tail)
     if isinstance(trouble, Late):
         hint = explain(trouble.log_tail, exit_code=None, role=process.role)
@@ -71,7 +71,9 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
             evidence=evidence,
         )
-    return _died(kind, trouble, where, process.role, when, evidence)
+    if isinstance(trouble, Died):
+        return _died(kind, trouble, where, process.role, when, evidence)
+    assert_never(trouble)
 
 
 def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) -> E:
@@ -87,7 +89,7 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
     tail: tuple[str, ...] = _tail(log)
     cause = _why_lost(gone, plan)
     if gone.because is None and tail and tail[-1].startswith(STOPPED):
-        cause = f"{tail[-1]} (kill -STOP, a debugger): nobody there acts for it until it is continued or killed"
+        cause = f"{tail[-1]} (kill -STOP, a debugger): it acts again once it is continued or killed"
     return kind(
         f"node {gone.node} is lost {when}, and with it {there}: {gone.how}",
         where=f"agent@{gone.node}",
@@ -107,14 +109,14 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
             )
         case "lease":
             return (
-                "what the launcher sends does not arrive there, although what the agent says does: the network, or "
+                "orders of the launcher do not arrive there, although events of the agent arrive here: the network, or "
                 "the srun or ssh in between"
             )
         case "signal":
-            return "somebody there ended it, or what it ran in (a session, a container); it stops what it owned"
+            return "it was ended there, or what it ran in was (a session, a container); it stops what it owned"
         case "killed":
             return (
-                "somebody there killed it, or the kernel did because the machine is out of memory (dmesg says so); "
+                "it was killed there, or the kernel killed it because the machine is out of memory (dmesg shows it); "
                 "its guard stops what it owned"
             )
     if isinstance(plan.node(gone.node).reach, Local):
@@ -125,20 +127,20 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
     )
 
 
-def untold(state: DeploymentState, plan: Plan) -> dict[str, str]:
-    """Node -> what a user must know of it after a stop that it was not told of, because it had been lost."""
-    told: dict[str, str] = {}
+def not_reached(state: DeploymentState, plan: Plan) -> dict[str, str]:
+    """Node -> what a user must know of it after a stop that did not reach it, because it had been lost."""
+    notified: dict[str, str] = {}
     reaches = {node.name: node.reach for node in plan.nodes}
     for name, known in state.nodes.items():
         reach = reaches.get(name, Local())
         if not known.lost or isinstance(reach, Local):
             continue
         left = f"`pdserve down {plan.name}`, typed there, clears up" if isinstance(reach, Ssh) else "Slurm ends"
-        told[name] = (
-            f"{name} could not be told ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
+        notified[name] = (
+            f"{name} was not reached ({known.lost}): its agent, if it lives, stops what runs there by itself, at the "
             f"latest {plan.timeouts.agent_lease_seconds:g} s after it last heard from here; {left} what else is left"
         )
-    return told
+    return notified
 
 
 def _tail(log: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""failure.md: what a failed deployment leaves for whoever comes later, cause first, then the evidence."""
+"""failure.md: the report that a failed deployment leaves: cause first, then the evidence."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def _lines(
         )
         began = events[0]["at"] if state is None else state.started_at
         for event in events[-_LAST_EVENTS:]:
-            said = " ".join(f"{key}={value}" for key, value in event.items() if key not in _LEFT_OUT)
-            yield f"    {event['at'] - began:8.3f} s  {event['event']:<12} {said}"[:300]
+            fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _LEFT_OUT)
+            yield f"    {event['at'] - began:8.3f} s  {event['event']:<12} {fields}"[:300]

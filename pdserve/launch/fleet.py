@@ -1,7 +1,7 @@
 """The launcher's hands and eyes: starts and stops processes through the agents, and keeps the recorded state true.
 
-Decides nothing. Every event of an agent is applied to the state, written to the history, told to the proxy where it
-concerns routing, and then handed on to whoever decides (`troubles`).
+Decides nothing. Every event of an agent is applied to the state, written to the history, sent to the proxy where it
+concerns routing, and then queued for the launcher to decide (`troubles`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.model import ExitProbe, Plan, Process
@@ -67,11 +67,11 @@ class Fleet:
         state: DeploymentState,
         *,
         secrets: Mapping[str, str],
-        tell: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, Any]], None],
         end: Callable[[], None],
     ) -> None:
-        """`secrets`: name -> value; `tell` gets every event of the history as it is written; `end` is called when an
-        agent is told to end, which is the end of the deployment and no failure."""
+        """`secrets`: name -> value; `on_event` gets every event of the history as it is written; `end` is called when
+        an agent is ended from outside, which is the end of the deployment and no failure."""
         self.plan = plan
         self.state = state
         self.run = run
@@ -85,7 +85,7 @@ class Fleet:
         self._stopping: dict[str, ProcessPhase] = {}
         """Processes that were ordered to stop -> what they are once they have."""
         self._secrets = secrets
-        self._tell = tell
+        self._on_event = on_event
         self._end = end
         self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
         self._changed = asyncio.Event()
@@ -157,12 +157,12 @@ class Fleet:
                 self.push(process.name, worker, {"worker": worker, "state": self._routing[worker]})
 
     def push(self, name: str, about: str, message: Mapping[str, Any]) -> None:
-        """Writes a line to a process that has `control: stdin`. `about`: what it tells (protocol.Push)."""
+        """Writes a line to a process that has `control: stdin`. `about`: its subject (protocol.Push)."""
         if (link := self.links.get(self.plan.process(name).node)) is not None:
             link.send(Push(name=name, about=about, line=json.dumps(message)))
 
     def on_node_of(self, name: str) -> AskNode:
-        """A way to make HTTP requests from the node of a process. Where its agent is gone, they say so."""
+        """A way to make HTTP requests from the node of a process. Where its agent is gone, the answer is an error."""
         link = self.links.get(self.plan.process(name).node)
         return _unreachable if link is None else link.ask
 
@@ -188,7 +188,7 @@ class Fleet:
         return self.state.processes[name].phase
 
     def receive(self, event: Event) -> None:
-        """One event of an agent: state, history, proxy, and on to `troubles` if somebody must decide."""
+        """One event of an agent: state, history, proxy, and on to `troubles` if the launcher must decide."""
         match event:
             case Hello():
                 self.state.nodes[event.node] = NodeState(**event.model_dump(exclude={"event", "node"}))
@@ -226,6 +226,8 @@ class Fleet:
             case Stopped():
                 self._stopped(event.name)
                 self.record("stopped", name=event.name, forced=event.forced, seconds=round(event.seconds, 3))
+            case _:
+                assert_never(event)
         if isinstance(event, Died | Late | Health | Gone):
             self.troubles.put_nowait(event)
 
@@ -313,7 +315,7 @@ class Fleet:
         self.record("agent_left" if expected else "agent_gone", node=event.node, how=event.how)
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Writes the history and the state, tells the listener, wakes the waiters. Never fails: a full disk, a deleted
+        """Writes the history and the state, calls `on_event`, wakes the waiters. Never fails: a full disk, a deleted
         run directory or a closed terminal must not end supervision."""
         event: dict[str, Any] = {"at": round(time.time(), 3), "event": kind, **fields}
         try:
@@ -322,9 +324,9 @@ class Fleet:
             self.behind = True
         self._save_soon()
         try:
-            self._tell(event)
+            self._on_event(event)
         except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
-            self._tell = _nobody
+            self._on_event = _nobody
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 

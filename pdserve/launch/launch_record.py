@@ -36,10 +36,10 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
 
 
 class KeptRecord:
-    """The same in the launcher's hands: a deployment whose record somebody deletes must still be found, and stopped."""
+    """The record as the launcher keeps it: `status` and `down` must work after it was deleted."""
 
     def __init__(self, fleet: Fleet, *, engine_key: str | None = None) -> None:
-        """`engine_key` None: its file is nobody's concern here."""
+        """`engine_key` None: its file is left alone."""
         self._fleet = fleet
         self._key = engine_key
         self._run = fleet.run
@@ -54,10 +54,10 @@ class KeptRecord:
         self._texts = {file: file.read_text() for file in files if file.exists()}
 
     def look(self) -> None:
-        """Writes it anew if it is gone, and says so. What cannot be written now is tried at the next look.
+        """Writes it anew if it is gone, and records that. What cannot be written now is tried at the next look.
 
         A deletion may go on meanwhile, and take what had just been restored: everything by which `status`, `down` and
-        `up` find the deployment is looked for. As long as the plan is there, the rest is written and nothing is said.
+        `up` find the deployment is looked for. As long as the plan is there, the rest is written without an event.
         """
         with contextlib.suppress(OSError, StateError):
             if not self._run.plan.exists():
@@ -71,7 +71,7 @@ class KeptRecord:
             self._keep_key()
 
     def _keep_state(self) -> None:
-        """Also one that somebody has emptied or overwritten, or that a crash of its disk has torn."""
+        """Also one that was emptied or overwritten, or torn by a crash of its disk."""
         if (there := self._state_there()) is not None and there == self._good:
             return
         own = self._fleet.state
@@ -85,7 +85,7 @@ class KeptRecord:
         self._fleet.save()
 
     def _state_there(self) -> tuple[int, int, int] | None:
-        """What changes when somebody writes there."""
+        """What changes when a file there is written."""
         try:
             status = self._run.state.lstat()
         except FileNotFoundError:
@@ -124,16 +124,16 @@ class KeptRecord:
         if bool(other) != self._superseded:
             self._superseded = bool(other)
             me = f"run {self._run.run_id}, launcher PID {self._fleet.state.launcher.pid}"
-            said = f"pdserve status and down mean this run again ({me})"
+            note = f"pdserve status and down mean this run again ({me})"
             if other:
-                said = (
+                note = (
                     f"another deployment of this name was started: {other}; pdserve status and down mean that one "
                     f"until it has ended, and TERM ends this one ({me})"
                 )
-            self._fleet.record("said", said=f"{self._fleet.state.name}: {said}")
+            self._fleet.record("said", said=f"{self._fleet.state.name}: {note}")
 
 
 def git_revision(folder: Path) -> str | None:
     """The commit that this code is, with `-dirty` if it was changed; None outside a checkout."""
-    said = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
-    return said.out.strip() if said.code == 0 else None
+    tool = output_of(["git", "describe", "--always", "--dirty", "--abbrev=12"], timeout=_GIT_SECONDS, cwd=folder)
+    return tool.out.strip() if tool.code == 0 else None

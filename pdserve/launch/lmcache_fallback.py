@@ -1,4 +1,4 @@
-"""LMCache that runs without its kernels on ROCm: it says so in a warning and goes on, with KV that may be wrong.
+"""LMCache without its kernels on ROCm: it logs a warning and goes on, with KV that may be wrong.
 
 Its Python copies between host and device are not in the order of the device's stream there (lmcache#4870).
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from pdserve.errors import StartError
 from pdserve.logs.lines import GrowingLog, message
-from pdserve.patches.lmcache.block_copy import PATCH as ORDERED_COPY
 from pdserve.plan.model import Plan, Process
 from pdserve.run.directory import RunDir
 
@@ -22,8 +21,8 @@ _TOLD = re.compile(
 
 
 def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
-    """The error of the first LMCache server, or engine that uses one, whose log says that it has no kernels. On other
-    platforms the same words are harmless."""
+    """The error of the first LMCache server, or engine that uses one, whose log has the warning of missing kernels. On
+    other platforms the same words are harmless."""
     if plan.platform != "rocm":
         return None
     for process in _concerned(plan):
@@ -39,9 +38,8 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
 
 
 def _concerned(plan: Plan) -> Iterator[Process]:
-    ordered = {process.name for process in plan.processes if ORDERED_COPY.name in process.patches}
     for process in plan.processes:
-        if (process.is_lmcache or process.lmcache) and not {process.name, process.lmcache} & ordered:
+        if process.is_lmcache or process.lmcache:
             yield process
 
 

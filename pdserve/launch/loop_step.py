@@ -12,7 +12,7 @@ class UnendingLoop:
     """Logs to stderr, which is the log of a detached launcher: the same trouble once, not at each round."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._text = ""
 
     async def step(self, work: Callable[[], None]) -> None:
         """Does it. Whatever it raises ends only this step."""
@@ -21,6 +21,6 @@ class UnendingLoop:
             work()
 
         [error] = await asyncio.gather(done(), return_exceptions=True)
-        if error is not None and repr(error) != self._said:
-            self._said = repr(error)
+        if error is not None and repr(error) != self._text:
+            self._text = repr(error)
             traceback.print_exception(error, file=sys.stderr)

@@ -24,7 +24,7 @@ async def roll(fleet: Fleet) -> bool:
     if _writes_to_a_deleted_log(fleet):
         return False
     ask, url = fleet.on_node_of(_PROXY), f"{fleet.plan.proxy_url}/health"
-    before = await _said(ask, url)
+    before = await _state_of(ask, url)
     if not isinstance(before.get("generation"), int):
         return False
     # Its file may be gone with the record of the run.
@@ -35,13 +35,13 @@ async def roll(fleet: Fleet) -> bool:
     try:
         async with asyncio.timeout(process.ready_seconds):
             while True:
-                said = await _said(ask, url)
-                generation = said.get("generation")
+                state = await _state_of(ask, url)
+                generation = state.get("generation")
                 if isinstance(generation, int) and generation > before["generation"]:
                     fleet.record("rolled", name=_PROXY)
                     return True
-                if said and said.get("not_restarted") != before.get("not_restarted"):
-                    why = str(said.get("not_restarted"))
+                if state and state.get("not_restarted") != before.get("not_restarted"):
+                    why = str(state.get("not_restarted"))
                     break
                 await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
@@ -69,11 +69,11 @@ def _writes_to_a_deleted_log(fleet: Fleet) -> bool:
     return bool(kinds) and kinds[-1] == "deleted"
 
 
-async def _said(ask: AskNode, url: str) -> dict[str, Any]:
-    """What /health says; nothing, if there is no answer or another one."""
+async def _state_of(ask: AskNode, url: str) -> dict[str, Any]:
+    """The proxy's /health; empty if there is no answer, or another one."""
     answer = await ask("GET", url, seconds=_ASK_SECONDS)
     try:
-        said = json.loads(answer.body)
+        state = json.loads(answer.body)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return state if isinstance(state, dict) else {}

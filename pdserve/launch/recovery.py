@@ -79,7 +79,7 @@ class Recovery:
         await asyncio.gather(*(self._fleet.stop(process.name) for process in self._fleet.plan.instance_of(name)))
 
     async def restart(self, name: str) -> bool:
-        """Restarts one process because somebody asked for it, with the rest of its instance; True when it serves
+        """Restarts one process on request, with the rest of its instance; True when it serves
         again."""
         name = self._leader(name)
         if name not in self._tasks:
@@ -93,7 +93,7 @@ class Recovery:
         return self._fleet.phase_of(name) == "ready"
 
     async def settle(self) -> None:
-        """Ends all recoveries, so that somebody else decides what is started; the processes stay as they are, and
+        """Ends all recoveries, so that another caller decides what is started; the processes stay as they are, and
         those that are held stay held."""
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -252,7 +252,7 @@ class Recovery:
             seconds=self._fleet.plan.timeouts.canary_seconds,
             key=self._engine_key,
         )
-        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        self._fleet.record("canary", name=name, ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.text)
         return canary.ok
 
     # Silence -------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Recovery:
                 continue
             attached = await self._attached([server])
             if self._fleet.phase_of(server.process) != "ready":
-                return  # gone again: whoever sees that goes on
+                return  # gone again: its next event goes on
             if attached and await self._answers(engine):
                 self._fleet.release(engine, reason)
                 continue

@@ -1,4 +1,4 @@
-"""What a deployment must prove before it says that it is ready. Each proof raises StartError, or is in the history."""
+"""What a deployment must prove before it is ready. Each proof raises StartError, or is in the history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdserve.launch.fleet import Fleet
 from pdserve.launch.lmcache_fallback import without_kernels
 from pdserve.launch.weights_agreement import same_commit
 from pdserve.lmcache_server import wait_attached
-from pdserve.preflight.nodes.cross_node import Target, side_channels
+from pdserve.preflight.nodes.cross_node import CrossNodePort, side_channels
 from pdserve.run.patch_proof import records, unpatched
 
 _REACH_SECONDS = 3.0
@@ -51,17 +51,17 @@ class StartProofs:
         self._fleet.record("attached", servers={one.server: one.registered for one in found})
 
     async def reached(self) -> None:
-        """Mooncake's side channels have ports that nobody can choose: only now can it be tried whether decodes on other
+        """Mooncake chooses the ports of its side channels itself: only now can it be tried whether decodes on other
         nodes reach them."""
         plan = self._fleet.plan
         asked = [worker for worker in plan.proxy.workers if worker.bootstrap_url is not None]
         if len({process.node for process in plan.processes if process.probe is not None}) < 2 or not asked:
             return
-        targets: list[Target] = []
+        targets: list[CrossNodePort] = []
         for worker in asked:
             ask = self._fleet.on_node_of(worker.name)
             answer = await ask("GET", f"{worker.bootstrap_url}/query", seconds=_REACH_SECONDS)
-            with contextlib.suppress(ValueError):  # a raw connector may say something else there
+            with contextlib.suppress(ValueError):  # a raw connector may answer with something else there
                 targets += side_channels(plan, worker.name, answer.body)
         answers = await asyncio.gather(*(self._reaches(target) for target in targets))
         if bad := [text for text in answers if text is not None]:
@@ -75,7 +75,7 @@ class StartProofs:
         if targets:
             self._fleet.record("reached", side_channels=len(targets))
 
-    async def _reaches(self, target: Target) -> str | None:
+    async def _reaches(self, target: CrossNodePort) -> str | None:
         """None, or what is wrong."""
         link = self._fleet.links.get(target.source)
         if link is None:
@@ -95,10 +95,10 @@ class StartProofs:
             seconds=plan.canary_seconds,
             key=self._engine_key if plan.proxy_kind == "pdserve" else None,
         )
-        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.said)
+        self._fleet.record("canary", name="proxy", ok=canary.ok, seconds=round(canary.seconds, 3), said=canary.text)
         if not canary.ok:
             raise StartError(
-                f"one token through the proxy did not come back: {canary.said}",
+                f"one token through the proxy did not come back: {canary.text}",
                 where=url,
                 cause="every process is healthy by itself, but a request does not get through all of them",
                 todo=f"read the logs of the proxy and of both roles in {self._fleet.run.logs}",

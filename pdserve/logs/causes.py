@@ -1,7 +1,7 @@
-"""Why a process died, as far as its last log lines and its exit code tell, and what to do about it.
+"""Why a process died, as far as its last log lines and its exit code show, and what to do about it.
 
 The known causes are data (hint_table.py). A cause found in the log wins over the signal, the signal over messages
-that only say that something failed elsewhere.
+that only report a failure in another place.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
     when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log.
     """
-    told = [line for line in map(plain, lines) if may_tell_a_cause(line)]
-    text = "\n".join(told)
+    telling = [line for line in map(plain, lines) if may_tell_a_cause(line)]
+    text = "\n".join(telling)
     return (
         _search(RULES, text, role)
         or _from_exit(exit_code, role)
@@ -70,5 +70,5 @@ def _from_exit(exit_code: int | None, role: str) -> Hint | None:
 def _clean_exit(role: str) -> Hint:
     return Hint(
         "it ended by itself with exit code 0; a server that ends before `down` has failed, whatever its code",
-        f"check that {role}'s command stays in the foreground, and the last lines of its log for who asked it to stop",
+        f"check that {role}'s command stays in the foreground, and the last lines of its log for what asked it to stop",
     )

@@ -1,4 +1,4 @@
-"""Known causes of death, most specific first: what the log says -> what it means -> what to do.
+"""Known causes of death, most specific first: a pattern of the log -> what it means -> what to do.
 
 Wordings are those of vLLM 0.26 to 0.33, LMCache 0.5, Mooncake 0.3, torch 2.13 and uvicorn; most were taken from runs
 with a broken argument (tests/fixtures/logs). A template may use the pattern's groups, {role} and {args} (the recipe
@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
     _rule(r"[Aa]ddress already in use", "another process listens on one of its ports", _PORT_TODO),
     _rule(
         r"[Cc]annot assign requested address",
-        "it was told to listen on an address that this host does not have",
+        "it listens on an address that this host does not have",
         "correct the node's address (or proxy.host); loopback is 127.0.0.1",
     ),
     # LMCache, seen by the server
@@ -164,12 +164,12 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"Mooncake is not available",
         "Mooncake's Python module cannot be imported: it is not installed, or a system library that it needs is not",
-        "python -c 'import mooncake.engine' says which; Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
+        "python -c 'import mooncake.engine' names it; Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
     ),
     _rule(
         r"NIXL is not available",
         "the NIXL library is not installed where the engine runs, or only its build for another CUDA",
-        "python -c 'import torch, nixl' says which; pip install nixl (CUDA; ROCm images bring their own)",
+        "python -c 'import torch, nixl' names it; pip install nixl (CUDA; ROCm images bring their own)",
     ),
     _rule(
         r"Engine ID mismatch for dp_rank",
@@ -327,7 +327,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         r"trust_remote_code=True",
-        "the model brings its own code, which vLLM runs only when it is told to",
+        "the model brings its own code, which vLLM runs only with --trust-remote-code",
         "if you trust it: trust-remote-code: true in engine.args",
     ),
     _rule(
@@ -344,7 +344,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"Worker proc (?P<name>\S+) died unexpectedly \(exit code: -9\)",
         "the worker {name} was killed (SIGKILL): most often by the kernel, out of memory",
-        "dmesg | grep -i oom tells; ask for less memory, or run fewer instances on this host",
+        "dmesg | grep -i oom shows it; ask for less memory, or run fewer instances on this host",
     ),
     _rule(
         r"Worker proc (?P<name>\S+) died unexpectedly \(exit code: (?P<code>-?\d+)\)",
@@ -397,15 +397,15 @@ LAST_RESORT: tuple[Rule, ...] = (
 
 SIGNALS: dict[signal.Signals, tuple[str, str]] = {
     signal.SIGKILL: (
-        "somebody killed it (SIGKILL); without a message in the log it is most often the kernel, out of memory",
-        "dmesg | grep -i oom tells; ask for less memory (VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, "
-        "gpu-memory-utilization), or look for who sends KILL (a job's memory limit, another user's clean-up)",
+        "it was killed (SIGKILL); without a message in the log most often by the kernel, out of memory",
+        "dmesg | grep -i oom shows it; ask for less memory (VLLM_CPU_KVCACHE_SPACE, lmcache.l1_size_gb, "
+        "gpu-memory-utilization), or look for what sends KILL (a job's memory limit, another user's clean-up)",
     ),
     signal.SIGTERM: (
-        "somebody outside pdserve asked it to stop (SIGTERM)",
-        "look for who did: a batch system's time limit, a service manager, another shell",
+        "something outside pdserve asked it to stop (SIGTERM)",
+        "look for a batch system's time limit, a service manager, another shell",
     ),
-    signal.SIGINT: ("somebody outside pdserve interrupted it (SIGINT)", "start it again with pdserve up"),
+    signal.SIGINT: ("something outside pdserve interrupted it (SIGINT)", "start it again with pdserve up"),
     signal.SIGHUP: ("its terminal or session ended (SIGHUP)", "use pdserve up --detach"),
     signal.SIGBUS: (
         "it touched memory that could not be provided (SIGBUS): /dev/shm is full, or a mapped file was cut",

@@ -9,7 +9,7 @@ from pathlib import Path
 from pdserve.logs.rotation import earlier, lost_of
 
 LINE_CHARACTERS = 2000
-"""Of a line, that anybody looks at: patterns over a line of any length would hold up whoever searches it."""
+"""Of a line that is searched: patterns over a line of any length would take any time."""
 _STEP_BYTES = 256 * 1024
 _UNFINISHED_BYTES = 4 * LINE_CHARACTERS  # UTF-8 has at most four a character
 
@@ -19,7 +19,7 @@ _HARMLESS = re.compile(
     r"^(?:\([^)]*pid=\d+\) )?(?:INFO|WARNING|DEBUG)\b"  # vLLM, uvicorn
     r"|\bLMCache (?:INFO|WARNING|DEBUG):"
     r"|^\S+\.py:\d+: \w*Warning: "  # the warnings module
-    r"|^[IW]\d{4} \d\d:\d\d"  # Mooncake (glog): it says W for "no RDMA devices" and goes on over TCP
+    r"|^[IW]\d{4} \d\d:\d\d"  # Mooncake (glog): it logs W for "no RDMA devices" and goes on over TCP
 )
 
 
@@ -40,7 +40,7 @@ def may_tell_a_cause(line: str) -> bool:
 
 
 class GrowingLog:
-    """A log that somebody else writes, in bounded steps: whatever is in it, a step takes a bounded time."""
+    """A log that another process writes, in bounded steps: whatever is in it, a step takes a bounded time."""
 
     def __init__(self, file: Path, offset: int) -> None:
         """`offset`: the byte at which to begin."""
@@ -79,7 +79,7 @@ class GrowingLog:
 
 def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
     """What stands in a log from a byte on, nothing where there is no log; None: it ends before that byte, because it
-    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on, or where `lost_of(file)` says."""
+    was cut (log_rotation.py), and the rest stands in `earlier(file)` from there on, or where `lost_of(file)` points."""
     try:
         # Nobody must wait for who might write to a pipe.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:

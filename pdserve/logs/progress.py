@@ -1,4 +1,4 @@
-"""What a starting process is doing, told from its log, so that a slow start differs from a stalled one."""
+"""What a starting process is doing, by its log, so that a slow start differs from a stalled one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
         (r"^weights: (?!failed: )(?P<said>.+)", "{said}"),
-        # vLLM 0.21 to 0.33, in the order in which it says so
+        # vLLM 0.21 to 0.33, in the order of its lines
         (
             r"pdserve patches active: [\w, -]+ \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",
             "patches are active in {process}",
@@ -50,7 +50,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def describe(line: str) -> str | None:
-    """What a log line says about the progress of a start, None for most lines."""
+    """The progress of a start in a log line, None for most lines."""
     text = message(line)
     for pattern, template in _STEPS:
         if found := pattern.search(text):
@@ -59,5 +59,5 @@ def describe(line: str) -> str | None:
 
 
 def is_fatal(line: str) -> bool:
-    """Whether a log line says that this start has failed for good, whatever still lives."""
+    """Whether a log line means that this start has failed for good, whatever still lives."""
     return _FATAL in message(line)

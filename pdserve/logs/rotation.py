@@ -5,7 +5,7 @@ and take lines with it. So a full log is copied and cut (copytruncate), not rena
 Lines that are written between the last read of the copy and the cut, microseconds, are lost; that is the price.
 
 Where no copy fits, a log that is left alone would keep the disk full for good. There its end is moved over its
-beginning, which needs no free byte, and the rest is lost; the first line of the log says how much.
+beginning, which needs no free byte, and the rest is lost; the first line of the log has how much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOST_LINE = re.compile(re.escape(_LOST).replace(r"\{\}", r"(\d+)").encode())
 
 @dataclass(frozen=True)
 class Lost:
-    """What a log that was cut in place has lost, and the line that says so."""
+    """What a log that was cut in place has lost, and the line that reports it."""
 
     lost: int
     """Bytes from its beginning."""
@@ -46,7 +46,7 @@ def earlier(log: Path, number: int = 1) -> Path:
 
 async def cut(log: Path, limit: int, keep: int) -> tuple[Lost, OSError] | None:
     """Cuts a log of which at most `limit` bytes are wanted. Where there is no room for a copy, in place: what it has
-    lost then, and why. Nothing is awaited after the cut, so that whoever knows something of the log can set it right
+    lost then, and why. Nothing is awaited after the cut, so that the caller can correct what it knows of the log
     before anybody reads. Raises OSError."""
     try:
         await asyncio.to_thread(begin, log, keep)
@@ -100,7 +100,7 @@ def cut_in_place(log: Path, limit: int) -> Lost:
 
 
 def lost_of(log: Path) -> Lost | None:
-    """What a log says that it has lost when it was cut in place; None for one that was copied before."""
+    """What a log has lost when it was cut in place, by its first line; None for one that was copied before."""
     try:
         with log.open("rb") as file:
             head = file.read(2 * len(_LOST))

@@ -27,11 +27,12 @@ import time
 from collections.abc import Coroutine, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from pdserve.errors import AgentProtocolError
 from pdserve.node.http_request import NodeHttp
 from pdserve.node.supervised import Supervised, reap_adopted, say_failure
+from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
     STOPPED,
     Ask,
@@ -50,7 +51,6 @@ from pdserve.reach.protocol import (
     Stopped,
     ToldToEnd,
     decode_order,
-    encode,
 )
 from pdserve.reach.slurm_variables import without_slurm
 from pdserve.system import cgroup, procfs
@@ -190,6 +190,8 @@ class Agent:
                             self._processes[order.name].push(order.about, order.line)
                     case Shutdown():
                         break
+                    case _:
+                        assert_never(order)
         except AgentProtocolError as error:
             # Not obeying any further is the only safe answer: the launcher sees the pipe close.
             print(error.render(), file=sys.stderr)
@@ -287,7 +289,7 @@ class Agent:
             _log("the launcher does not read: its news wait here" if behind else "the launcher reads again")
         if behind and isinstance(said, Pulse | Progress):
             return
-        self._outlet.write(encode(said))
+        self._outlet.write(line_of(said))
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -347,7 +349,7 @@ def _say_killed(how: Exit) -> None:
     """To the log, and in the agent's place over its pipe."""
     _log(f"the agent was {how}: its guard stops what it owned")
     with contextlib.suppress(OSError):
-        os.write(1, encode(Leaving(because="killed", how=f"it was {how}")))
+        os.write(1, line_of(Leaving(because="killed", how=f"it was {how}")))
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pdserve.health import Answer, Prober, wait_ready
+from pdserve.health import ProbeAnswer, Prober, wait_ready
 from pdserve.logs import rotation
 from pdserve.logs.lines import GrowingLog, read_from, split
 from pdserve.logs.progress import describe, is_fatal
@@ -256,7 +256,7 @@ class Supervised:
                 members = procfs.identities(self.family())
             await asyncio.sleep(_WATCH_SECONDS if responsive else _RETURN_SECONDS)
             held = [member.pid for member in members if procfs.is_stopped(member)]
-            answer = Answer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
+            answer = ProbeAnswer(False, f"PID {held[0]} is stopped (SIGSTOP)") if held else await self._probe()
             failures = 0 if answer.ready else failures + 1
             if answer.ready and not responsive:
                 responsive = True
@@ -267,11 +267,11 @@ class Supervised:
             if shortage is not None and shortage.look():
                 self._emit(Sockets(name=self.name, short=shortage.lasts, times=shortage.times))
 
-    async def _probe(self) -> Answer:
+    async def _probe(self) -> ProbeAnswer:
         if self.plan.probe is None:
-            return Answer(True, "not probed")
+            return ProbeAnswer(True, "not probed")
         if isinstance(self.plan.probe, ExitProbe):
-            return Answer(self.done, "it still runs")
+            return ProbeAnswer(self.done, "it still runs")
         return await self._prober.check(self.plan.probe)
 
     async def _follow_log(self, child: Child) -> None:

@@ -1,7 +1,7 @@
-"""What engines and LMCache servers say of themselves: the numbers behind `pdserve status` and `pdserve verify`.
+"""What engines and LMCache servers report: the numbers behind `pdserve status` and `pdserve verify`.
 
-Read-only. A process that does not answer, or answers something else, is a snapshot that says so, never an exception:
-`status` has to show it. Metric names as vLLM 0.32.0 and lmcache 0.5.6 report them.
+Read-only. A process that does not answer, or answers something else, is a snapshot with that reason, never an
+exception: `status` has to show it. Metric names as vLLM 0.32.0 and lmcache 0.5.6 report them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that `status` shows: the recorded state, what lives, what engines and cache say, what is open."""
+"""Everything that `status` shows: the recorded state, what lives, what engines and cache report, what is open."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StatusView:
 
 
 def look(run: RunDir) -> StatusView:
-    """Reads the run directory and asks the live endpoints; what does not answer says so in its row."""
+    """Reads the run directory and asks the live endpoints; what does not answer has the reason in its row."""
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
@@ -102,7 +102,7 @@ def look(run: RunDir) -> StatusView:
             continue
         if process.id is not None and not process.id.alive():
             process.phase = "dead"
-            process.note = "its PID is gone; the launcher has not said so"
+            process.note = "its PID is gone; the launcher has not reported it"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
     late = unheard(run)

@@ -9,7 +9,7 @@ from pdserve.plan.model import Plan, Process
 
 
 def as_running(running: Plan, new: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """The new plan, with interpreters of the same environment called as they are where they run; and what to tell of
+    """The new plan, with interpreters of the same environment called as they are where they run; and a line for
     processes whose environment is another one, which is a change like any other."""
     old = {process.name: process for process in running.processes}
     processes = tuple(_called_as(old.get(process.name, process), process) for process in new.processes)
@@ -38,6 +38,6 @@ def _python(process: Process) -> str | None:
 
 
 def _environment(python: str) -> tuple[Path, Path | None]:
-    """What tells Pythons apart: the program, and the virtual environment in whose folder it is called."""
+    """What identifies a Python: the program, and the virtual environment in whose folder it is called."""
     folder = Path(python).parent.resolve().parent
     return Path(python).resolve(), folder if (folder / "pyvenv.cfg").exists() else None

@@ -27,13 +27,15 @@ from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.process import Child, send, spawn
 
-Tell = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
 _SAID_LINES, _SAID_BYTES = 12, 4096
 """Of a launcher's log, that are shown when it ends without a word in the history."""
 
 
-def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *, keep: bool, began: float) -> None:
+def run_here(
+    run: RunDir, plan: Plan, secrets: Mapping[str, str], on_event: OnEvent, *, keep: bool, began: float
+) -> None:
     """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown, and
     KeyboardInterrupt when the stop was asked for before it had become ready."""
     identity = procfs.identify(os.getpid())
@@ -52,7 +54,7 @@ def run_here(run: RunDir, plan: Plan, secrets: Mapping[str, str], tell: Tell, *,
 
     async def main() -> None:
         launcher = Launcher(
-            plan, run, state, secrets=secrets, open_agent=open_one, tell=tell, keep_on_failure=keep, began=began
+            plan, run, state, secrets=secrets, open_agent=open_one, on_event=on_event, keep_on_failure=keep, began=began
         )
         if not await launcher.run():
             raise KeyboardInterrupt
@@ -90,7 +92,7 @@ def interruptible() -> None:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """A Ctrl-C or TERM that comes meanwhile interrupts at the end: nobody could stop what is only half started."""
+    """A Ctrl-C or TERM that comes meanwhile interrupts at the end: what is only half started could not be stopped."""
     came: list[int] = []
     before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in _interruptions()}
     try:
@@ -103,7 +105,7 @@ def held_back() -> Iterator[None]:
 
 
 def _interruptions() -> list[signal.Signals]:
-    """Without those that whoever started us wants ignored, as nohup does."""
+    """Without those that are ignored from the start, as under nohup."""
     every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return [signum for signum in every if signal.getsignal(signum) is not signal.SIG_IGN]
 
@@ -121,7 +123,7 @@ def end_launcher(launcher: Child) -> None:
     asyncio.run(launcher.wait())
 
 
-def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
+def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> None:
     """Shows the history of a detached launcher until the deployment is up. Raises ReportedError or StartError when it
     is not."""
     if signal.SIGHUP in _interruptions():
@@ -133,7 +135,7 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
         state = _state_of(run)  # before the events: what it knows they hold, unless a full disk has swallowed it
         events, offset = run.read_events(offset)
         for event in events:
-            tell(event)
+            on_event(event)
             if event["event"] == "up":
                 return
             if event["event"] == "failed":
@@ -141,7 +143,7 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
                 if keep:
                     raise failure
         if ended is None and state is not None and state.ready_at is not None:
-            tell(
+            on_event(
                 {
                     "at": time.time(),
                     "event": "said",
@@ -153,8 +155,8 @@ def follow(run: RunDir, launcher: Child, tell: Tell, *, keep: bool) -> None:
             raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
         if ended is not None:
             log = run.logs / "launcher.log"
-            said = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
-            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=said)
+            text = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
+            raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=text)
         time.sleep(_FOLLOW_SECONDS)
 
 

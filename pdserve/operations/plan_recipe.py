@@ -15,6 +15,7 @@ from typing import Any
 from pdserve.errors import PdserveError
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Node, Plan, Versions
+from pdserve.plan.render.sbatch import render_sbatch
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
@@ -69,10 +70,10 @@ def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
     if loaded.recipe.model.path is None:
         return None
     try:
-        found = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return config if isinstance(config, dict) else None
 
 
 @contextmanager
@@ -87,3 +88,15 @@ def located(loaded: LoadedRecipe, cluster: LoadedCluster | None = None) -> Itera
             there = None if cluster is None else cluster.locate(error.where)
             error.where = there or loaded.locate(error.where)
         raise
+
+
+def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> list[str]:
+    """The recipe and its overrides as `pdserve up` takes them."""
+    options = [*(("--set", text) for text in set_), *(("--unset", text) for text in unset)]
+    return [str(recipe), *(word for option in options for word in option)]
+
+
+def batch_script(planned: Planned, words: Sequence[str]) -> str:
+    """The script that sbatch takes, on its stdin too; errors name the recipe's lines."""
+    with located(planned.loaded):
+        return render_sbatch(planned.loaded.recipe, planned.plan, words)

@@ -51,11 +51,11 @@ def of_source(text: str) -> Fingerprint:
 def of_loaded(name: str) -> Fingerprint | None:
     """Of the code that this process has under the dotted name, imported for it; None: it has no such thing, or its
     source cannot be read. A wrapper made with functools.wraps is looked through."""
-    found = _resolve(name)
-    if found is None:
+    definition = _resolve(name)
+    if definition is None:
         return None
     try:
-        return of_source(inspect.getsource(inspect.unwrap(found)))
+        return of_source(inspect.getsource(inspect.unwrap(definition)))
     except (OSError, TypeError, SyntaxError, LookupError):
         return None
 
@@ -93,17 +93,17 @@ def _resolve(name: str) -> Any:
     for length in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:length])
         try:
-            found: Any = importlib.import_module(module)
+            definition: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
                 continue
             raise
         for part in parts[length:]:
-            found = inspect.getattr_static(found, part, None)
-            if found is None:
+            definition = inspect.getattr_static(definition, part, None)
+            if definition is None:
                 return None
-            found = getattr(found, "__func__", found)  # a static or class method
-        return found
+            definition = getattr(definition, "__func__", definition)  # a static or class method
+        return definition
     return None
 
 

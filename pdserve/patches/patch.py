@@ -13,12 +13,23 @@ from pdserve.installed.versions import Versions
 
 Platform = Literal["cpu", "cuda", "rocm"]
 ProcessKind = Literal["api-server", "engine-core", "worker", "lmcache-server"]
-Behaviour = Literal["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"]
+Behaviour = Literal[
+    "metrics crash",
+    "stale completions",
+    "KV memory deadlock",
+    "choice of connector",
+    "failed and late loads",
+    "reloads from LMCache",
+    "hybrid models",
+    "abandoned transfers",
+    "LMCache server",
+    "CPU without accelerator",
+]
 Vehicle = Literal["wrap", "subclass"]
 
 
 @dataclass(frozen=True)
-class Target:
+class PatchTarget:
     """Upstream code that a patch takes hold of or relies on."""
 
     name: str
@@ -52,6 +63,7 @@ class Patch:
 
     name: str
     behaviour: Behaviour
+    """What it is about, in the words of docs/patches.md."""
     summary: str
     """What goes wrong without it and what it does, in at most three lines."""
     issue: str
@@ -60,7 +72,7 @@ class Patch:
     """Versions of vllm that need it (PEP 440); empty: all that are known."""
     lmcache: str = ""
     """Versions of lmcache that need it; empty: any, or none at all."""
-    targets: tuple[Target, ...]
+    targets: tuple[PatchTarget, ...]
     runs_in: tuple[ProcessKind, ...]
     """Where it has an effect. It is applied in every process of the engine all the same."""
     vehicle: Vehicle = "wrap"
@@ -85,7 +97,7 @@ class Patch:
     apply: Callable[[], None]
 
     def needed(self, deployment: Deployment) -> bool:
-        """Whether a deployment needs it. A version that cannot be told counts as one that does.
+        """Whether a deployment needs it. An unknown version counts as one that does.
 
         All patches are about moving KV: an engine without a connector needs none.
         """

@@ -1,4 +1,4 @@
-"""Reads the records that processes leave, and says whether every process of an engine has the patches it must have."""
+"""The proof that every process of an engine has its patches, from the records that the processes write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdserve.patches.registry import REGISTRY
 
 
 class PatchRecord(BaseModel):
-    """What one process says of itself (record.py writes it)."""
+    """The record of one process (record.py writes it)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,15 +33,15 @@ def read_records(folder: Path) -> list[PatchRecord]:
 
     So is one of a process that does not serve: vLLM looks at a model's class in a process of its own.
     """
-    found = []
+    records = []
     for path in sorted(folder.glob("*.json")):
         try:
             record = PatchRecord.model_validate(json.loads(path.read_text()))
         except (OSError, ValueError, ValidationError):
             continue
         if record.kind != "other":
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], workers: int, cores: int) -> list[str]:
@@ -52,18 +52,18 @@ def shortcomings(records: Sequence[PatchRecord], patches: Collection[str], worke
     """
     if not patches:
         return []
-    found = []
+    missing_proofs = []
     for kind, at_least in (("api-server", 1), ("engine-core", cores), ("worker", 0 if workers == 1 else workers)):
         number = sum(record.kind == kind for record in records)
         if number < at_least:
-            found.append(f"{at_least} {kind} process(es) must report their patches, {number} did")
+            missing_proofs.append(f"{at_least} {kind} process(es) must report their patches, {number} did")
     required = {patch.name for patch in REGISTRY if patch.required} & set(patches)
     spared = {patch.name for patch in REGISTRY if patch.serves_without}
     for record in records:
         left_out = spared & set(record.skipped)
         if missing := sorted(required - left_out - set(record.active) - set(record.not_needed)):
-            found.append(f"{record.process} (pid {record.pid}) runs without {', '.join(missing)}")
-    return found
+            missing_proofs.append(f"{record.process} (pid {record.pid}) runs without {', '.join(missing)}")
+    return missing_proofs
 
 
 def merged_effects(records: Iterable[PatchRecord]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Proof of life: each process of an engine says which patches are active in it, to its log and to a folder.
+"""Proof of life: each process of an engine reports its active patches in its log and in a folder.
 
 The record is `<folder>/<pid>.json` (PatchRecord). It is written once when the patches are in, and again about a second
 after an effect was counted, by a thread that exists only once there is something to count.
@@ -67,9 +67,9 @@ class Publisher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Says it on stderr, whatever vLLM's log level, and leaves the first record.
+        """Prints the patches on stderr, whatever vLLM's log level, and writes the first record.
 
-        Raises StartError when the record cannot be written: nobody could tell that the patches are active.
+        Raises StartError when the record cannot be written: there would be no proof that the patches are active.
         """
         active = ", ".join(self._standing.active) or "none"
         print(f"pdserve patches active: {active} (pid {os.getpid()}, process {process_name()})", file=sys.stderr)

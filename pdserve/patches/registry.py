@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
 from pdserve.errors import RecipeError
 from pdserve.patches.lmcache import (
-    block_copy,
     computed_count,
     demand_pinned,
     final_capacity,
@@ -20,11 +19,10 @@ from pdserve.patches.lmcache import (
     registration,
 )
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
-from pdserve.patches.multiconnector import loser_blocks, prom_metrics, selection
+from pdserve.patches.multiconnector import prom_metrics, selection
 from pdserve.patches.nixl import abandoned_kv
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
-    admission_gate,
     failed_group,
     failed_loads_stand_back,
     load_timeout,
@@ -34,10 +32,8 @@ from pdserve.patches.scheduler import (
 
 REGISTRY: tuple[Patch, ...] = (
     prom_metrics.PATCH,
-    loser_blocks.PATCH,
     selection.PATCH,
     stale_completions.PATCH,
-    admission_gate.PATCH,
     ready_waiters_first.PATCH,
     failed_loads_stand_back.PATCH,
     failed_group.PATCH,
@@ -54,24 +50,31 @@ REGISTRY: tuple[Patch, ...] = (
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,
-    block_copy.PATCH,
     lookup_locks.PATCH,
     load_cap.PATCH,
     min_load.PATCH,
 )
 """In the order in which they are applied."""
 
+RETIRED: Mapping[str, str] = {
+    "multiconnector-loser-blocks": "vllm 0.26 gives every child the blocks of a request",
+    "admission-gate": "vllm 0.23 reserves the blocks that loads in flight need",
+    "lmcache-block-copy": "lmcache 0.4.7 copies blocks without kernels",
+}
+"""Patches that no supported version needs -> why. Recipes and running deployments may still name them."""
+
 
 def select(requested: Literal["auto"] | Sequence[str], deployment: Deployment) -> tuple[str, ...]:
     """Names of the patches to apply, in the registry's order.
 
-    auto: those that the deployment needs. A list: exactly those; an unknown name is a RecipeError. A version that is
-    not known counts as one that needs the patch.
+    auto: those that the deployment needs. A list: exactly those, without the retired ones; an unknown name is a
+    RecipeError. A version that is not known counts as one that needs the patch.
     """
     if requested == "auto":
         return tuple(patch.name for patch in REGISTRY if patch.needed(deployment))
     for name in requested:
-        find(name)
+        if name not in RETIRED:
+            find(name)
     return tuple(patch.name for patch in REGISTRY if patch.name in requested)
 
 

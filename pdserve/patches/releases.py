@@ -1,4 +1,4 @@
-"""Which release an untagged build is: its number says nothing, its code does. Imports no engine."""
+"""Which release an untagged build is, by its code: its number is no evidence. Imports no engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints
 from pdserve.patches.patch import in_range
 
 FINGERPRINTED = ("vllm", "lmcache")
-"""Packages of which enough is in the table to tell their releases apart."""
+"""Packages of which the table has enough to distinguish their releases."""
 
 Look = Callable[[str], Fingerprint | None]
 Table = Mapping[str, tuple[Known, ...]]
@@ -41,24 +41,26 @@ def _release(package: str, version: str, look: Look, table: Table) -> str | None
     """Everything that is known of a release must be the same, also bodies on which no patch depends: this decides what
     is believed of code that was not looked at."""
     targets = {name: known for name, known in table.items() if name.partition(".")[0] == package}
-    releases = {one for known in targets.values() for match in known for one in match.versions}
+    releases = {release for known in targets.values() for match in known for release in match.versions}
     if _public(version) in releases:
         return None
     left = sorted(releases, key=Version, reverse=True)
     for name, known in targets.items():
         if not left:
             return None
-        found = look(name)
-        left = [release for release in left if _fits(release, known, found)]
+        fingerprint = look(name)
+        left = [release for release in left if _fits(release, known, fingerprint)]
     return left[0] if left else None
 
 
-def _fits(release: str, known: tuple[Known, ...], found: Fingerprint | None) -> bool:
-    """The table says nothing of a release that lacks the target, or in which no patch needs it."""
-    of_release = [one for one in known if release in one.versions]
+def _fits(release: str, known: tuple[Known, ...], fingerprint: Fingerprint | None) -> bool:
+    """The table has no entry of a release that lacks the target, or in which no patch needs it."""
+    of_release = [entry for entry in known if release in entry.versions]
     if not of_release:
         return True
-    return found is not None and any((one.signature, one.code) == (found.signature, found.code) for one in of_release)
+    return fingerprint is not None and any(
+        (entry.signature, entry.code) == (fingerprint.signature, fingerprint.code) for entry in of_release
+    )
 
 
 def _public(version: str) -> str | None:

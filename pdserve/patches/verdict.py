@@ -9,17 +9,17 @@ from typing import Literal
 
 from pdserve.installed.versions import TESTED
 from pdserve.patches.fingerprint import Fingerprint, Known, known_fingerprints, of_loaded
-from pdserve.patches.patch import Patch, Target, in_range, may_be
+from pdserve.patches.patch import Patch, PatchTarget, in_range, may_be
 
-Outcome = Literal["apply", "not-needed", "unknown"]
-Decision = Literal["apply", "not-needed", "left-out", "refused"]
+Applicability = Literal["apply", "not-needed", "unknown"]
+Treatment = Literal["apply", "not-needed", "left-out", "refused"]
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What is to be done with a patch here, and why, in one line."""
 
-    outcome: Outcome
+    outcome: Applicability
     why: str
 
 
@@ -33,7 +33,7 @@ def judge(
     """Compares each target of `patch` with what is known of it.
 
     `versions`: installed versions by distribution. Code that only versions outside the patch's range have is
-    upstream's own correction: not needed. Code that no known version has: unknown, whatever the version says.
+    upstream's own correction: not needed. Code that no known version has: unknown, whatever its version number.
     """
     known = known_fingerprints() if table is None else table
     asked = False
@@ -41,14 +41,14 @@ def judge(
         version = versions.get(target.distribution)
         if target.only and not may_be(version, target.only):
             continue
-        found = look(target.name)
-        if found is None and target.only:
+        fingerprint = look(target.name)
+        if fingerprint is None and target.only:
             continue
-        if found is None:
+        if fingerprint is None:
             return Verdict("unknown", f"{target.name} does not exist in {target.distribution} {version or '?'}")
-        matches = [one for one in known.get(target.name, ()) if _same(one, found, target)]
+        matches = [entry for entry in known.get(target.name, ()) if _same(entry, fingerprint, target)]
         if not matches:
-            return Verdict("unknown", _unlike(target, found, version))
+            return Verdict("unknown", _unlike(target, fingerprint, version))
         if _affected(patch, target, matches, version):
             asked = True
     if not asked and any(_range(patch, target) for target in patch.targets):
@@ -56,7 +56,7 @@ def judge(
     return Verdict("apply", "known code")
 
 
-def decide(patch: Patch, verdict: Verdict, allowed: Collection[str]) -> Decision:
+def decide(patch: Patch, verdict: Verdict, allowed: Collection[str]) -> Treatment:
     """What becomes of a patch with that verdict. `allowed`: names of `allow_unknown_upstream`."""
     if verdict.outcome != "unknown":
         return verdict.outcome
@@ -76,26 +76,26 @@ def way_out(patch: Patch) -> str:
     )
 
 
-def _same(one: Known, found: Fingerprint, target: Target) -> bool:
-    return one.signature == found.signature and (not target.body or one.code == found.code)
+def _same(entry: Known, fingerprint: Fingerprint, target: PatchTarget) -> bool:
+    return entry.signature == fingerprint.signature and (not target.body or entry.code == fingerprint.code)
 
 
-def _range(patch: Patch, target: Target) -> str:
+def _range(patch: Patch, target: PatchTarget) -> str:
     return {"vllm": patch.vllm, "lmcache": patch.lmcache}.get(target.distribution, "")
 
 
-def _affected(patch: Patch, target: Target, matches: list[Known], version: str | None) -> bool:
+def _affected(patch: Patch, target: PatchTarget, matches: list[Known], version: str | None) -> bool:
     specifier = _range(patch, target)
     if not specifier:
         return True
-    released = {one for match in matches for one in match.versions}
+    released = {release for match in matches for release in match.versions}
     if version in released:
         return in_range(str(version), specifier)
-    return any(in_range(one, specifier) for one in released)
+    return any(in_range(release, specifier) for release in released)
 
 
-def _unlike(target: Target, found: Fingerprint, version: str | None) -> str:
-    what = f"{target.name}{found.signature}"
+def _unlike(target: PatchTarget, fingerprint: Fingerprint, version: str | None) -> str:
+    what = f"{target.name}{fingerprint.signature}"
     if target.body:
-        what += f" [{found.code}]"
+        what += f" [{fingerprint.code}]"
     return f"{what} of {target.distribution} {version or '(unknown version)'} is none of the known ones"

@@ -20,7 +20,7 @@ def find_devices(plan: Plan, node: str, starting: Collection[Process], facts: No
         return [_finding(node, "ok", f"devices {_ids(facts.devices_visible)}", needed)]
     if missing and not facts.devices_present:
         driver = "no device" if plan.platform == "cpu" else f"no {plan.platform} driver that shows devices"
-        # Whoever set the variables has counted them; only the engine can tell.
+        # The variables were set outside; only the engine can check them.
         status, value = ("failed", driver) if hidden else ("unknown", f"{driver}, but {setting}")
     elif missing:
         status, value = "failed", f"the driver shows {_ids(facts.devices_present)}"

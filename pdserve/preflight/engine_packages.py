@@ -16,7 +16,6 @@ from pdserve.installed import distributions, lmcache_kernels
 from pdserve.installed.versions import BESIDE_CUDA_EXTRA, PACKAGES, TITLES
 from pdserve.patches import judgement, releases
 from pdserve.patches.here import of_installed
-from pdserve.patches.lmcache import block_copy
 from pdserve.plan.model import Plan, Versions
 from pdserve.recipe.model import Recipe
 from pdserve.system.process import output_of
@@ -134,8 +133,6 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
 
 def _check_kernels(plan: Plan, python: str | None) -> None:
     """Without kernels for HIP LMCache copies in Python there, out of the order of the device's stream."""
-    if any(block_copy.PATCH.name in process.patches for process in plan.processes):
-        return
     found = _kernels(python)
     if found not in ("cuda", "none"):
         return

@@ -1,4 +1,4 @@
-"""What a node says of itself: gathered there, compared and planned with elsewhere."""
+"""The facts of a node: gathered there, compared and planned with where pdserve was called."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NodeFacts(Frozen):
     unix_time: float
     """The node's clock at the end of the gathering."""
     gather_seconds: float
-    """How long the gathering took, so that whoever asked can tell it from the way there and back."""
+    """How long the gathering took, which is no part of the way there and back."""
     interfaces: tuple[Interface, ...]
     routes: dict[str, str | None]
     """Target -> the address from which it would be reached; None: no route, or no such name."""

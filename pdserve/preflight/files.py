@@ -32,7 +32,7 @@ def check_model(plan: Plan) -> None:
 
 
 def check_proxy_files(proxy: ProxyConfig) -> None:
-    """The files that the proxy reads at its start. What is wrong inside one is told with its line."""
+    """The files that the proxy reads at its start. An error inside one has its line."""
     named = {"proxy.auth.keys_file": proxy.auth.keys_file}
     if proxy.tls is not None:
         named |= {"proxy.tls.certificate": proxy.tls.certificate, "proxy.tls.key": proxy.tls.key}
@@ -112,5 +112,5 @@ def check_router(version: str | None) -> None:
         f"vllm-router {found}, and {vllm_router.VERSION} is the version whose flags are known",
         where="proxy.kind",
         todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
-        "proxy.command names a router that is elsewhere",
+        "proxy.command names a router in another place",
     )

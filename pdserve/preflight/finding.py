@@ -1,4 +1,4 @@
-"""What a check found, as data: it travels from the nodes to whoever shows it."""
+"""What a check found, as data: it travels from the nodes to the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ Status = Literal["ok", "failed", "unknown", "warning"]
 """unknown: nothing could be learnt (a tool is missing); it stops nothing."""
 
 Check = Literal[
-    "scout",
     "address",
     "hostname",
     "clock",
@@ -79,7 +78,7 @@ def of_error(node: str, check: Check, need: str, error: PdserveError) -> Finding
 
 
 def of_plan(plan: Plan) -> list[Finding]:
-    """What the plan warns of, as findings: for whoever shows nothing else."""
+    """What the plan warns of, as findings, for a list of findings only."""
     node = plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
     need = "nothing that is known to go wrong"
     return [Finding(node=node, check="plan", status="warning", value=text, need=need) for text in plan.warnings]

@@ -1,7 +1,7 @@
-"""Who else computes on the devices that the plan needs, as the vendors' tools tell it.
+"""Other processes on the devices that the plan needs, by the vendors' tools.
 
 Recorded output only was at hand: what is found is marked as unverified on hardware, and where a tool is missing or
-says something else than expected the answer is "unknown".
+prints something unexpected the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class GpuProcess(NamedTuple):
     pid: int
     name: str
     device: int | None
-    """None: the tool does not tell in ids that mean something to the plan."""
+    """None: the tool has no ids that the plan knows."""
     memory: int | None
-    """Bytes; None: not told."""
+    """Bytes; None: not known."""
 
     def __str__(self) -> str:
         where = "" if self.device is None else f"device {self.device}: "
@@ -54,19 +54,19 @@ def find_gpu_processes(
     needed = {device for process in starting for device in process.devices}
     if not needed:
         return []
-    found = _ask_nvidia(run) if plan.platform == "cuda" else _ask_amd(run)
-    return [_judge(plan, node, needed, set(present), found)]
+    listed = _ask_nvidia(run) if plan.platform == "cuda" else _ask_amd(run)
+    return [_judge(plan, node, needed, set(present), listed)]
 
 
-def _judge(plan: Plan, node: str, needed: set[int], present: set[int], found: list[GpuProcess] | str) -> Finding:
+def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: list[GpuProcess] | str) -> Finding:
     ids = ",".join(str(device) for device in sorted(needed))
     need = f"devices {ids} idle"
-    if isinstance(found, str):
+    if isinstance(listed, str):
         return Finding(
-            node=node, check="gpu-processes", status="unknown", value=found, need=need, unverified_on_hardware=True
+            node=node, check="gpu-processes", status="unknown", value=listed, need=need, unverified_on_hardware=True
         )
     ours = _pids_of(plan)
-    there = [one for one in found if one.pid not in ours and (one.device is None or one.device in needed)]
+    there = [one for one in listed if one.pid not in ours and (one.device is None or one.device in needed)]
     if not there:
         return Finding(
             node=node,
@@ -77,7 +77,7 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], found: li
             unverified_on_hardware=True,
         )
     # A tool that names no device may mean one that we leave alone, and in a container the PIDs are the host's, so
-    # that our own, of a deployment that runs, cannot be told from a stranger's.
+    # that our own, of a deployment that runs, look like a stranger's.
     certain = [
         one
         for one in there
@@ -135,7 +135,7 @@ def _ask_amd(run: Run) -> list[GpuProcess] | str:
 def _unusable(tool: str, said: Output) -> str:
     if said.code is None:
         return f"{tool} cannot be run ({said.err})"
-    why = (said.err.strip() or said.out.strip() or "nothing said").splitlines()[0]
+    why = (said.err.strip() or said.out.strip() or "no output").splitlines()[0]
     return f"{tool} ended with {said.code}: {why}"
 
 
@@ -148,14 +148,14 @@ def nvidia_indices(text: str) -> dict[str, int]:
 def parse_nvidia(text: str, indices: Mapping[str, int]) -> list[GpuProcess]:
     """`--query-compute-apps=gpu_uuid,pid,used_memory,process_name`. The name is last: it may hold commas. Memory is
     `[N/A]` under MIG, the name `[Not Found]` for a process of another PID namespace."""
-    found = []
+    listed = []
     for line in filter(str.strip, text.splitlines()):
         cells = [cell.strip() for cell in line.split(",", 3)]
         if len(cells) != 4:
             raise ValueError(f"{line!r} has {len(cells)} columns")
         uuid, pid, memory, name = cells
-        found.append(GpuProcess(int(pid), name, indices.get(uuid), _size(*memory.split())))
-    return found
+        listed.append(GpuProcess(int(pid), name, indices.get(uuid), _size(*memory.split())))
+    return listed
 
 
 _ROCM_ROW = re.compile(r"^(\d+)\s+(.*?)\s+(\d+|unknown)\s+(\d+|unknown)\s+(\d+|unknown)\s+(\d+|unknown)\s*$", re.I)
@@ -171,16 +171,16 @@ def parse_rocm(text: str) -> list[GpuProcess]:
     rows = [match for line in text.splitlines() if (match := _ROCM_ROW.match(line.strip()))]
     if not rows and "No KFD PIDs currently running" not in text:
         raise ValueError("neither processes nor the sentence that there are none")
-    found = []
+    listed = []
     for row in rows:
         pid, name, devices, memory = row.group(1, 2, 3, 4)
         if devices != "0" or memory != "0":
-            found.append(GpuProcess(int(pid), name, None, int(memory) if memory.isdigit() else None))
-    return found
+            listed.append(GpuProcess(int(pid), name, None, int(memory) if memory.isdigit() else None))
+    return listed
 
 
 def parse_amd(text: str) -> list[GpuProcess]:
-    """`amd-smi process --json`: a list of GPUs, each with all processes of the driver, so that the ids say nothing;
+    """`amd-smi process --json`: a list of GPUs, each with all processes of the driver, so that the ids mean nothing;
     `process_info` is a sentence where there are none."""
     try:
         gpus = json.loads(text)
@@ -188,19 +188,19 @@ def parse_amd(text: str) -> list[GpuProcess]:
         raise ValueError(f"no JSON ({error.msg})") from None
     if not isinstance(gpus, list) or not all(isinstance(gpu, dict) and "process_list" in gpu for gpu in gpus):
         raise ValueError("no list of GPUs with a process_list")
-    found: dict[int, GpuProcess] = {}
+    listed: dict[int, GpuProcess] = {}
     for entry in (entry for gpu in gpus for entry in gpu["process_list"]):
         info = entry.get("process_info")
         if isinstance(info, dict):
             pid = int(info["pid"])
-            found[pid] = GpuProcess(pid, Path(str(info.get("name", "?"))).name, None, _amd_memory(info))
-    return list(found.values())
+            listed[pid] = GpuProcess(pid, Path(str(info.get("name", "?"))).name, None, _amd_memory(info))
+    return list(listed.values())
 
 
 def _amd_memory(info: Mapping[str, Any]) -> int | None:
     usage = info.get("memory_usage")
-    told = usage.get("vram_mem") if isinstance(usage, dict) else info.get("mem_usage")
-    return _size(str(told.get("value")), str(told.get("unit"))) if isinstance(told, dict) else None
+    used = usage.get("vram_mem") if isinstance(usage, dict) else info.get("mem_usage")
+    return _size(str(used.get("value")), str(used.get("unit"))) if isinstance(used, dict) else None
 
 
 def _size(number: str, unit: str = "MIB") -> int | None:

@@ -1,7 +1,7 @@
 """Which patches the engines of a node would get and which of them would refuse to start, before anything is loaded.
 
 The interpreter that the plan gives the engines judges its own sources by the function that the engines decide with when
-they start (patches/verdict.py), so what is said here is what happens there. Where the recipe has a container, this runs
+they start (patches/verdict.py), so the verdict here is what happens there. Where the recipe has a container, this runs
 inside of it.
 """
 
@@ -56,7 +56,7 @@ def _by_interpreter(wanted: Iterable[Process]) -> Mapping[tuple[str, str | None]
 
 @functools.cache
 def judged(python: str, path: str | None, names: tuple[str, ...]) -> Mapping[str, Verdict] | str:
-    """What `python` says of the patches of these names, with that PYTHONPATH; a text: why it says nothing."""
+    """The verdict of `python` on the patches of these names, with that PYTHONPATH; a text: why there is none."""
     environ = {name: value for name, value in os.environ.items() if name != _PATH}
     if path is not None:
         environ[_PATH] = path
@@ -85,7 +85,7 @@ def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[st
             without = f", and {patch.serves_without}" if patch.serves_without else f": {patch.summary}"
             yield _finding(node, "warning", f"{name} would be left out{without} ({verdict.why})", need)
         elif verdict.outcome == "unknown":
-            value = f"{name} would be applied, as allow_unknown_upstream says: {verdict.why}"
+            value = f"{name} would be applied, because of allow_unknown_upstream: {verdict.why}"
             yield _finding(node, "warning", value, need, "prove it with pdserve verify")
         else:
             well[decision] += 1

@@ -99,7 +99,7 @@ def _finding(
 
 
 def _text(file: Path) -> str:
-    """One that cannot be read says nothing, and so is not active."""
+    """One that cannot be read counts as not active."""
     try:
         return file.read_text().strip()
     except OSError as error:

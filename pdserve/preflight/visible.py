@@ -15,15 +15,15 @@ _NONE = ("", "-1", "NoDevFiles", "none", "void")
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the environment that say which devices are visible."""
+    """The variables of the environment that make devices visible."""
     return {name: environ[name] for name in ALL_VARIABLES if name in environ}
 
 
 def visible(platform: str, present: Sequence[int], setting: Mapping[str, str]) -> tuple[int, ...]:
     """The ids that remain of `present` under these variables.
 
-    Where the driver shows no device at all the variables are believed: whoever set them knows more. An entry that is
-    no number (a UUID) cannot be told apart here, so that nothing is hidden by it.
+    Where the driver shows no device at all the variables count as right. An entry that is
+    no number (a UUID) is not compared here and hides nothing.
     """
     if platform == "cpu":
         return ()

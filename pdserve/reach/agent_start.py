@@ -1,19 +1,17 @@
-"""Starts the agent of a node, by whatever way the plan says that it is reached."""
+"""Starts the agent of a node, by the way in the plan."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.plan.model import Node
-from pdserve.plan.nodes.reach import Local, Srun, reach_argv, term_seconds
+from pdserve.plan.nodes.reach import Local, term_seconds
+from pdserve.reach.channel import Channel
 from pdserve.reach.link import BEATS, AgentLink
 from pdserve.reach.protocol import Event
-from pdserve.reach.slurm_variables import for_srun
 from pdserve.recipe.model import Timeouts
-from pdserve.system.process import spawn_piped
 
 
 def open_agent(
@@ -34,9 +32,6 @@ def open_agent(
         argv += ["--pulse", f"{pulse:g}", "--lease", f"{timeouts.agent_lease_seconds:g}"]
     if (seconds := term_seconds(node.reach)) is not None:
         argv += ["--term-seconds", f"{seconds:g}"]
-    popen = spawn_piped(
-        reach_argv(node.reach, node.name, f"pdserve-{node.name}", argv),
-        env=for_srun(os.environ) if isinstance(node.reach, Srun) else os.environ,
-        stderr=run_dir / "logs" / f"agent@{node.name}.log",
-    )
-    return AgentLink(node.name, popen, receive, heartbeat=timeouts.heartbeat_seconds if remote else None)
+    log = run_dir / "logs" / f"agent@{node.name}.log"
+    channel = Channel.open(node.reach, node.name, f"pdserve-{node.name}", argv, log=log)
+    return AgentLink(node.name, channel, receive, heartbeat=timeouts.heartbeat_seconds if remote else None)

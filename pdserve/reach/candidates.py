@@ -18,7 +18,7 @@ from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.reach.slurm_job import gpus_asked_per_node
 from pdserve.reach.ssh_destination import machine_of
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 from pdserve.system.process import output_of
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
@@ -29,7 +29,7 @@ _SCONTROL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One machine. `address` and `devices` None: what it says itself."""
+    """One machine. `address` and `devices` None: as the node reports them."""
 
     name: str
     reach: Local | Srun | Ssh
@@ -45,21 +45,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates:
-    """All machines, in the order in which roles are placed on them. `origin`: who says so, for messages."""
+    """All machines, in the order in which roles are placed on them. `origin`: where they come from, for messages."""
 
     origin: str
     machines: tuple[Candidate, ...]
     file: LoadedCluster | None = None
-    """The cluster file that says so."""
+    """The cluster file that names them."""
     job: str | None = None
     """The Slurm job whose nodes they are."""
     gpus_per_node: int | None = None
-    """What the job's steps have on each node, where Slurm says so."""
+    """What the job's steps have on each node, where Slurm knows it."""
     all_names: tuple[str, ...] = ()
     """Of the job, those included that the recipe excludes."""
 
     @property
-    def network(self) -> NetworkSection | None:
+    def network(self) -> Network | None:
         """Of the cluster file; it wins over the recipe's."""
         return None if self.file is None else self.file.cluster.network
 
@@ -144,15 +144,15 @@ def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_di
             groups=tuple(os.getgroups()),
             in_slurm=in_slurm,
         )
-        found = wrap(container, image, (), around)
-        reach = one.reach.model_copy(update={"options": found.srun_options}) if in_slurm else one.reach
-        return replace(one, command=found.argv, reach=reach)
+        match = wrap(container, image, (), around)
+        reach = one.reach.model_copy(update={"options": match.srun_options}) if in_slurm else one.reach
+        return replace(one, command=match.argv, reach=reach)
 
     return replace(candidates, machines=tuple(map(wrapped, candidates.machines)))
 
 
 def kill_wait() -> float:
-    """Slurm's KillWait in seconds; its default where scontrol does not say."""
-    said = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
-    found = _KILL_WAIT.search(said.out)
-    return float(found.group(1)) if found else _DEFAULT_KILL_WAIT_SECONDS
+    """Slurm's KillWait in seconds; its default where scontrol does not have it."""
+    tool = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
+    match = _KILL_WAIT.search(tool.out)
+    return float(match.group(1)) if match else _DEFAULT_KILL_WAIT_SECONDS

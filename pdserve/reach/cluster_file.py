@@ -1,4 +1,4 @@
-"""The cluster file: which machines there are when no Slurm says so, how ssh reaches them, and what is known of them.
+"""The cluster file: which machines there are without Slurm, how ssh reaches them, and what is known of them.
 
 A recipe says what runs, a cluster file where. It is read as strictly as a recipe, with the same errors: file, line, key
 and what was probably meant.
@@ -23,11 +23,11 @@ from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, er
 from pdserve.recipe.load.shape import Shape
 from pdserve.recipe.load.validation import reset_nulls, validate
 from pdserve.recipe.rules.nodes import names_problems, network_problems
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
-    "batchmode": "nobody is there to type a password: use keys or an agent",
+    "batchmode": "no password can be typed: use keys or an agent",
     "connecttimeout": "set ssh.connect_seconds",
     "requesttty": "the launcher speaks to the agent over ssh's stdin and stdout",
     "remotecommand": "the command is the agent",
@@ -92,7 +92,7 @@ class Cluster(Strict):
     hosts: list[Host] = Field(
         min_length=1, description="The machines; roles are placed on them in this order, the proxy on the first."
     )
-    network: NetworkSection | None = Field(
+    network: Network | None = Field(
         default=None, description="Where the hosts reach each other, as in a recipe; it wins over the recipe's."
     )
     exclude_nodes: list[str] = Field(default=[], description="Names of hosts of this file that are not used now.")
@@ -114,7 +114,7 @@ class LoadedCluster:
 
     def locate(self, dotted: str) -> str | None:
         """`cluster.yaml:12` for `hosts.1.address`, or the line of its nearest ancestor that is written down; None for
-        a key whose section is not in this file, or says nothing there (null)."""
+        a key whose section is not in this file, or has nothing there (null)."""
         path = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         if path[:1] not in self.origins or getattr(self.cluster, str(path[0]), None) is None:
             return None
@@ -127,7 +127,7 @@ class LoadedCluster:
 
 
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
-    """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError tells all that is wrong at once."""
+    """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
     document = extends.read_one(path, "a cluster file")
     failed = environment.resolve(document, environ, shape)

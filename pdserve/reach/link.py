@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Callable, Mapping
 from itertools import count
 
 from pdserve.errors import AgentProtocolError
+from pdserve.reach.channel import Channel
 from pdserve.reach.protocol import (
     Answered,
     Ask,
@@ -25,12 +25,8 @@ from pdserve.reach.protocol import (
     Stop,
     ToldToEnd,
     decode_event,
-    encode,
 )
-from pdserve.system.pipe_writer import Outlet
-from pdserve.system.process import pid_end
 
-_LINE_LIMIT = 16 * 1024 * 1024
 _MANY_BYTES = 1024 * 1024
 """Of orders that an agent has not read: then none is sent that can be done without."""
 _SHORTEST_SECONDS = 0.01
@@ -42,7 +38,7 @@ _SILENT_SECONDS = 5.0
 
 
 class AgentLink:
-    """Sends orders, hands every event to `receive`, and says Gone once: when the pipe closes or the agent falls silent.
+    """Sends orders and hands events to `receive`; reports Gone once, when the pipe closes or the agent falls silent.
 
     Closing it stops the node. Belongs to the event loop that runs when it is made.
     """
@@ -50,25 +46,23 @@ class AgentLink:
     def __init__(
         self,
         node: str,
-        popen: subprocess.Popen[bytes],
+        channel: Channel,
         receive: Callable[[Event], None],
         *,
         heartbeat: float | None = None,
     ) -> None:
         """`heartbeat`: seconds without a sign of life after which the agent is lost; None on this machine, where a pipe
         closes with its owner and a launcher that is held in a debugger must not end a deployment."""
-        assert popen.stdin is not None
         self.node = node
-        self._popen = popen
+        self._channel = channel
         self._receive = receive
-        self._outlet = Outlet(popen.stdin.fileno())
         self._gone = False
         self.silent = False
         """It was lost without a word: what its node does is not known."""
         self._heard: float | None = None
         """Not before its first word: until then a container may still be on its way."""
         self._ordered: set[str] = set()
-        """Processes that this agent was told of: it has nothing to say of others."""
+        """Processes that this agent was ordered to start or stop: it has no events of others."""
         self._asked: dict[int, asyncio.Future[Answered]] = {}
         self._ids = count(1)
         self._heartbeat = heartbeat
@@ -83,9 +77,9 @@ class AgentLink:
         """Sends one order; never blocks. An agent that is gone is reported by Gone, not here."""
         if isinstance(order, Start | Stop):
             self._ordered.add(order.process.name if isinstance(order, Start) else order.name)
-        if isinstance(order, Beat) and self._outlet.waiting > _MANY_BYTES:
-            return  # what waits tells the same
-        self._outlet.write(encode(order))
+        if isinstance(order, Beat) and self._channel.waiting > _MANY_BYTES:
+            return  # what waits is the same sign of life
+        self._channel.send(order)
 
     async def ask(
         self,
@@ -96,11 +90,11 @@ class AgentLink:
         body: str | None = None,
         seconds: float,
     ) -> Answered:
-        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come says why."""
+        """One HTTP request, made from the agent's node. Never raises: an answer that cannot come has the reason."""
         order = Ask(id=next(self._ids), method=method, url=url, headers=dict(headers or {}), body=body, seconds=seconds)
         if self._gone:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} is gone")
-        if self._outlet.waiting > _MANY_BYTES:
+        if self._channel.waiting > _MANY_BYTES:
             return Answered(id=order.id, status=None, error=f"the agent of {self.node} does not read its orders")
         answer = self._asked[order.id] = asyncio.get_running_loop().create_future()
         self.send(order)
@@ -112,40 +106,37 @@ class AgentLink:
             self._asked.pop(order.id, None)
 
     async def _read(self) -> None:
-        assert self._popen.stdout is not None
-        stream = asyncio.StreamReader(limit=_LINE_LIMIT)
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._popen.stdout)
         how = "its pipe closed"
         try:
             # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
-            while not self._gone and (line := await stream.readline()):
+            while not self._gone and (line := await self._channel.line()):
                 self._heard = loop.time()
-                self._hear(decode_event(line, self.node))
+                self._received(decode_event(line, self.node))
         except AgentProtocolError as error:
             how = error.render()
         finally:
-            transport.close()
+            self._channel.close_reading()
         self._lost(how)
 
-    def _hear(self, said: Said) -> None:
-        if isinstance(said, Answered):
-            if (asked := self._asked.get(said.id)) is not None and not asked.done():
-                asked.set_result(said)
-        elif isinstance(said, Leaving):
-            self._lost(said.how, because=said.because)
-        elif not isinstance(said, Pulse):
-            self._check_own(said)
-            self._receive(said)
+    def _received(self, message: Said) -> None:
+        if isinstance(message, Answered):
+            if (asked := self._asked.get(message.id)) is not None and not asked.done():
+                asked.set_result(message)
+        elif isinstance(message, Leaving):
+            self._lost(message.how, because=message.because)
+        elif not isinstance(message, Pulse):
+            self._check_own(message)
+            self._receive(message)
 
     def _check_own(self, event: Event) -> None:
         """AgentProtocolError: it speaks of a node or a process that is not its own."""
         if isinstance(event, Gone):
-            whose = "the end of an agent, which only its link can tell"
+            whose = "the end of an agent, which only its link reports"
         elif isinstance(event, Hello | ToldToEnd):
             whose = "" if event.node == self.node else f"the node {event.node}"
         else:
-            whose = "" if event.name in self._ordered else f"{event.name}, which it was never told to start"
+            whose = "" if event.name in self._ordered else f"{event.name}, which it was never ordered to start"
         if whose:
             raise AgentProtocolError(
                 f"an agent reported {event.event} of {whose}",
@@ -162,7 +153,7 @@ class AgentLink:
             # Not later than the heartbeat after the last word, which came before whatever cut it off.
             due = interval if self._heard is None else self._heard + heartbeat - self._beaten
             await asyncio.sleep(max(_SHORTEST_SECONDS, min(interval, due)))
-            # Time in which we ourselves were held (a full disk, a debugger) says nothing about the other side.
+            # Time in which we ourselves were held (a full disk, a debugger) is no silence of the other side.
             held = max(0.0, loop.time() - self._beaten - 2 * interval)
             if held:
                 self._held = (held, loop.time())
@@ -179,7 +170,7 @@ class AgentLink:
         if self._gone:
             return
         self._gone = True
-        self._hang_up()
+        self._channel.hang_up()
         self._reader.cancel()
         for id_, asked in self._asked.items():
             if not asked.done():
@@ -187,7 +178,7 @@ class AgentLink:
         self._receive(Gone(node=self.node, how=how, because=because, held=self._held_lately()))
 
     def _held_lately(self) -> float:
-        """Seconds for which this process has just not run; 0 where nobody beats."""
+        """Seconds for which this process has just not run; 0 without a heartbeat."""
         if self._heartbeat is None:
             return 0.0
         now, (held, until) = asyncio.get_running_loop().time(), self._held
@@ -199,13 +190,6 @@ class AgentLink:
         if not reader.cancelled() and (error := reader.exception()) is not None:
             self._lost(f"its events can no longer be read: {error!r}")
 
-    def _hang_up(self) -> None:
-        assert self._popen.stdin is not None
-        self._outlet.close()
-        if not self._popen.stdin.closed:
-            # Nothing is in the object's own buffer: the outlet writes to the descriptor.
-            self._popen.stdin.close()
-
     async def close(self, seconds: float) -> bool:
         """Closes the pipe and waits until the node's guard has left: nothing of ours runs there any more.
 
@@ -215,19 +199,17 @@ class AgentLink:
         left = True
         try:
             async with asyncio.timeout(min(seconds, _SILENT_SECONDS) if self.silent else seconds):
-                await self._outlet.sent()
-                self._hang_up()
-                await pid_end(self._popen.pid)
+                await self._channel.sent()
+                self._channel.hang_up()
+                await self._channel.left()
         except TimeoutError:
             left, lost = False, self._gone
-            self._hang_up()
+            self._channel.hang_up()
             if lost and self._pulse is not None:
-                self._popen.kill()
-                await pid_end(self._popen.pid)
+                await self._channel.kill()
         finally:
             tasks = [task for task in (self._reader, self._pulse) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._popen.poll()
         return left

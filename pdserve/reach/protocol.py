@@ -1,4 +1,4 @@
-"""What launcher and agent say to each other: one JSON object a line, over the pipe that started the agent.
+"""The messages of launcher and agent: one JSON object a line, over the pipe that started the agent.
 
 When the pipe closes, the agent stops what it owns. Over a network a cut cable closes nothing: there both sides also
 send a beat, and silence ends the agent's lease. Secrets travel here and nowhere else.
@@ -17,7 +17,7 @@ from pdserve.system.cgroup import CgroupId
 from pdserve.system.procfs import Place, ProcessId
 
 Method = Literal["GET", "POST", "CONNECT"]
-"""CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when somebody accepts."""
+"""CONNECT: to tcp://HOST:PORT, nothing is sent; 200 when the connection is accepted."""
 
 
 class Message(BaseModel):
@@ -30,7 +30,7 @@ class Message(BaseModel):
 
 
 class Start(Message):
-    """Start a process and say when it is ready. `secrets`: variable -> value, resolved by the launcher."""
+    """Start a process and report when it is ready. `secrets`: variable -> value, resolved by the launcher."""
 
     do: Literal["start"] = "start"
     process: Process
@@ -48,7 +48,7 @@ class Stop(Message):
 
 
 class Push(Message):
-    """Write a line to the stdin of a process that has `control: stdin`. `about`: what it tells the state of; while the
+    """Write a line to the stdin of a process that has `control: stdin`. `about`: whose state it is; while the
     process does not read, a newer line takes the place of an older one about the same."""
 
     do: Literal["push"] = "push"
@@ -89,7 +89,7 @@ Order = Start | Stop | Push | Beat | Ask | Shutdown
 
 class Hello(Message):
     """The agent is up. The guard is its parent: it finishes the agent's work if the agent is killed. `cgroup`: in which
-    each of its processes gets one of its own; None: they get none, and `no_cgroup` says why."""
+    each of its processes gets one of its own; None: they get none, and `no_cgroup` is the reason."""
 
     event: Literal["hello"] = "hello"
     node: str
@@ -110,7 +110,7 @@ class Started(Message):
 
 
 class Progress(Message):
-    """What the log of a starting process says that it is doing."""
+    """What a starting process is doing, by its log."""
 
     event: Literal["progress"] = "progress"
     name: str
@@ -150,7 +150,7 @@ class Died(Message):
     """Since it was started."""
     while_starting: bool
     out_of_memory: bool = False
-    """The kernel has killed it, or a process of it, for memory; `how` says of how much."""
+    """The kernel has killed it, or a process of it, for memory; `how` has the amounts."""
     member: str | None = None
     """Set when not the root but e.g. VLLM::EngineCore ended."""
     log_tail: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class Pulse(Message):
 
 
 class ToldToEnd(Message):
-    """Whoever started the agent ends it, and it stops all of its processes: Slurm tells every step at scancel, and at
+    """The agent is ended from outside, and it stops all of its processes: Slurm tells every step at scancel, and at
     preemption the steps only."""
 
     event: Literal["told-to-end"] = "told-to-end"
@@ -212,12 +212,12 @@ class ToldToEnd(Message):
 
 
 STOPPED = "the agent was stopped by"
-"""So begins what its guard notes of it in the log: an agent that is stopped says nothing itself."""
+"""The beginning of its guard's line in the log: an agent that is stopped writes none itself."""
 Because = Literal["lease", "signal", "killed"]
 
 
 class Leaving(Message):
-    """The agent stops everything and leaves although nobody here said so; when it was killed, its guard says it."""
+    """The agent stops everything and leaves without an order from here; when it was killed, its guard reports it."""
 
     event: Literal["leaving"] = "leaving"
     because: Because
@@ -225,7 +225,7 @@ class Leaving(Message):
 
 
 class Answered(Message):
-    """What came of an Ask. `status` None: no answer, and `error` says why; `refused`: nothing listens there."""
+    """The answer to an Ask. `status` None: there is none, for the reason `error`; `refused`: nothing listens there."""
 
     event: Literal["answered"] = "answered"
     id: int
@@ -242,7 +242,7 @@ class Gone(Message):
     node: str
     how: str
     because: Because | None = None
-    """None: it said nothing before."""
+    """None: there was none before."""
     held: float = 0.0
     """Seconds for which the launcher itself had not run when that became known."""
 
@@ -268,11 +268,6 @@ class AskNode(Protocol):
 
 _ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="do")])
 _EVENTS: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="event")])
-
-
-def encode(message: Message) -> bytes:
-    """One line, newline included."""
-    return message.model_dump_json().encode() + b"\n"
 
 
 def decode_order(line: bytes) -> Order:

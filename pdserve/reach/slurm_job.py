@@ -32,7 +32,7 @@ _ENDED = (
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm says of a job now."""
+    """A job's state in Slurm now."""
 
     id: str
     state: str
@@ -54,12 +54,12 @@ class Job:
 
 def submit(script: str) -> str:
     """Gives a batch script to sbatch and returns the job's id. Raises PreflightError with sbatch's own words."""
-    said = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)
-    job = said.out.strip().partition(";")[0]
-    if said.code != 0 or not job.isdecimal():
+    tool = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)
+    job = tool.out.strip().partition(";")[0]
+    if tool.code != 0 or not job.isdecimal():
         raise PreflightError(
             "sbatch did not take the job",
-            cause=(said.err or said.out).strip() or f"exit code {said.code}",
+            cause=(tool.err or tool.out).strip() or f"exit code {tool.code}",
             todo="correct the slurm section of the recipe (--set slurm.partition=...); "
             "pdserve render --slurm RECIPE shows the script",
         )
@@ -69,34 +69,34 @@ def submit(script: str) -> str:
 def look(job: str) -> Job | None:
     """None: Slurm's controller does not answer now; its jobs go on. Raises StateError when it does not know the job
     (any more)."""
-    said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_TOOL_SECONDS)
-    if said.code != 0 and any(words in said.err for words in _AWAY):
+    tool = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_TOOL_SECONDS)
+    if tool.code != 0 and any(words in tool.err for words in _AWAY):
         return None
-    found = dict(_FIELD.findall(said.out))
-    if said.code != 0 or "JobState" not in found:
-        raise StateError(f"Slurm says nothing of job {job}", cause=said.err.strip() or said.out.strip() or None)
-    code, _, signal = found.get("ExitCode", "0:0").partition(":")
+    fields = dict(_FIELD.findall(tool.out))
+    if tool.code != 0 or "JobState" not in fields:
+        raise StateError(f"Slurm does not know job {job}", cause=tool.err.strip() or tool.out.strip() or None)
+    code, _, signal = fields.get("ExitCode", "0:0").partition(":")
     return Job(
         id=job,
-        state=found["JobState"],
-        reason=found.get("Reason", ""),
-        nodes=found.get("NodeList", ""),
+        state=fields["JobState"],
+        reason=fields.get("Reason", ""),
+        nodes=fields.get("NodeList", ""),
         exit_code=128 + int(signal) if signal.isdecimal() and int(signal) else int(code),
-        output=Path(found["StdOut"]) if found.get("StdOut") else None,
+        output=Path(fields["StdOut"]) if fields.get("StdOut") else None,
     )
 
 
 def gpus_asked_per_node(job: str) -> int | None:
-    """How many GPUs of each node the job has asked for; None where Slurm does not say, or was asked in another way.
+    """How many GPUs of each node the job has asked for; None where Slurm does not know, or was asked in another way.
 
-    Steps get no more than these. The variables of an exclusive job count all GPUs of a node, because nobody else may
+    Steps get no more than these. The variables of an exclusive job count all GPUs of a node, because no other job may
     have them (srun(1), --gres; as tried on Slurm 22.05).
     """
-    said = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_SHAPE_SECONDS)
-    asked = _ASKED.search(said.out) if said.code == 0 else None
+    tool = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_SHAPE_SECONDS)
+    asked = _ASKED.search(tool.out) if tool.code == 0 else None
     if asked is None:
         return None
-    counts = [_count(found.group(1)) for item in asked.group(1).split(",") if (found := _GPUS.fullmatch(item))]
+    counts = [_count(fields.group(1)) for item in asked.group(1).split(",") if (fields := _GPUS.fullmatch(item))]
     return sum(counts) if counts else None
 
 

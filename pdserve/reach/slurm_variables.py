@@ -1,7 +1,7 @@
 """What Slurm leaves in the environment, and who must not see it.
 
 Every option of sbatch and srun is also a variable, set for everything inside the job: an srun in it obeys
-SLURM_NTASKS_PER_NODE or SLURM_CPU_BIND of somebody else's making (22.05, srun(1), "input environment variables"), and
+SLURM_NTASKS_PER_NODE or SLURM_CPU_BIND set by another step (22.05, srun(1), "input environment variables"), and
 libraries inside an engine take SLURM_PROCID, SLURM_NTASKS or PMI_RANK for their own ranks.
 """
 

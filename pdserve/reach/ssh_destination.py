@@ -1,4 +1,4 @@
-"""What ssh takes as the one argument that says where to go, and which machine that is. Pure.
+"""The destination argument of ssh, and which machine that is. Pure.
 
 As tried with OpenSSH 9.2: brackets around an IPv6 address are part of the name that it looks up, in ssh:// they are
 refused, and `host:port` is a name as well. The last @ ends the user; in ssh:// it is the only one, %40 is one of the
@@ -45,8 +45,8 @@ def problem(destination: str) -> tuple[str, str] | None:
     if is_uri and not _HOST_IN_URI.fullmatch(host):
         return "is not a destination of ssh", _PLAIN
     if not is_uri and ":" in host and not _is_ipv6(host):
-        told = _WITH_PORT.fullmatch(host)
-        todo = f"write {_uri(name + at)}{host}" if told else f"{_PLAIN}, or {_URI}[user@]host:port"
+        with_port = _WITH_PORT.fullmatch(host)
+        todo = f"write {_uri(name + at)}{host}" if with_port else f"{_PLAIN}, or {_URI}[user@]host:port"
         return "has a colon, which ssh takes for a part of the name", todo
     return None
 

@@ -1,38 +1,52 @@
-"""What `up` starts of a deployment that runs: the part of its plan that the preflight is about."""
+"""What changes when a running deployment gets another plan: computed for `up`, and for the launcher that does it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 
-_LIVING = ("starting", "ready", "degraded", "done")
+LIVING = ("starting", "ready", "degraded", "done")
+"""Phases of a process that need not be started."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """From the plan that runs to another one."""
+    """From the plan that runs to another one. Names of processes, in the order of their plan."""
 
-    starting: frozenset[str]
-    """Names of the processes that do not run, or run otherwise."""
-    replaced: frozenset[str]
+    starting: tuple[str, ...]
+    """Do not run, or run with another command or environment."""
+    replaced: tuple[str, ...]
     """Those of them that run: what they hold is given back before they are started."""
+    gone: tuple[str, ...]
+    """Only in the plan that runs."""
     ports: Mapping[str, frozenset[int]]
     """Node -> ports that the deployment has there itself."""
 
 
-def change_of(run: RunDir, plan: Plan) -> Change:
-    """From what runs in `run` to `plan`. Raises StateError when the run has no record."""
-    state = run.read_state()
-    old = {process.name: process for process in run.read_plan().processes}
-    living = {name for name, process in state.processes.items() if name in old and process.phase in _LIVING}
-    starting = frozenset(one.name for one in plan.processes if one.name not in living or not one.runs_as(old[one.name]))
+def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
+    """`living`: names of processes whose phase is one of LIVING."""
+    old = {process.name: process for process in running.processes}
+    living = {name for name in living if name in old}
+    starting = tuple(one.name for one in new.processes if one.name not in living or not one.runs_as(old[one.name]))
+    planned = {process.name for process in new.processes}
     ports = {
         node.name: frozenset(
             port for name in living if old[name].node == node.name for port in old[name].ports.values()
         )
-        for node in plan.nodes
+        for node in new.nodes
     }
-    return Change(starting, starting & living, ports)
+    return Change(
+        starting=starting,
+        replaced=tuple(name for name in starting if name in living),
+        gone=tuple(name for name in old if name not in planned),
+        ports=ports,
+    )
+
+
+def recorded_change(run: RunDir, plan: Plan) -> Change:
+    """From what runs in `run`, by its record, to `plan`. Raises StateError when the run has no record."""
+    processes = run.read_state().processes
+    return change(run.read_plan(), plan, {name for name, one in processes.items() if one.phase in LIVING})

@@ -84,24 +84,25 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, name: str, run_id: str) -> RunDir:
-        """Makes the folders of a new run. `point_current` makes it the deployment's current one.
-
-        Raises StateError when they cannot be made.
-        """
+        """A new run with its folders. `point_current` makes it the deployment's current one. Raises as `make`."""
         run = cls(root / name / run_id)
+        run.make()
+        return run
+
+    def make(self) -> None:
+        """Makes the folders of a run, if they are not there. Raises StateError when they cannot be made."""
         try:
-            _make_ours(run.path.parent)
-            for folder in (run.path, run.logs, run.diagnostics, run.patches, run.inbox):
+            _make_ours(self.path.parent)
+            for folder in (self.path, self.logs, self.diagnostics, self.patches, self.inbox):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StateError(
                 "the folder of this run cannot be made",
-                where=str(run.path),
+                where=str(self.path),
                 cause=str(error),
                 todo="set PDSERVE_HOME to a folder that you may write to",
             ) from None
-        _check_folders(root / name, run)
-        return run
+        _check_folders(self.path.parent, self)
 
     @contextmanager
     def only_launcher(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
 """The logs of our own processes, kept as small as the agents keep those of the engines: of a detached launcher, of the
-agents (what they or their ssh or srun say on stderr is written here) and of the scouts.
+agents (what they or their ssh or srun say on stderr is written here) and of the node probes.
 
 Their writers append, and never ask: a log that was cut goes on at its new end.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from pdserve.logs import rotation
 from pdserve.recipe.model import Logs
 
-_PATTERNS = ("launcher.log", "agent@*.log", "scout@*.log")
+_PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log")
 _LOOK_SECONDS = 2.0
 _AGAIN_SECONDS = 60.0
 _MIB = 1 << 20

@@ -23,12 +23,12 @@ class Names:
 
 
 V2 = Names("memory.events", "memory.max", "memory.peak")
-"""Counts of the cgroup and of all inside it. memory.peak: since Linux 5.19."""
+"""MemoryCounts of the cgroup and of all inside it. memory.peak: since Linux 5.19."""
 V1 = Names("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
-"""Counts of the cgroup alone."""
+"""MemoryCounts of the cgroup alone."""
 
 
-class Counts(NamedTuple):
+class MemoryCounts(NamedTuple):
     """Bytes; `limit` is the lowest on the way up; None: none that can be seen, or not known."""
 
     kills: int
@@ -45,12 +45,12 @@ def counted(folder: Path, top: Path, names: Names = V2) -> Path | None:
     return next((level for level in _way_up(folder, top) if _kills(level, names) is not None), None)
 
 
-def counts(folder: Path, top: Path, names: Names = V2) -> Counts | None:
+def counts(folder: Path, top: Path, names: Names = V2) -> MemoryCounts | None:
     """What is counted in `folder`; None: nothing is."""
     if (kills := _kills(folder, names)) is None:
         return None
     limits = [limit for level in _way_up(folder, top) if (limit := _number(level / names.limit)) is not None]
-    return Counts(kills, min(limits, default=None), _number(folder / names.peak))
+    return MemoryCounts(kills, min(limits, default=None), _number(folder / names.peak))
 
 
 class OomWatch:
@@ -64,7 +64,7 @@ class OomWatch:
         before = self._look()
         self._before = 0 if before is None else before.kills
 
-    def _look(self) -> Counts | None:
+    def _look(self) -> MemoryCounts | None:
         return None if self._at is None else counts(*self._at)
 
     def told(self, how: str, code: int | None) -> tuple[str, bool]:

@@ -30,7 +30,7 @@ async def prove_stored(target: Target, trials: Trials) -> Outcome:
     while True:
         use = await _use(target, {trial.salt for trial in trials.trials})
         after = await read_counters(target)
-        # Without counters by salt: growth since before the trials, of whoever's objects.
+        # Without counters by salt: growth since before the trials, of all clients' objects.
         stored = after.objects - trials.before.objects if use is None else use.chunks_written
         if stored >= wanted or time.monotonic() - began > _STORE_SECONDS:
             break
@@ -61,7 +61,7 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
     if not target.plan.cache_reset_endpoint:
         return not_proven(
             "engine.cache_reset_endpoint is off in the recipe: a prefill's own cache cannot be cleared, so a reload "
-            "from LMCache cannot be told from a local hit"
+            "from LMCache looks like a local hit"
         )
     trial = trials.trials[0]
     wanted = _whole_chunks(target, trial)

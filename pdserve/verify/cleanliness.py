@@ -37,7 +37,7 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     prompt = trials.trials[0].prompt
     before = await _quiet(target)
     if busy := [name for name, one in before.items() if one.unfinished]:
-        return not_proven(f"{', '.join(busy)} also serve others: what they leave cannot be told from what we leave")
+        return not_proven(f"{', '.join(busy)} also serve others: what they leave looks like what these requests leave")
     if silent := [name for name, one in before.items() if one.unfinished is None or one.kv_cache_usage is None]:
         return not_proven(f"{', '.join(silent)} report no running requests or no KV use (statistics off?)")
 
@@ -49,7 +49,7 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     numbers["cancelled before first byte"] = await _cancel_before_first_byte(target, prompt, long)
 
     began = time.monotonic()
-    # Less than prefill keeps KV that nobody fetches: what only its timeout frees was left behind.
+    # Less than prefill keeps KV that is never fetched: what only its timeout frees was left behind.
     seconds = min(_LONGEST_WAIT_SECONDS, target.plan.timeouts.transfer_abort_seconds / 2)
     after = await _settle(target, before, seconds)
     numbers["seconds until clean"] = round(time.monotonic() - began, 2)
@@ -127,8 +127,8 @@ async def _stream(target: Target, prompt: tuple[int, ...], leg: str, tokens: int
 
 
 async def _quiet(target: Target) -> dict[str, EngineSnapshot]:
-    """What engines say when nothing of ours runs: the lowest of a few readings, because blocks of the last requests
-    are released a step after their answers."""
+    """What engines report when none of our requests runs: the lowest of a few readings, because blocks of the last
+    requests are released a step after their answers."""
     lowest = await _settle(target, None, _QUIET_SECONDS)
     for _ in range(_QUIET_READINGS):
         for name, one in (await _nudged(target)).items():

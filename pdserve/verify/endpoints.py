@@ -21,8 +21,8 @@ async def prove(target: Target) -> Outcome:
     checks.append(("proxy", target.proxy_url, "/readiness" if target.through_router else "/ready"))
     wrong = []
     for name, url, path in checks:
-        if said := _trouble(await target.get(url, path)):
-            wrong.append(f"{name} ({url}{path}): {said}")
+        if trouble := _trouble(await target.get(url, path)):
+            wrong.append(f"{name} ({url}{path}): {trouble}")
     for worker in target.plan.proxy.workers:
         wrong += await _models(target, worker.name, worker.url)
     listed = await _models(target, "proxy", target.proxy_url)
@@ -37,10 +37,10 @@ async def prove(target: Target) -> Outcome:
 async def _models(target: Target, name: str, url: str) -> list[str]:
     """What is wrong with a list of models; nothing, if nothing is."""
     answer = await target.get(url, "/v1/models")
-    said = _trouble(answer)
-    if said is None and isinstance(answer, httpx.Response):
-        said = _other_models(answer, target.plan.served_name)
-    return [f"{name} ({url}/v1/models): {said}"] if said else []
+    trouble = _trouble(answer)
+    if trouble is None and isinstance(answer, httpx.Response):
+        trouble = _other_models(answer, target.plan.served_name)
+    return [f"{name} ({url}/v1/models): {trouble}"] if trouble else []
 
 
 def _trouble(answer: httpx.Response | str) -> str | None:

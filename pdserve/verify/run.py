@@ -26,7 +26,7 @@ async def run_proofs(
     """Proves what can be proven of the running deployment of `plan`. Never raises for what it finds: see
     Report.raise_for_status. `client` stays open if it is given. `on_proof` hears of each proof as it is done.
 
-    The deployment may serve others meanwhile; proofs that need it quiet then say so.
+    The deployment may serve others meanwhile; proofs that need it quiet then are not-proven.
     """
     if client is not None:
         return await _Run(Target(plan, client, engine_key), on_proof).all()

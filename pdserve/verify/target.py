@@ -29,7 +29,7 @@ class Completion:
     prompt_logprobs: tuple[dict[str, Any] | None, ...]
     prompt_tokens: int
     cached_tokens: int | None
-    """Prompt tokens that were not computed by the engine that answered; None: it does not say."""
+    """Prompt tokens that were not computed by the engine that answered; None: it does not report it."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Target:
 
 
 def describe(error: Exception) -> str:
-    """An exception without a text is told by its name."""
+    """An exception without a text is shown by its name."""
     return str(error) or type(error).__name__
 
 

@@ -25,7 +25,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Counters:
-    """What engines (by process name) and LMCache servers say at one moment."""
+    """What engines (by process name) and LMCache servers report at one moment."""
 
     engines: dict[str, EngineSnapshot]
     lmcache: tuple[LmcacheSnapshot, ...]

@@ -37,7 +37,7 @@ _HTTPX = ("TransportError",)
 _QUERY = re.compile(r"\?[^\s'\")]*")
 
 
-class Failed(Exception):  # noqa: N818 - what is printed says it
+class DownloadError(Exception):
     """The weights cannot be had: what, and what to do."""
 
     def __init__(self, what: str, todo: str) -> None:
@@ -45,7 +45,7 @@ class Failed(Exception):  # noqa: N818 - what is printed says it
         self.todo = todo
 
 
-class Found(NamedTuple):
+class Revision(NamedTuple):
     """What is there now."""
 
     commit: str
@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.weights", description="Fetches a model from the hub.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--revision", default="main")
-    parser.add_argument("--cache-dir", help="as vLLM's --download-dir; otherwise what HF_HOME and the like say")
+    parser.add_argument("--cache-dir", help="as vLLM's --download-dir; otherwise by HF_HOME and the like")
     parser.add_argument("--load-format", default="auto", help="vLLM's: which files are the weights")
     parser.add_argument("--record", type=Path, help="file that will hold the commit")
     parser.add_argument("--stall-seconds", type=float, default=STALL_SECONDS, help="without a byte; then it gives up")
@@ -78,23 +78,23 @@ def main() -> int:
         taken.record.unlink(missing_ok=True)
     try:
         found = provide(options)
-    except Failed as failure:
-        say(f"failed: {_plain(str(failure))} -> {failure.todo}")
+    except DownloadError as failure:
+        report(f"failed: {_plain(str(failure))} -> {failure.todo}")
         return 1
     if taken.record is not None:
         _write(taken.record, {"model": options.model, "revision": options.revision, **found._asdict()})
     return 0
 
 
-def provide(options: Options) -> Found:
+def provide(options: Options) -> Revision:
     """Everything of the model that vLLM needs, in the cache folder. Raises Failed."""
-    # Bars of many threads would fill the log; how far it is is said below.
+    # Bars of many threads would fill the log; progress is reported below.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         hub = importlib.import_module("huggingface_hub")
         constants = importlib.import_module("huggingface_hub.constants")
     except ImportError as error:
-        raise Failed(
+        raise DownloadError(
             f"{sys.executable} cannot import huggingface_hub: {error}",
             "let engine.python name the interpreter that has vLLM, which brings it, or set model.download: false",
         ) from None
@@ -112,7 +112,7 @@ def provide(options: Options) -> Found:
         raise _explained(constants.ENDPOINT, options, error) from None
 
 
-def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Found:
+def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Revision:
     repository = _look_up(hub, options)
     if repository.lacks(folder, options.load_format):
         with _alone(folder):
@@ -121,8 +121,8 @@ def _fetch(hub: Any, cache: Path, folder: CacheFolder, options: Options) -> Foun
     if options.revision != repository.commit:
         _remember(folder, options.revision, repository.commit)
     size = sum(repository.wanted(folder, options.load_format).values())
-    say(f"{size / _GB:.1f} GB complete at {repository.commit}")
-    return Found(repository.commit, size)
+    report(f"{size / _GB:.1f} GB complete at {repository.commit}")
+    return Revision(repository.commit, size)
 
 
 class Repository(NamedTuple):
@@ -133,16 +133,18 @@ class Repository(NamedTuple):
     sizes: dict[str, int]
 
     def light(self) -> dict[str, int]:
-        """The small files, which say what the large ones are."""
+        """The small files, which name the large ones."""
         return {file: self.sizes[file] for file in light(self.sizes)}
 
     def wanted(self, folder: CacheFolder, load_format: str) -> dict[str, int]:
         """All files that vLLM needs, once the small ones are there. Raises Failed where there is nothing to load."""
         weights = heavy(self.sizes, load_format, indexed(folder.snapshot(self.commit)))
         if absent := sorted({*weights} - {*self.sizes}):
-            raise Failed(f"{self.model} has an index, but not its file {absent[0]}", "choose another model.revision")
+            raise DownloadError(
+                f"{self.model} has an index, but not its file {absent[0]}", "choose another model.revision"
+            )
         if not weights and load_format != "dummy":
-            raise Failed(f"{self.model} has no weights that vLLM loads", "correct model.id, or set load-format")
+            raise DownloadError(f"{self.model} has no weights that vLLM loads", "correct model.id, or set load-format")
         return {**self.light(), **{file: self.sizes[file] for file in weights}}
 
     def lacks(self, folder: CacheFolder, load_format: str) -> bool:
@@ -166,28 +168,28 @@ def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repo
 
     commit = repository.commit
     if removed := folder.sweep():
-        say(f"removed {removed / _GB:.1f} GB that an earlier download has left unfinished")
+        report(f"removed {removed / _GB:.1f} GB that an earlier download has left unfinished")
     _check_space(cache, folder, commit, repository.light())
     download(repository.light())
     wanted = repository.wanted(folder, options.load_format)
     _check_space(cache, folder, commit, wanted)
-    say(f"{len(folder.missing(commit, wanted))} of {len(wanted)} files of {options.model} at {commit} are missing")
+    report(f"{len(folder.missing(commit, wanted))} of {len(wanted)} files of {options.model} at {commit} are missing")
     with _watched(folder, commit, wanted, options.stall_seconds):
         download(wanted)
     if missing := folder.missing(commit, wanted):
-        raise Failed(f"{missing[0]} is not complete after the download", f"remove {folder.path} and start again")
+        raise DownloadError(f"{missing[0]} is not complete after the download", f"remove {folder.path} and start again")
 
 
-def _already_there(folder: CacheFolder, options: Options, why: str) -> Found:
+def _already_there(folder: CacheFolder, options: Options, why: str) -> Revision:
     """What can be done without the hub: to look whether it is needed at all."""
     todo = "let the node reach the hub once, copy a cache that is complete, or use model.path"
     commit = folder.commit_of(options.revision)
     if commit is None or not folder.snapshot(commit).is_dir():
-        raise Failed(f"{why}, and {options.model} at {options.revision} is not in {folder.path.parent}", todo)
+        raise DownloadError(f"{why}, and {options.model} at {options.revision} is not in {folder.path.parent}", todo)
     if (lacks := folder.lacking(commit, options.load_format)) is not None:
-        raise Failed(f"{why}, and {folder.snapshot(commit)} lacks {lacks}", todo)
-    say(f"{why}; complete at {commit}")
-    return Found(commit, None)
+        raise DownloadError(f"{why}, and {folder.snapshot(commit)} lacks {lacks}", todo)
+    report(f"{why}; complete at {commit}")
+    return Revision(commit, None)
 
 
 def _check_space(cache: Path, folder: CacheFolder, commit: str, sizes: Mapping[str, int]) -> None:
@@ -195,7 +197,7 @@ def _check_space(cache: Path, folder: CacheFolder, commit: str, sizes: Mapping[s
     need = sum(sizes[file] for file in folder.missing(commit, sizes))
     free = shutil.disk_usage(cache).free + folder.partial()
     if need and free < need + _SPARE_BYTES:
-        raise Failed(
+        raise DownloadError(
             f"the disk of {cache} has {free / _GB:.1f} GB free, and {need / _GB:.1f} GB must still be fetched (and 1 "
             "GB stay free)",
             "make room there, or name a folder on a larger disk with HF_HOME in engine.env",
@@ -225,10 +227,11 @@ def _alone(folder: CacheFolder) -> Iterator[None]:
                 break
             except (BlockingIOError, PermissionError):
                 if not waiting:
-                    say("another process fetches into the same cache: waiting for it")
+                    report("another process fetches into the same cache: waiting for it")
                 waiting = True
             except OSError as error:
-                say(f"the file system of {folder.lock.parent} has no locks ({error.strerror}): nobody is waited for")
+                where = folder.lock.parent
+                report(f"the file system of {where} has no locks ({error.strerror}): other downloads are not awaited")
                 break
             time.sleep(_LOCK_SECONDS)
         yield
@@ -241,16 +244,16 @@ def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_s
     done, total = threading.Event(), sum(sizes.values())
 
     def watch() -> None:
-        said, most, moved = "", -1, time.monotonic()
+        shown, most, moved = "", -1, time.monotonic()
         while True:
             arrived = folder.arrived(commit, sizes)
             text = f"fetched {100 * arrived // max(total, 1)} % ({arrived / _GB:.1f} of {total / _GB:.1f} GB)"
-            if text != said:
-                say(said := text)
+            if text != shown:
+                report(shown := text)
             if arrived > most:
                 most, moved = arrived, time.monotonic()
             elif time.monotonic() - moved > stall_seconds:
-                say(
+                report(
                     f"failed: nothing has come for {stall_seconds:.0f} s -> look at the network to the hub; what is "
                     "complete stays, another start fetches the rest"
                 )
@@ -267,24 +270,28 @@ def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_s
         watcher.join()
 
 
-def _explained(endpoint: str, options: Options, error: Exception) -> Failed:
+def _explained(endpoint: str, options: Options, error: Exception) -> DownloadError:
     errors = importlib.import_module("huggingface_hub.errors")
     named = f"{options.model} at {options.revision}"
     if isinstance(error, errors.GatedRepoError):
-        return Failed(
+        return DownloadError(
             f"{options.model} is gated: {_reason(error)}",
             "accept its terms on the hub, and put HF_TOKEN: {secret: HF_TOKEN} into engine.env",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return Failed(f"the hub has {options.model}, but no revision {options.revision}", "correct model.revision")
+        return DownloadError(
+            f"the hub has {options.model}, but no revision {options.revision}", "correct model.revision"
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return Failed(
+        return DownloadError(
             f"{endpoint} gives out no model {options.model}",
             "correct model.id, or, if it is private, put HF_TOKEN: {secret: HF_TOKEN} into engine.env",
         )
     if isinstance(error, errors.HfHubHTTPError):
-        return Failed(f"the hub does not give out {named}: {_reason(error)}", "try again; look at the hub's state")
-    return Failed(f"{named} could not be fetched: {_reason(error)}", "the lines above say more; start again")
+        return DownloadError(
+            f"the hub does not give out {named}: {_reason(error)}", "try again; look at the hub's state"
+        )
+    return DownloadError(f"{named} could not be fetched: {_reason(error)}", "read the lines above; start again")
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
@@ -312,7 +319,7 @@ def _plain(text: str) -> str:
     return _QUERY.sub("", " ".join(text.split()))
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """A line of the log that log_progress.py shows."""
     print(f"weights: {text}", flush=True)
 

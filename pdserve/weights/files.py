@@ -16,7 +16,7 @@ from pathlib import Path
 COMMIT = re.compile(r"[0-9a-f]{40}")
 INDEX = "model.safetensors.index.json"
 STALE_SECONDS = 600.0
-"""A partial file that nobody has written to for so long belongs to a download that is over."""
+"""A partial file without a write for so long belongs to a download that is over."""
 
 _HEAVY = re.compile(r"\.(safetensors|bin|pth?|ckpt|h5|msgpack|gguf|onnx|onnx_data|ot|tflite|npz|nemo|mlmodel)$")
 _FORMATS = {
@@ -86,7 +86,7 @@ class CacheFolder:
         return [file for file, size in sizes.items() if _size(snapshot / file) != size]
 
     def lacking(self, commit: str, load_format: str) -> str | None:
-        """What a snapshot lacks, as far as it can be told without the hub; None: nothing."""
+        """What a snapshot lacks, as far as it is known without the hub; None: nothing."""
         snapshot = self.snapshot(commit)
         self._look_again(snapshot)
         if not (snapshot / "config.json").is_file() and not (snapshot / "params.json").is_file():
@@ -105,7 +105,7 @@ class CacheFolder:
         return min(whole + self.partial(), sum(sizes.values()))
 
     def partial(self) -> int:
-        """Bytes in files that somebody is downloading."""
+        """Bytes in files of running downloads."""
         since, taken = time.time() - STALE_SECONDS, 0
         for path in (self.path / "blobs").glob("*.incomplete"):
             try:
@@ -117,7 +117,7 @@ class CacheFolder:
         return taken
 
     def sweep(self) -> int:
-        """Removes what downloads that were killed have left and nobody can go on with; returns its bytes."""
+        """Removes what downloads that were killed have left and that cannot be continued; returns its bytes."""
         removed, since = 0, time.time() - STALE_SECONDS
         for path in (self.path / "blobs").glob("*.incomplete"):
             if not _NAMED_ALIKE.search(path.name):

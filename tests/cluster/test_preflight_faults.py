@@ -178,7 +178,7 @@ def test_all_hosts_that_do_not_answer_are_named_in_one_error(hosts: Lab) -> None
             hosts.cluster.heal(node)
     assert f"error: 2 of 3 nodes cannot be looked at: {second}, {third}" in said
     for node in (second, third):
-        assert f"| scout@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in said
+        assert f"| probe@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in said
 
 
 def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:

@@ -27,7 +27,7 @@ def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -
     job.cluster.power_on(node)
     down = job.pdserve(LOGIN, "down")
     assert down.returncode == 0, down.stdout + down.stderr
-    assert down.stdout.startswith(f"fake: stopped; {node} could not be told (not heard for")
+    assert down.stdout.startswith(f"fake: stopped; {node} was not reached (not heard for")
     assert "Slurm ends what else is left" in down.stdout
     assert up.ended() == "COMPLETED", up.said()
 

@@ -20,7 +20,7 @@ ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 def surveying(up: Deployment) -> None:
     wait_until(
-        "a scout",
+        "a node probe",
         lambda: any("pdserve.preflight.nodes.node_probe" in line for line in up.ours(up.cluster.nodes[1])),
         LIMIT,
     )

@@ -61,7 +61,7 @@ def test_a_host_that_does_not_answer_is_named_in_the_words_of_ssh(hosts: Lab) ->
     finally:
         hosts.cluster.heal(silent)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert f"scout@{silent}: nothing can be started on {silent}" in done.stderr
+    assert f"probe@{silent}: nothing can be started on {silent}" in done.stderr
     assert re.search(r"\| ssh: connect to host .* (timed out|No route to host)", done.stderr), done.stderr
 
 
@@ -86,7 +86,7 @@ def test_a_host_that_refuses_is_named_in_the_words_of_ssh(hosts: Lab, option: st
     first, other, _ = hosts.cluster.nodes
     assert f"error: 2 of 2 nodes cannot be looked at: {first}, {other}" in done.stderr
     for node in (first, other):
-        assert f"| scout@{node}: nothing can be started on {node}" in done.stderr
+        assert f"| probe@{node}: nothing can be started on {node}" in done.stderr
     assert done.stderr.count(words) == 2, done.stderr
 
 
@@ -94,10 +94,10 @@ def test_the_logs_that_preflight_names_are_there(hosts: Lab) -> None:
     file = hosts.hosts(ssh={"config": str(hosts.cluster.ssh_config), "options": ["Port=2222"]})
     done = hosts.pdserve(LOGIN, "preflight", hosts.recipe(), "--cluster", file)
     assert done.returncode == 3, done.stdout + done.stderr
-    named = re.search(r"read (\S+)/scout@\*\.log", done.stderr)
+    named = re.search(r"read (\S+)/probe@\*\.log", done.stderr)
     assert named is not None, done.stderr
     for node in hosts.cluster.nodes[:2]:
-        assert "Connection refused" in (Path(named[1]) / f"scout@{node}.log").read_text()
+        assert "Connection refused" in (Path(named[1]) / f"probe@{node}.log").read_text()
 
 
 def test_what_up_would_start_of_a_running_deployment_is_looked_at_on_its_node_first(hosts: Lab) -> None:

@@ -40,10 +40,10 @@ def test_a_node_that_is_cut_off_while_it_stops_is_named_with_what_happens_there(
                 said, _ = down.communicate(timeout=LIMIT)
                 note(time.time(), said)
         assert down.returncode == 0, said
-        assert said.startswith(f"fake: stopped; {node} could not be told (not heard for"), said
+        assert said.startswith(f"fake: stopped; {node} was not reached (not heard for"), said
         assert "stops what runs there by itself, at the latest 8 s after it last heard from here" in said
         assert "`pdserve down fake`, typed there, clears up what else is left" in said
-        up.expect(f"{node} could not be told (not heard for")
+        up.expect(f"{node} was not reached (not heard for")
         assert up.ended() == "0"
         wait_until(f"nothing of ours on {node}", lambda: not of_pdserve(hosts, node), LIMIT)
         hosts.cluster.heal(node)

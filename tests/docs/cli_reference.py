@@ -12,8 +12,9 @@ _WIDTH = 100
 _HEAD = """\
 # Command line
 
-The text of `--help`, by `python -m tests.docs.regenerate`; a test fails when it drifts. What the verbs are for, and the
-exit codes, are in the [README](../README.md).
+The text of `--help`, by `python -m tests.docs.regenerate`; a test fails when it drifts. What the verbs are for is in
+the [README](../README.md#the-verbs), what they end with in [exit-codes.md](exit-codes.md), and completion in your shell
+in [guides/install.md](guides/install.md#shell-completion).
 """
 
 

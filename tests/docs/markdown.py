@@ -10,7 +10,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "slurm/*.md", "recipes/*.md") for path in REPOSITORY.glob(pattern)
+    path
+    for pattern in ("*.md", "docs/**/*.md", "slurm/*.md", "recipes/*.md", ".github/**/*.md")
+    for path in REPOSITORY.glob(pattern)
 )
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -88,6 +90,14 @@ class Page:
 
 
 README = Page(REPOSITORY / "README.md")
+INDEX = Page(REPOSITORY / "docs" / "README.md")
+RECIPES = Page(REPOSITORY / "recipes" / "README.md")
+EXIT_CODES = Page(REPOSITORY / "docs" / "exit-codes.md")
+STATUS = Page(REPOSITORY / "docs" / "status.md")
+PROOFS = Page(REPOSITORY / "docs" / "proofs.md")
+RUN_DIRECTORY = Page(REPOSITORY / "docs" / "run-directory.md")
+TROUBLESHOOTING = Page(REPOSITORY / "docs" / "guides" / "troubleshooting.md")
+CONTRIBUTING = Page(REPOSITORY / "CONTRIBUTING.md")
 
 
 def anchor(title: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
-from pdserve.patches.behaviours import BEHAVIOURS, Finding
-from pdserve.patches.patch import Patch
-from pdserve.patches.registry import REGISTRY
+from pdserve.installed.versions import KNOWN
+from pdserve.patches.patch import Behaviour, Patch
+from pdserve.patches.registry import REGISTRY, RETIRED
+from tests.docs.behaviours import BEHAVIOURS, Outcome
 
 _HEAD = """\
 # Patches
@@ -26,7 +28,7 @@ this environment and what is active where.
 - **Judged before anything starts.** `pdserve preflight`, and `up` before its first process, let the engines' own
   interpreter judge the patches on every node, in the recipe's container if there is one, by the function that the
   engines decide with when they start: what would be applied, left out or refused, why, and what to do.
-- **Proof of life.** The API server, EngineCore and every worker say which patches are active, in their log and in a
+- **Proof of life.** The API server, EngineCore and every worker report their active patches, in their log and in a
   record that `up` reads: an engine in which one process lacks a required patch does not start. What the patches do is
   counted, shown by `pdserve status`, and on the engine's `/metrics` as `pdserve_patch_effects_total{patch,effect}` and
   `pdserve_patch_state{patch,effect}` (with several API servers in front of one engine only in `status`).
@@ -38,16 +40,38 @@ What was wrong in the pull requests that these patches grew from, and how each c
 [published-patches.md](published-patches.md).
 """
 
+_VERSIONS = """\
+## Supported versions
+
+Patches are for vllm `{vllm}` and lmcache `{lmcache}`: what the shipped recipes require, what
+`pdserve[cuda]` installs, and what the patches are tested on. A patch that only older releases need is deleted. Older
+images and wheels are in use (published runs had vLLM 0.21 to 0.24 and LMCache 0.5.1 to 0.5.3), but `requires` refuses
+them; their known defects are in `pdserve/plan/versions.py`. A recipe without `requires` gets a warning, and patches
+meet unknown code there, with the consequences above.
+
+The names of deleted patches stay valid in recipes and in the plans of running deployments. They do nothing.
+"""
+
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *_overview(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()])
+    return "\n".join(
+        [_HEAD, *_overview(), *_retired(), *(line for patch in REGISTRY for line in _patch(patch)), *_behaviours()]
+    )
 
 
 def _overview() -> Iterator[str]:
     yield "| patch | for | needed by | kind |\n|---|---|---|---|"
     for patch in REGISTRY:
         yield f"| [{patch.name}](#{patch.name}) | {patch.behaviour} | {_needed_by(patch)} | {_kind(patch)} |"
+    yield ""
+
+
+def _retired() -> Iterator[str]:
+    yield _VERSIONS.format(**KNOWN)
+    yield "| deleted patch | why |\n|---|---|"
+    for name, why in RETIRED.items():
+        yield f"| {name} | {why} |"
     yield ""
 
 
@@ -92,12 +116,13 @@ def _patch(patch: Patch) -> Iterator[str]:
 
 def _behaviours() -> Iterator[str]:
     yield "## What became of every behaviour\n"
-    yield "Each line names the test that shows the defect where there is one, and its absence.\n"
+    yield "Each line names the test that shows the defect, and its absence with the patch or in newer code.\n"
     yield "| behaviour | verdict | where | test |\n|---|---|---|---|"
-    for finding in BEHAVIOURS:
-        yield f"| {finding.behaviour}. {finding.what} | {_verdict(finding)} | {finding.where} | `{finding.test}` |"
+    order = get_args(Behaviour)
+    for outcome in sorted(BEHAVIOURS, key=lambda each: order.index(each.behaviour)):
+        yield f"| {outcome.behaviour}: {outcome.what} | {_verdict(outcome)} | {outcome.where} | `{outcome.test}` |"
     yield ""
 
 
-def _verdict(finding: Finding) -> str:
-    return f"upstream's since {finding.since}" if finding.verdict == "upstream" else finding.verdict
+def _verdict(outcome: Outcome) -> str:
+    return f"upstream's since {outcome.since}" if outcome.verdict == "upstream" else outcome.verdict

@@ -39,6 +39,15 @@ Rules that hold everywhere:
 - Paths are relative to the file that names them. Sizes are GiB, times are seconds.
 """
 
+
+def _policies() -> Iterator[tuple[str, str, type[BaseModel]]]:
+    """Whatever the union of the routing policies has."""
+    union, _ = get_args(routing.Policy)
+    for policy in get_args(union):
+        kind = policy.model_fields["kind"].default
+        yield f"policy: {kind}", f"`{{kind: {kind}}}`", policy
+
+
 _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("Top level", "", model.Recipe),
     ("model", "`model:`", model.Model),
@@ -55,11 +64,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
     ("proxy", "`proxy:`", proxy.Proxy),
     ("proxy.routing", "`proxy.routing:`", routing.Routing),
-    ("policy: round_robin", "`{kind: round_robin}`", routing.RoundRobin),
-    ("policy: least_loaded", "`{kind: least_loaded}`", routing.LeastLoaded),
-    ("policy: power_of_two", "`{kind: power_of_two}`", routing.PowerOfTwo),
-    ("policy: prefix_aware", "`{kind: prefix_aware}`", routing.PrefixAware),
-    ("policy: kv_events", "`{kind: kv_events}`", routing.KvEvents),
+    *_policies(),
     ("proxy.routing.load", "`proxy.routing.load:`", routing.Load),
     ("proxy.routing.affinity", "`proxy.routing.affinity:`", routing.Affinity),
     ("proxy.routing.conditional", "`proxy.routing.conditional:`", routing.Conditional),
@@ -78,7 +83,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("logs", "`logs:`", model.Logs),
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
-    ("network", "`network:`", nodes.NetworkSection),
+    ("network", "`network:`", nodes.Network),
     ("slurm", "`slurm:`", slurm.Slurm),
     ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Versions
+from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.load.loader import load_recipe
+from tests.docs import markdown
 from tests.docs.cli_reference import root
 from tests.docs.markdown import PAGES, README, REPOSITORY, Block, Page
 
 COMMANDS = sorted({(page.name, words) for page in map(Page, PAGES) for words in page.commands("pdserve") if words})
-RECIPES = [
+YAML = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in map(Page, PAGES)
     for number, block in enumerate(page.blocks())
-    if block.language == "yaml" and block.text.startswith("schema:")
+    if block.language == "yaml"
 ]
+
+
+def of_kind(kind: str) -> list[Any]:
+    return [example for example in YAML if kind_of(example.values[0]) == kind]
+
+
+def kind_of(block: Any) -> str:
+    keys = re.findall(r"^(\w+):", block.text, re.MULTILINE)
+    return "cluster" if "hosts" in keys else "recipe" if "schema" in keys else "fragment"
+
+
+RECIPES, CLUSTERS, FRAGMENTS = of_kind("recipe"), of_kind("cluster"), of_kind("fragment")
 SHIPPED = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if not path.suffix and path.is_file())
 
@@ -26,6 +42,8 @@ SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if not
 def test_there_are_examples() -> None:
     assert len(COMMANDS) > 20
     assert RECIPES
+    assert CLUSTERS
+    assert FRAGMENTS
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else None)
@@ -33,7 +51,7 @@ def test_every_command_parses(page: str, words: tuple[str, ...]) -> None:
     """Raises what the command line would say of a wrong option. A verb alone is a name, not a command."""
     verb, *arguments = words
     if verb.startswith("-"):
-        assert verb in ("--help", "--version")
+        assert verb in {option for parameter in root().params for option in parameter.opts} | {"--help"}
         return
     commands = root().commands
     assert verb in commands, f"{page} shows pdserve {verb}"
@@ -66,15 +84,35 @@ def test_every_recipe_on_a_page_loads_and_plans(block: Block, tmp_path: Path) ->
     assert {"prefill-0", "decode-0", "proxy"} <= set(plan.names())
 
 
-def test_the_recipe_of_the_readme_has_ten_lines() -> None:
+@pytest.mark.parametrize("block", FRAGMENTS)
+def test_every_part_of_a_recipe_on_a_page_fits_into_one(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "whole.yaml").write_text(ten_lines().text)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"extends: whole.yaml\n{block.text}")
+    recipe = load_recipe(file, environ={}).recipe
+    assert build_plan(recipe, nodes_for(recipe), run_dir="run", run_id="docs", versions=Versions()).processes
+
+
+@pytest.mark.parametrize("block", CLUSTERS)
+def test_every_cluster_file_on_a_page_loads(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(block.text)
+    assert load_cluster(file, environ={}).cluster.hosts
+
+
+def ten_lines() -> Block:
     [block] = [block for block in README.blocks() if block.language == "yaml"]
-    assert len(block.text.splitlines()) == 10
+    return block
+
+
+def test_the_recipe_of_the_readme_has_ten_lines() -> None:
+    assert len(ten_lines().text.splitlines()) == 10
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_recipe_is_in_the_readme_with_its_status(path: Path) -> None:
-    rows = {row[0]: row for row in README.table("recipe")}
-    row = rows[f"[{path.stem}](recipes/{path.name})"]
+def test_every_shipped_recipe_is_in_their_list_with_its_status(path: Path) -> None:
+    rows = {row[0]: row for row in markdown.RECIPES.table("recipe")}
+    row = rows[f"[{path.stem}]({path.name})"]
     assert row[-1].split(",")[0] == load_recipe(path, environ={}).recipe.status
 
 

@@ -11,12 +11,24 @@ import pytest
 from pydantic import BaseModel
 
 from pdserve import errors
+from pdserve.logs.known_causes import RULES
+from pdserve.observe.status import LOST
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.run.directory import RunDir
-from pdserve.run.state import ProcessPhase
-from tests.docs.markdown import PAGES, README, REPOSITORY, Page
+from pdserve.run.state import Phase, ProcessPhase
+from tests.docs.markdown import (
+    EXIT_CODES,
+    PAGES,
+    PROOFS,
+    README,
+    REPOSITORY,
+    RUN_DIRECTORY,
+    STATUS,
+    TROUBLESHOOTING,
+    Page,
+)
 
 ALL = [pytest.param(Page(path), id=str(path.relative_to(REPOSITORY))) for path in PAGES]
 FOLDERS = ("pdserve", "tests", "docs", "scripts", "recipes", "slurm", "schema", "requirements")
@@ -24,6 +36,14 @@ SOURCES = [
     *(path for folder in ("pdserve", "scripts", "slurm") for path in (REPOSITORY / folder).rglob("*")),
     *(REPOSITORY / "recipes").rglob("*.yaml"),
 ]
+
+
+PHASES: tuple[str, ...] = get_args(Phase)
+MESSAGES = "what the log or the error has"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.text.splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", ALL)
@@ -44,7 +64,7 @@ def test_paths_in_backticks_exist(page: Page) -> None:
         for word in text.split():
             folder, slash, _ = word.removeprefix("./").partition("/")
             if slash and folder in FOLDERS:
-                assert (REPOSITORY / word).exists(), f"{page.name} names {word}"
+                assert [*REPOSITORY.glob(word.replace("NAME", "*"))], f"{page.name} names {word}"
 
 
 @pytest.mark.parametrize("page", ALL)
@@ -97,7 +117,7 @@ def test_a_key_that_does_not_exist_would_be_found() -> None:
 
 
 def test_exit_codes_are_those_of_the_error_tree() -> None:
-    rows = README.table("code")
+    rows = EXIT_CODES.table("code")
     documented = {name: int(row[0]) for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     raised = {one.__name__: one.exit_code for one in _subclasses(errors.PdserveError)}
     del raised["ReportedError"]  # shown again with the code that it had at first
@@ -114,24 +134,34 @@ def _subclasses(one: type[errors.PdserveError]) -> Iterator[type[errors.PdserveE
 
 
 def test_every_state_of_a_process_is_explained() -> None:
-    [row] = [row for row in README.table("column") if row[0] == "state"]
+    [row] = [row for row in STATUS.table("column") if row[0] == "state"]
     assert set(re.findall(r"`(\w+)`", row[1])) == set(get_args(ProcessPhase))
 
 
+def test_every_phase_of_a_deployment_is_explained() -> None:
+    assert sorted(row[0].strip("`") for row in STATUS.table("phase")) == sorted([*PHASES, LOST])
+
+
 def test_every_column_of_status_is_explained() -> None:
-    [header] = re.findall(r"^process +role +.*$", README.text, re.MULTILINE)
-    explained = ", ".join(row[0] for row in README.table("column"))
+    [header] = re.findall(r"^process +role +.*$", STATUS.text, re.MULTILINE)
+    explained = ", ".join(row[0] for row in STATUS.table("column"))
     assert explained.split(", ") == header.split()
 
 
 def test_every_proof_that_is_shown_is_explained() -> None:
-    shown = re.findall(r"^(?:proven|failed|not-proven) +(\w+):", README.text, re.MULTILINE)
-    assert [row[0].strip("`") for row in README.table("proof")] == shown
+    explained = [row[0].strip("`") for row in PROOFS.table("proof")]
+    assert proofs_shown(PROOFS) == explained
+    assert proofs_shown(README)
+    assert set(proofs_shown(README)) <= set(explained)
+
+
+def proofs_shown(page: Page) -> list[str]:
+    return re.findall(r"^(?:proven|failed|not-proven) +(\w+):", page.text, re.MULTILINE)
 
 
 def test_every_file_of_a_run_is_listed() -> None:
     files = {value.name for value in vars(RunDir(Path("folder"))).values() if isinstance(value, Path)} - {"folder"}
-    listed = {name.rstrip("/") for row in README.table("path") for name in re.findall(r"`([^`]+)`", row[0])}
+    listed = {name.rstrip("/") for row in RUN_DIRECTORY.table("path") for name in re.findall(r"`([^`]+)`", row[0])}
     assert files <= listed
 
 
@@ -139,3 +169,14 @@ def test_every_file_of_a_run_is_listed() -> None:
 def test_nothing_of_the_machine_that_it_was_written_on(page: Page) -> None:
     found = re.findall(r"(?:/home/|/root/|/work/|/tmp/(?!pdserve-UID))\S*", page.text)
     assert not found
+
+
+def test_every_message_in_troubleshooting_is_one_that_up_explains() -> None:
+    """As the rules of the known causes have it, without the signs of a regular expression."""
+    known = [re.sub(r"[\\()?:|]", " ", rule.pattern.pattern) for rule in RULES]
+    messages = [text for row in TROUBLESHOOTING.table(MESSAGES) for text in re.findall(r"`([^`]+)`", row[0])]
+    assert len(messages) > 10
+    for message in messages:
+        for piece in message.split("..."):
+            words = re.sub(r"[\\()?:|]", " ", piece).split()
+            assert any(all(word in rule for word in words) for rule in known), message

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.main import app
 from pdserve.reach.cluster_file import Cluster
 from tests.docs import cli_reference, recipe_reference
-from tests.docs.markdown import PAGES, README, REPOSITORY, Page
+from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page
 from tests.docs.regenerate import PAGES as GENERATED
 
 
@@ -25,9 +29,20 @@ def test_every_verb_is_in_the_readme() -> None:
     assert set(cli_reference.verbs()) <= shown
 
 
-def test_every_page_of_the_docs_can_be_reached_from_the_readme() -> None:
-    linked = {(README.path.parent / link.partition("#")[0]).resolve() for link in README.links() if "://" not in link}
-    assert {path for path in PAGES if path.parent.name == "docs"} <= linked
+def test_every_page_of_the_docs_is_in_their_index_and_the_index_in_the_readme() -> None:
+    docs = REPOSITORY / "docs"
+    assert {path for path in PAGES if path.is_relative_to(docs)} - {INDEX.path} <= linked(INDEX)
+    assert INDEX.path in linked(README)
+
+
+def linked(page: Page) -> set[Path]:
+    return {(page.path.parent / link.partition("#")[0]).resolve() for link in page.links() if "://" not in link}
+
+
+def test_a_shell_completes_the_verbs() -> None:
+    words = {"_PDSERVE_COMPLETE": "complete_bash", "COMP_WORDS": "pdserve va", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, prog_name="pdserve", env=words)
+    assert done.output.split() == ["validate"]
 
 
 def test_the_changelog_has_room_for_what_comes() -> None:

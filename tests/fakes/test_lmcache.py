@@ -19,6 +19,8 @@ import pytest
 
 from tests.launch.deployment import free_ports
 
+pytestmark = pytest.mark.process
+
 FAKE = Path(__file__).with_name("lmcache.py")
 REQUIRED = ("--l1-size-gb", "1", "--eviction-policy", "LRU")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.launch.deployment import pdserve, recipe, up
+
+pytestmark = pytest.mark.process
 
 DIES = {"FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "7"}
 

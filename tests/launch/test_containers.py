@@ -10,6 +10,8 @@ import pytest
 from pdserve.plan.model import Node
 from pdserve.reach.containers import stop_left_containers
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

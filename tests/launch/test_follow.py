@@ -17,6 +17,8 @@ from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system.process import Child, send, spawn
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pdserve.operations.interpreters import as_running
 from pdserve.plan.model import Plan
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
@@ -50,6 +52,7 @@ def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: P
     assert said == (f"{names}: it runs in the environment of {one}, and here it would in that of {other}: a change",)
 
 
+@pytest.mark.process
 def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_is_told(
     tmp_path: Path, pdserve_home: Path
 ) -> None:

@@ -17,6 +17,8 @@ from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_lef
 from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until
 
+pytestmark = pytest.mark.process
+
 
 def keys() -> list[str]:
     return sorted(file.name for file in Path(os.environ["XDG_RUNTIME_DIR"]).glob("pdserve-*.key"))
@@ -39,7 +41,10 @@ def test_what_a_detached_launcher_has_said_before_it_had_a_history_is_said_here(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     """The lock was free when `up` looked, and no longer when its launcher did."""
-    script = "from pdserve.cli import main, up\nup.check_no_launcher = lambda root, name: None\nmain.main()"
+    script = (
+        "from pdserve.cli import main\nfrom pdserve.operations import up\n"
+        "up.check_no_launcher = lambda root, name: None\nmain.main()"
+    )
     argv = [sys.executable, "-c", script, "up", str(recipe(tmp_path)), "--detach"]
     with RunDir.create(pdserve_home, "fake", "run-of-another").only_launcher():
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LINE_SECONDS)
@@ -90,7 +95,8 @@ def test_so_does_the_next_up(tmp_path: Path, pdserve_home: Path) -> None:
 
 STRIKES = """
 import os, signal
-from pdserve.cli import main, up
+from pdserve.cli import main
+from pdserve.operations import up
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background command has it ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so has nohup
 before = up.{function}

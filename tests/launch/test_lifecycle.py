@@ -30,6 +30,8 @@ from tests.launch.deployment import (
     up,
 )
 
+pytestmark = pytest.mark.process
+
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 
 

@@ -10,6 +10,8 @@ import pytest
 from pdserve.patches.registry import REGISTRY
 from tests.launch.deployment import pdserve, recipe, up
 
+pytestmark = pytest.mark.process
+
 
 def told(*arguments: str) -> str:
     """What a command prints; it must succeed."""

@@ -15,6 +15,8 @@ from pdserve.plan.model import LmcacheServer
 from pdserve.system.host import MemoryFacts
 from tests.launch.deployment import REPOSITORY, pdserve, recipe, up
 
+pytestmark = pytest.mark.process
+
 GIB = 1 << 30
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.down import lateness
+from pdserve.operations.down import lateness
 from pdserve.run.directory import RunDir, lives, unheard
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
@@ -64,6 +64,7 @@ def test_a_late_sign_of_life_is_told_from_none(run: RunDir) -> None:
     assert lives(run, state("elsewhere", GONE))
 
 
+@pytest.mark.process
 def test_a_launcher_that_stands_still_is_not_said_to_be_ready(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
@@ -82,6 +83,7 @@ def late(run: RunDir) -> None:
     until(lambda: unheard(run) is not None)
 
 
+@pytest.mark.process
 def test_down_says_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
@@ -128,6 +130,7 @@ def test_a_clock_that_is_wrong_makes_no_launcher_dead(run: RunDir, monkeypatch: 
     assert lives(run, state("elsewhere", GONE))
 
 
+@pytest.mark.process
 def test_a_launcher_says_that_it_lives_and_takes_it_back(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")

@@ -13,6 +13,8 @@ from pdserve.pd.limits import keys
 from tests.launch.deployment import pdserve, recipe, up
 from tests.proxy.test_tls import made
 
+pytestmark = pytest.mark.process
+
 BODY = {"model": "fake", "prompt": "hi", "max_tokens": 2}
 
 

@@ -21,6 +21,8 @@ from tests.launch.test_serving_faults import serving
 from tests.launch.test_survival import until
 from tests.plan import kit
 
+pytestmark = pytest.mark.process
+
 
 class Kept:
     """A launcher's record and what the launcher said."""
@@ -33,7 +35,7 @@ class Kept:
         state = DeploymentState(name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0)
         record_run(self.run, plan, "name: fake", kit.VERSIONS)
         self.said: list[str] = []
-        fleet = Fleet(plan, self.run, state, secrets={}, tell=self._tell, end=lambda: None)
+        fleet = Fleet(plan, self.run, state, secrets={}, on_event=self._on_event, end=lambda: None)
         fleet.save()
         self.fleet = fleet
         self.run.point_current()
@@ -45,7 +47,7 @@ class Kept:
             "current": self.run.path.parent / "current",
         }
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         self.said.append(event["event"])
 
     def lacking(self) -> list[str]:

@@ -105,10 +105,10 @@ def recorded(
 
 def told(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     """What the console prints of one event, after its head."""
-    console = Console(plan(planned_recipe()))
-    console.begin(run)
+    console = Console()
+    console.begin(run, plan(planned_recipe()))
     capsys.readouterr()
-    console.tell(event)
+    console.event(event)
     return "".join(capsys.readouterr())
 
 
@@ -130,6 +130,7 @@ def test_a_follower_leaves_a_kept_failure_to_its_own_end(tmp_path: Path, capsys:
     assert told({**FAILED, "kept": True}, recorded(tmp_path, launcher=1), capsys) == ""
 
 
+@pytest.mark.process
 def test_in_the_foreground_a_kept_failure_names_its_log(tmp_path: Path, pdserve_home: Path) -> None:
     dies = {"FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "7", "FAKE_LAST_LINES": "the very last words"}
     with up(recipe(tmp_path, decode__env=dies), pdserve_home, "--keep-on-failure") as deployment:
@@ -138,6 +139,7 @@ def test_in_the_foreground_a_kept_failure_names_its_log(tmp_path: Path, pdserve_
         deployment.command.expect("next: pdserve status fake")
 
 
+@pytest.mark.process
 def test_detached_a_kept_failure_is_said_once(tmp_path: Path, pdserve_home: Path) -> None:
     dies = {"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "the very last words"}
     code, output = pdserve("up", recipe(tmp_path, decode__env=dies), "--detach", "--keep-on-failure")
@@ -149,6 +151,7 @@ def test_detached_a_kept_failure_is_said_once(tmp_path: Path, pdserve_home: Path
 # Folders and files that are not what they should be ------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("variable", ["PDSERVE_HOME", "XDG_RUNTIME_DIR"])
 def test_a_folder_that_cannot_be_made_is_named_and_nothing_starts(
     tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -176,6 +179,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) ->
     assert raised.value.where == str(run.path / file)
 
 
+@pytest.mark.process
 def test_the_commands_say_so_without_a_traceback(pdserve_home: Path) -> None:
     run = recorded(pdserve_home)
     run.state.write_bytes(b"")
@@ -185,6 +189,7 @@ def test_the_commands_say_so_without_a_traceback(pdserve_home: Path) -> None:
         assert output.startswith(f"error: {run.state}: ")
 
 
+@pytest.mark.process
 def test_one_damaged_record_does_not_hide_the_others(pdserve_home: Path) -> None:
     recorded(pdserve_home, "broken").state.write_bytes(b"{")
     healthy = recorded(pdserve_home, "healthy")
@@ -197,6 +202,7 @@ def test_one_damaged_record_does_not_hide_the_others(pdserve_home: Path) -> None
 # Output that nobody reads --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("list",), ("logs", "-f"), ("status", "-w")])
 @pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
 def test_a_reader_that_leaves_ends_a_command_quietly(
@@ -217,6 +223,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.process
 def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
@@ -232,6 +239,7 @@ def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) ->
     assert b"nothing was started yet" in done.stderr
 
 
+@pytest.mark.process
 def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdserve_home: Path) -> None:
     serving = subprocess.Popen(
         [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path, status="tested"))],
@@ -256,6 +264,7 @@ def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdse
     assert [line for line in said.splitlines() if not line.startswith("warning: ")] == []
 
 
+@pytest.mark.process
 def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None:
     recorded(pdserve_home)
     with subprocess.Popen(
@@ -270,6 +279,7 @@ def test_a_watched_status_is_plain_blocks_when_piped(pdserve_home: Path) -> None
         watching.send_signal(signal.SIGINT)
 
 
+@pytest.mark.process
 def test_logs_that_appear_later_are_followed_too(pdserve_home: Path) -> None:
     run = recorded(pdserve_home)
     (run.logs / "lmcache-0@here.log").write_text("first\n")
@@ -289,6 +299,7 @@ def test_logs_that_appear_later_are_followed_too(pdserve_home: Path) -> None:
 # A launcher that does not see what happened --------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_process_that_is_gone_is_dead_whatever_the_record_says(pdserve_home: Path) -> None:
     recorded(pdserve_home, prefill=ProcessId(pid=os.getpid(), start_ticks=1))
     code, output = pdserve("status", "--json")
@@ -299,6 +310,7 @@ def test_a_process_that_is_gone_is_dead_whatever_the_record_says(pdserve_home: P
     assert "PID is gone" in shown["processes"]["prefill-0"]["note"]
 
 
+@pytest.mark.process
 def test_a_process_that_lives_is_what_the_record_says(pdserve_home: Path) -> None:
     recorded(pdserve_home, prefill=procfs.identify(os.getpid()))
     code, output = pdserve("status", "--json")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.launch.deployment import LINE_SECONDS, Deployment, assert_nothing_left, pdserve, read_json, recipe, up
 
+pytestmark = pytest.mark.process
+
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 RESTART = {"policy": "on-failure", "max": 3, "backoff_seconds": 0.1, "backoff_max_seconds": 1}
 TWO: dict[str, Any] = {"prefill__instances": 2, "decode__instances": 2}

@@ -21,6 +21,8 @@ from tests.launch.deployment import (
     up,
 )
 
+pytestmark = pytest.mark.process
+
 LOADING = {"FAKE_READY_AFTER": "300"}
 
 

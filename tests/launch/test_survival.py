@@ -29,6 +29,8 @@ from tests.launch.deployment import (
 )
 from tests.launch.test_serving_faults import BODY, RESTART, TWO, routing, serving
 
+pytestmark = pytest.mark.process
+
 
 def ended(deployment: Deployment, *names: str) -> None:
     """Waits until these processes have ended."""

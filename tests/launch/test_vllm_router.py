@@ -16,6 +16,8 @@ from pdserve.plan.proxy.vllm_router import VERSION
 from pdserve.preflight import check_router
 from tests.launch.deployment import Deployment, assert_nothing_left, pdserve, read_json, recipe, up
 
+pytestmark = pytest.mark.process
+
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 2}
 MOONCAKE = {"kind": "mooncake", "protocol": "tcp"}
 NIXL = {"kind": "nixl"}

@@ -14,6 +14,8 @@ from pdserve.plan.model import ExitProbe
 from tests.fakes.hub import COMMIT, Hub
 from tests.launch.deployment import assert_nothing_left, pdserve, read_json, recipe, up
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.patches.lmcache.block_copy import default_width
 from pdserve.patches.lmcache.demand_pinned import step_bytes
 from pdserve.patches.proof import read_records
+from pdserve.patches.registry import RETIRED
 
 MAIN = "pdserve.patches.lmcache_server_main"
 ROOT = Path(__file__).parents[2]
@@ -38,9 +38,10 @@ def lmcache(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def run(site: Path, patches: str, *argv: str, record: str = "") -> subprocess.CompletedProcess[str]:
+def run(site: Path, patches: str, *argv: str, record: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
+        **environment,
         "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
         "PDSERVE_PATCHES": patches,
         "PDSERVE_PATCH_RECORD": record,
@@ -48,6 +49,7 @@ def run(site: Path, patches: str, *argv: str, record: str = "") -> subprocess.Co
     return subprocess.run([sys.executable, "-m", MAIN, *argv], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_it_becomes_the_servers_own_main_with_the_same_argv(lmcache: Path) -> None:
     done = run(lmcache, "", "--port", "5555", "--l1-size-gb", "1")
     program, argv, module = json.loads(done.stdout)
@@ -57,19 +59,32 @@ def test_it_becomes_the_servers_own_main_with_the_same_argv(lmcache: Path) -> No
     assert done.returncode == 0
 
 
+@pytest.mark.process
 def test_a_patch_that_cannot_be_applied_ends_it_with_the_reason_before_the_server_runs(lmcache: Path) -> None:
-    done = run(lmcache, "lmcache-demand-pinned")
+    name = "lmcache-demand-pinned"
+    step = {"LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": "lots"}
+    done = run(lmcache, name, **step, PDSERVE_PATCHES_ALLOW_UNKNOWN=name)
     assert done.returncode == 4
     assert done.stdout == ""
-    assert done.stderr.strip().splitlines()[-1].startswith("StartError: patch lmcache-demand-pinned does not know")
+    assert done.stderr.strip().splitlines()[-1] == (
+        "StartError: LMCACHE_ROCM_DEMAND_PINNED_STEP_GB=lots is not a positive number of GiB"
+    )
 
 
+def test_an_optional_patch_of_unknown_code_is_left_out_with_a_warning_and_the_server_runs(lmcache: Path) -> None:
+    done = run(lmcache, "lmcache-demand-pinned")
+    assert done.returncode == 0
+    assert "WARNING: pdserve patch lmcache-demand-pinned is left out: lmcache.v1.memory_allocators." in done.stderr
+
+
+@pytest.mark.process
 def test_a_name_that_is_no_patch_ends_it(lmcache: Path) -> None:
     done = run(lmcache, "lmcache-demand-pined")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no patch named 'lmcache-demand-pined'" in done.stderr
 
 
+@pytest.mark.process
 def test_the_servers_own_errors_and_exit_code_are_its_own(lmcache: Path) -> None:
     (lmcache / "lmcache" / "v1" / "multiprocess" / "http_server.py").write_text("import sys\nsys.exit(3)\n")
     assert run(lmcache, "").returncode == 3
@@ -84,12 +99,6 @@ def test_the_step_is_a_number_of_gib(text: str | None, size: int) -> None:
 def test_a_step_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(StartError, match="LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"):
         step_bytes(text)
-
-
-def test_the_width_of_an_element_comes_from_the_type_that_the_recipe_names() -> None:
-    assert [default_width(name) for name in (None, "", "bfloat16", "float16", "float32")] == [2, 2, 2, 2, 4]
-    with pytest.raises(StartError, match="LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE=fp8 is none of bfloat16"):
-        default_width("fp8")
 
 
 @pytest.mark.real
@@ -113,7 +122,7 @@ def test_the_real_server_runs_with_the_patches_and_says_so(tmp_path: Path) -> No
         server.wait(30)
     assert (record.kind, record.pid) == ("lmcache-server", server.pid)
     assert record.active == ("lmcache-demand-pinned", "lmcache-final-capacity")
-    assert record.not_needed == {"lmcache-block-copy": "upstream has corrected this code"}
+    assert record.not_needed == {"lmcache-block-copy": RETIRED["lmcache-block-copy"]}
     assert status["storage_manager"]["l1_manager"]["memory_total_bytes"] == 1 << 30
 
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.patches.judgement import verdicts
 from pdserve.patches.patch import Deployment, in_range, may_be
-from pdserve.patches.registry import REGISTRY, find, select
+from pdserve.patches.registry import REGISTRY, RETIRED, find, select
 from pdserve.plan.model import Versions
 
 PATH = frozenset({"MultiConnector", "MooncakeConnector", "LMCacheMPConnector"})
@@ -97,6 +98,17 @@ def test_a_list_keeps_the_order_of_the_registry_and_names_each_once() -> None:
     assert chosen == tuple(names)
 
 
+def test_a_list_of_an_older_recipe_may_name_patches_that_are_gone() -> None:
+    assert not RETIRED.keys() & {patch.name for patch in REGISTRY}
+    assert select([*RETIRED, "mooncake-cpu-device"], deployment()) == ("mooncake-cpu-device",)
+
+
+def test_a_patch_that_is_gone_is_judged_as_one_that_is_not_needed() -> None:
+    assert {name: verdict.outcome for name, verdict in verdicts(RETIRED).items()} == dict.fromkeys(
+        RETIRED, "not-needed"
+    )
+
+
 def test_an_unknown_name_is_a_recipe_error_with_a_suggestion() -> None:
     with pytest.raises(RecipeError, match="moncake-cpu-device") as caught:
         select(["moncake-cpu-device"], deployment())
@@ -116,8 +128,8 @@ def test_a_name_that_resembles_nothing_lists_what_there_is() -> None:
         ("0.32.9", "<0.33", True),
         ("0.33.0rc1", "<0.33", True),
         ("0.33", "<0.33", False),
-        ("0.20.0", ">=0.21,<0.33", False),
-        ("0.21.0", ">=0.21,<0.33", True),
+        ("0.25.0", ">=0.26,<0.33", False),
+        ("0.26.0", ">=0.26,<0.33", True),
         ("9.9", "", True),
     ],
 )
@@ -134,6 +146,7 @@ def test_names_are_unique_and_every_patch_says_when_it_can_go() -> None:
         assert patch.remove_when
 
 
+@pytest.mark.process
 def test_reading_the_registry_imports_no_engine() -> None:
     code = (
         "import sys, pdserve.patches.registry, pdserve.patches.plugin;"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pdserve.patches.fingerprint import Fingerprint, Known
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.registry import REGISTRY, find
 from pdserve.patches.verdict import Verdict, decide, judge, way_out
 
@@ -25,14 +25,14 @@ TABLE = {
 }
 
 
-def patch(*targets: Target, vllm: str = "<0.33") -> Patch:
+def patch(*targets: PatchTarget, vllm: str = "<0.33") -> Patch:
     return Patch(
         name="example",
-        behaviour="A",
+        behaviour="metrics crash",
         summary="s",
         issue="i",
         vllm=vllm,
-        targets=targets or (Target("vllm.a.f", body=True),),
+        targets=targets or (PatchTarget("vllm.a.f", body=True),),
         runs_in=("worker",),
         required=True,
         remove_when="never",
@@ -64,13 +64,13 @@ def test_unknown_code_is_unknown_whatever_the_version_says(version: str) -> None
 
 
 def test_a_target_whose_body_does_not_matter_is_compared_by_its_signature() -> None:
-    loose = patch(Target("vllm.a.f"))
+    loose = patch(PatchTarget("vllm.a.f"))
     assert outcome(loose, "0.31.0", {"vllm.a.f": Fingerprint("(self, data)", "eeee")}) == "apply"
     assert outcome(loose, "0.31.0", {"vllm.a.f": CHANGED}) == "unknown"
 
 
 def test_where_released_code_is_the_same_on_both_sides_the_version_decides() -> None:
-    shared = patch(Target("vllm.b.g", body=True))
+    shared = patch(PatchTarget("vllm.b.g", body=True))
     code = {"vllm.b.g": Fingerprint("()", "dddd")}
     assert outcome(shared, "0.32.0", code) == "apply"
     assert outcome(shared, "0.33.0", code) == "not-needed"
@@ -78,7 +78,7 @@ def test_where_released_code_is_the_same_on_both_sides_the_version_decides() -> 
 
 
 def test_a_target_that_only_some_versions_have_is_not_missed_in_the_others() -> None:
-    both = patch(Target("vllm.a.f", body=True), Target("vllm.c.h", only="<0.31"))
+    both = patch(PatchTarget("vllm.a.f", body=True), PatchTarget("vllm.c.h", only="<0.31"))
     assert outcome(both, "0.32.0", {"vllm.a.f": OLD}) == "apply"
     assert outcome(both, None, {"vllm.a.f": OLD}) == "apply"
 

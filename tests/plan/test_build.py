@@ -153,6 +153,7 @@ def test_every_pinned_port_is_listed_as_open() -> None:
             assert [e for e in built.exposed if e.process == process.name and covers(e, port)]
 
 
+@pytest.mark.process
 def test_planning_imports_no_engine() -> None:
     code = (
         "import sys, pdserve.plan.build, pdserve.plan.render.bash; "

@@ -28,6 +28,7 @@ def test_no_golden_file_is_left_of_a_recipe_that_is_gone() -> None:
     assert {path.name.partition(".")[0] for path in FOLDER.iterdir()} == set(RECIPES)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("suffix", ["sh", "sbatch"])
 def test_what_is_rendered_is_valid_bash(name: str, suffix: str) -> None:

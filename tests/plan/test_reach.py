@@ -69,6 +69,7 @@ Host *
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
 def test_what_a_users_configuration_asks_for_when_he_logs_in_is_off(tmp_path: Path) -> None:
     """ssh itself says what it would do: with the configuration alone, and with our words."""

@@ -15,6 +15,8 @@ from pdserve.plan.render.bash import render_shell
 from pdserve.recipe.model import Recipe
 from tests.plan.kit import VERSIONS, recipe, with_lmcache
 
+pytestmark = pytest.mark.process
+
 SPY = """\
 #!/usr/bin/env python3
 import json, os, sys

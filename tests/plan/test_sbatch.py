@@ -163,6 +163,7 @@ def test_too_few_nodes_are_refused() -> None:
         script_of(*BIG, {"slurm": {"nodes": 1}})
 
 
+@pytest.mark.process
 def test_it_runs_up_in_the_submit_folder_with_the_recipe_it_was_made_for(tmp_path: Path) -> None:
     words = ("my recipes/r.yaml", "--set", "engine.env.A='x $y'")
     job = submitted(tmp_path, script_of(*BIG, words=words))
@@ -170,12 +171,14 @@ def test_it_runs_up_in_the_submit_folder_with_the_recipe_it_was_made_for(tmp_pat
     assert (tmp_path / "record").read_text().splitlines() == [str(tmp_path / "repository"), "up", *words]
 
 
+@pytest.mark.process
 def test_with_arguments_it_runs_up_with_them(tmp_path: Path) -> None:
     arguments = ("recipes/tiny-cpu.yaml", "--set", "name=a b")
     assert ended(submitted(tmp_path, BATCH_SCRIPT.read_text(), *arguments)) == (0, "")
     assert (tmp_path / "record").read_text().splitlines()[1:] == ["up", *arguments]
 
 
+@pytest.mark.process
 def test_a_line_break_in_an_override_is_not_a_command(tmp_path: Path) -> None:
     script = script_of(*BIG, words=("r.yaml", "--set", "description=a\ntouch gone"))
     assert ended(submitted(tmp_path, script)) == (0, "")
@@ -183,11 +186,13 @@ def test_a_line_break_in_an_override_is_not_a_command(tmp_path: Path) -> None:
     assert (tmp_path / "record").read_text().endswith("description=a\ntouch gone\n")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", [0, 3, 4, 143])
 def test_its_exit_code_is_the_launchers(tmp_path: Path, code: int) -> None:
     assert ended(submitted(tmp_path, script_of(*BIG), pdserve=f"#!/bin/sh\nexit {code}\n"))[0] == code
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_term_reaches_the_launcher_which_has_its_time_and_the_last_word(tmp_path: Path, code: int) -> None:
     graceful = (
@@ -204,6 +209,7 @@ def test_a_term_reaches_the_launcher_which_has_its_time_and_the_last_word(tmp_pa
     assert ended(job)[0] == code
 
 
+@pytest.mark.process
 def test_without_pdserve_it_says_where_to_submit_from(tmp_path: Path) -> None:
     job = submitted(tmp_path, script_of(*BIG).replace("command -v pdserve", "command -v no-such-program"))
     code, said = ended(job)

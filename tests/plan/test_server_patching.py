@@ -11,7 +11,6 @@ from pdserve.plan.model import Plan
 from tests.plan.kit import VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
 
 GROW = {"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 1}
-COPY = {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "1"}
 ALWAYS = ("lmcache-identity",)
 GROWING = (*ALWAYS, "lmcache-demand-pinned", "lmcache-final-capacity")
 
@@ -51,28 +50,20 @@ def test_it_is_started_through_our_main_with_the_same_flags() -> None:
 
 
 def test_engines_do_not_get_the_servers_patches() -> None:
-    built = planned({**GROW, **COPY})
+    built = planned(GROW)
     for process in built.processes:
         if process.role != "lmcache":
-            assert not set(process.patches) & {*GROWING, "lmcache-block-copy"}
+            assert not set(process.patches) & set(GROWING)
 
 
-@pytest.mark.parametrize("env", [{"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": 0}, {"LMCACHE_ROCM_MP_BLOCK_FALLBACK": "0"}])
-def test_zero_is_off(env: dict[str, Any]) -> None:
-    assert planned(env).process("lmcache-0").patches == ALWAYS
+@pytest.mark.parametrize("value", [0, "0"])
+def test_zero_is_off(value: int | str) -> None:
+    assert planned({"LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR": value}).process("lmcache-0").patches == ALWAYS
 
 
 @pytest.mark.parametrize("platform", ["cuda"])
 def test_only_rocm_has_these_patches(platform: str) -> None:
-    assert planned({**GROW, **COPY}, platform=platform).process("lmcache-0").patches == ALWAYS
-
-
-@pytest.mark.parametrize(
-    ("lmcache", "expected"),
-    [("0.4.5", ("lmcache-block-copy",)), ("0.4.6", ("lmcache-block-copy",)), ("0.4.7", ()), ("0.5.6", ALWAYS)],
-)
-def test_the_block_copy_is_for_the_versions_that_lack_it(lmcache: str, expected: tuple[str, ...]) -> None:
-    assert planned(COPY, lmcache).process("lmcache-0").patches == expected
+    assert planned(GROW, platform=platform).process("lmcache-0").patches == ALWAYS
 
 
 def test_a_list_of_patches_that_leaves_out_what_the_environment_asks_for_is_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.preflight.facts import NodeFacts
-from pdserve.preflight.nodes.address import Asked, Chosen, Network, choose, choose_all, find_addresses
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.preflight.nodes.address import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
+from pdserve.recipe.sections.nodes import Network
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 
@@ -32,7 +32,7 @@ THERE = facts(
 
 
 def chosen(
-    network: Network | None = None,
+    network: NetworkSettings | None = None,
     configured: str | None = None,
     others: tuple[str, ...] = ("b", "c"),
     told: NodeFacts = THERE,
@@ -41,7 +41,7 @@ def chosen(
 
 
 def test_the_recipe_s_own_section_is_a_network() -> None:
-    assert chosen(NetworkSection(interface="eth0")).address == "10.1.0.7"
+    assert chosen(Network(interface="eth0")).address == "10.1.0.7"
 
 
 def test_by_interface() -> None:
@@ -126,7 +126,7 @@ NODES = {
 }
 
 
-def refused(nodes: Sequence[Asked], network: Network | None = None) -> PreflightError:
+def refused(nodes: Sequence[Asked], network: NetworkSettings | None = None) -> PreflightError:
     with pytest.raises(PreflightError) as raised:
         choose_all(nodes, NODES, network)
     return raised.value

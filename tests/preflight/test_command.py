@@ -6,9 +6,13 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from pdserve.plan.model import Plan
 from pdserve.preflight.finding import Finding
 from tests.launch.deployment import pdserve, read_json, recipe, up
+
+pytestmark = pytest.mark.process
 
 
 def test_a_machine_that_has_everything(tmp_path: Path, pdserve_home: Path) -> None:

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from pdserve.plan.model import Node
-from pdserve.preflight.nodes.cross_node import Target, cross_node, side_channels
+from pdserve.preflight.nodes.cross_node import CrossNodePort, cross_node, side_channels
 from tests.plan import kit
 
 
-def told(targets: tuple[Target, ...]) -> set[tuple[str, str, int, str]]:
+def told(targets: tuple[CrossNodePort, ...]) -> set[tuple[str, str, int, str]]:
     return {(one.source, one.address, one.port, one.purpose) for one in targets}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 
+import pytest
+
 import pdserve
 from pdserve.preflight.facts import NodeFacts, gather, source_digest
 from pdserve.preflight.interfaces import interfaces, is_loopback
@@ -28,6 +30,7 @@ def test_this_machine() -> None:
     assert (told.devices_present, told.devices_visible) == ((), ())
 
 
+@pytest.mark.process
 def test_an_interpreter_that_is_not_there_is_a_fact_not_an_error() -> None:
     told = gather(platform="cpu", python="/no/such/python")
     assert told.versions_problem is not None
@@ -39,6 +42,7 @@ def test_loopback_is_among_the_interfaces() -> None:
     assert LOOPBACK in interfaces()
 
 
+@pytest.mark.process
 def test_every_address_has_its_own_mask_and_state() -> None:
     said = in_namespace(
         "import json; from pdserve.preflight.interfaces import interfaces;"
@@ -56,6 +60,7 @@ def test_every_address_has_its_own_mask_and_state() -> None:
     assert said == ["lo 127.0.0.1/8", "net0 10.9.1.1/24", "net0 10.9.2.1/16", "net1 10.8.0.1/30 (down)"]
 
 
+@pytest.mark.process
 def test_more_addresses_than_the_first_question_has_room_for() -> None:
     said = in_namespace(
         "import json; from pdserve.preflight.interfaces import interfaces; print(json.dumps(len(interfaces())))",
@@ -64,6 +69,7 @@ def test_more_addresses_than_the_first_question_has_room_for() -> None:
     assert said == 101
 
 
+@pytest.mark.process
 def test_the_route_decides_which_address_is_ours() -> None:
     said = in_namespace(
         "import json; from pdserve.preflight.interfaces import route_source;"
@@ -90,6 +96,7 @@ def test_loopback_by_name() -> None:
     assert not is_loopback("node7")
 
 
+@pytest.mark.process
 def test_capabilities_of_a_user_namespace_do_not_count() -> None:
     said = in_namespace(
         "import json; from pdserve.preflight.facts import gather; print(json.dumps(gather(platform='cpu').ipc_lock))"

@@ -139,6 +139,7 @@ def on_first_gpu(*pids: int) -> str:
     return "".join(f"GPU-ad466f2f-575d-d949-35e0-9a7d912d974e, {pid}, 5 MiB, python\n" for pid in pids)
 
 
+@pytest.mark.process
 def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
     plan, pid = ours
 

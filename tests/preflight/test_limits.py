@@ -84,6 +84,7 @@ def child(code: str, *, lowered: tuple[int, int]) -> Any:
 _GATHER = "from pdserve.preflight.facts import gather; print(gather(platform='cpu').model_dump_json())"
 
 
+@pytest.mark.process
 def test_a_process_with_few_open_files() -> None:
     told = child(_GATHER, lowered=(resource.RLIMIT_NOFILE, 200))
     [found] = find_open_files("here", here().processes, facts(open_files=told["open_files"]))
@@ -91,6 +92,7 @@ def test_a_process_with_few_open_files() -> None:
     assert "ulimit -n" in str(found.fix)
 
 
+@pytest.mark.process
 def test_a_process_with_little_locked_memory() -> None:
     told = child(_GATHER, lowered=(resource.RLIMIT_MEMLOCK, 64 * 1024))
     [found] = find_memlock("here", here(kit.on_gpus(), rdma()).processes, facts(memlock=told["memlock"]))

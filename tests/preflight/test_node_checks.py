@@ -37,6 +37,7 @@ def look(plan: Plan, **changes: Any) -> list[Finding]:
     return check_node(plan, "here", facts=facts(**changes))
 
 
+@pytest.mark.process
 def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
     found = look(plan(tmp_path, kit.with_lmcache()))
     checks = {"program", "model", "proxy-files", "patches", "ports", "memory", "open-files"}
@@ -45,6 +46,7 @@ def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
     assert {finding.node for finding in found} == {"here"}
 
 
+@pytest.mark.process
 def test_all_problems_at_once(tmp_path: Path) -> None:
     wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=900_000), python="/no/such/python")
     (tmp_path / "config.json").unlink()
@@ -53,6 +55,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert all(finding.fix for finding in failed(found))
 
 
+@pytest.mark.process
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     wanted = plan(tmp_path)
     port = wanted.process("decode-0").ports["http"]
@@ -70,6 +73,7 @@ def replacing(running: Plan, wanted: Plan, names: tuple[str, ...] = ("lmcache-0"
     return check_node(wanted, "here", facts=facts(), starting=names, gives_back=given_back(running, "here", names))
 
 
+@pytest.mark.process
 def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_path: Path) -> None:
     large = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
     assert only(look(large), "memory").status == "failed"
@@ -78,6 +82,7 @@ def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_p
     assert found.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
 
 
+@pytest.mark.process
 def test_what_replaces_a_smaller_server_must_fit_into_what_that_one_leaves(tmp_path: Path) -> None:
     small, large = (plan(tmp_path, kit.with_lmcache(l1_size_gb=size, shm_name="pool")) for size in (20, 200))
     found = replacing(small, large)
@@ -93,6 +98,7 @@ def test_servers_that_stay_and_those_of_other_nodes_give_nothing_back(tmp_path: 
     assert given_back(running, "there", ["lmcache-0"]) == ()
 
 
+@pytest.mark.process
 def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     nodes = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2"), Node(name="c")
@@ -105,6 +111,7 @@ def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
     assert on["c"] == {}
 
 
+@pytest.mark.process
 def test_memory_and_shared_memory_are_two_findings(tmp_path: Path) -> None:
     wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=10, shm_name="pool"))
     found = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=64 << 20, limit_free=None))
@@ -115,6 +122,7 @@ def test_memory_and_shared_memory_are_two_findings(tmp_path: Path) -> None:
     assert "the cgroup allows 4.0 GiB more" in only(found, "memory").value
 
 
+@pytest.mark.process
 def test_a_proxy_file_that_is_not_there(tmp_path: Path) -> None:
     wanted = plan(tmp_path, {"proxy": {"auth": {"keys_file": str(tmp_path / "keys.jsonl")}}})
     found = only(look(wanted), "proxy-files")
@@ -128,11 +136,13 @@ def towards_workers(folder: Path, **names: str) -> Finding:
     return only(look(plan(folder, {"proxy": {"upstream_tls": tls, "admin": {"port": 29999}}})), "proxy-files")
 
 
+@pytest.mark.process
 def test_certificates_towards_workers_that_are_right(tmp_path: Path) -> None:
     made(tmp_path, "own")
     assert towards_workers(tmp_path, ca="own.pem", certificate="own.pem", key="own.key").status == "ok"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("names", "where", "says"),
     [
@@ -171,6 +181,7 @@ def test_devices() -> None:
     assert believed.status == "unknown"
 
 
+@pytest.mark.process
 def test_devices_without_the_tool_that_knows_who_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     wanted = kit.plan(kit.recipe(kit.on_gpus()), Node(name="here", devices=(0, 1)))
@@ -235,6 +246,7 @@ def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
     assert find_run_dir("a", tmp_path, mark, pause=appears).status == "ok"
 
 
+@pytest.mark.process
 def test_the_run_directory_is_among_the_checks_of_a_node(tmp_path: Path) -> None:
     wanted = plan(tmp_path).model_copy(update={"run_dir": str(tmp_path)})
     found = check_node(wanted, "here", facts=facts(), mark=write_mark(tmp_path))

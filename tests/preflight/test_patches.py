@@ -14,6 +14,8 @@ from tests.launch.deployment import REPOSITORY, pdserve, recipe
 from tests.plan import kit
 from tests.preflight.kit import here, only
 
+pytestmark = pytest.mark.process
+
 CHANGED = {
     "v1/core/sched/scheduler.py": ("def _free_request(", "def _let_go("),
     "distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py": (

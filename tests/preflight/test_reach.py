@@ -12,17 +12,21 @@ from collections.abc import Collection
 import pytest
 
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import DEADLINE_SECONDS, Listening, connect, listen
 from tests.launch.deployment import free_ports
 from tests.preflight.kit import in_namespace
 
 
-def target(port: int, *, node: str = "b", address: str = "127.0.0.2", purpose: str = "http of decode-0") -> Target:
-    return Target(source="a", node=node, address=address, port=port, purpose=purpose)
+def target(
+    port: int, *, node: str = "b", address: str = "127.0.0.2", purpose: str = "http of decode-0"
+) -> CrossNodePort:
+    return CrossNodePort(source="a", node=node, address=address, port=port, purpose=purpose)
 
 
-def found(targets: Collection[Target], *, greeted: bool = True, deadline: float = DEADLINE_SECONDS) -> list[Finding]:
+def found(
+    targets: Collection[CrossNodePort], *, greeted: bool = True, deadline: float = DEADLINE_SECONDS
+) -> list[Finding]:
     return asyncio.run(connect("a", targets, greeted=greeted, deadline=deadline))
 
 
@@ -133,11 +137,11 @@ def test_many_connections_at_once() -> None:
 
 _CODE = """
 import asyncio
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import connect
 from pydantic import TypeAdapter
 from pdserve.preflight.finding import Finding
-targets = [Target(source="a", node=a, address=a, port=p, purpose="x") for a in %r for p in %r]
+targets = [CrossNodePort(source="a", node=a, address=a, port=p, purpose="x") for a in %r for p in %r]
 found = asyncio.run(connect("a", targets, deadline=3))
 print(TypeAdapter(list[Finding]).dump_json(found).decode())
 """
@@ -153,6 +157,7 @@ _CUT = (
 )
 
 
+@pytest.mark.process
 def test_what_a_cut_network_says() -> None:
     """No route into the network, a host that is rejected, and one that swallows everything."""
     said = in_namespace(_CODE % (["10.7.0.1", "10.9.0.66", "10.9.0.2"], [9]), network=_CUT)
@@ -168,6 +173,7 @@ def test_what_a_cut_network_says() -> None:
     assert all("network" in str(one.fix) for one in findings)
 
 
+@pytest.mark.process
 def test_a_node_that_swallows_everything_is_not_waited_for_on_each_port() -> None:
     [said] = in_namespace(_CODE % (["10.9.0.2"], [*range(1, 501)]), network=_CUT)
     one = Finding.model_validate(said)

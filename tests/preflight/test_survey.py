@@ -19,6 +19,7 @@ from pdserve.plan.model import Node, Plan
 from pdserve.plan.nodes.reach import Local
 from pdserve.preflight.interfaces import interfaces, is_loopback
 from pdserve.preflight.nodes import survey
+from pdserve.reach import channel
 from pdserve.reach.candidates import Candidate, Candidates
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
@@ -26,6 +27,8 @@ from pdserve.system.process import spawn_piped
 from tests.launch.deployment import pdserve, recipe
 from tests.plan import kit
 from tests.preflight import kit as preflight_kit
+
+pytestmark = pytest.mark.process
 
 OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
 ELSEWHERE = "203.0.113.7"
@@ -121,27 +124,27 @@ def test_all_hosts_that_do_not_answer_are_named_each_with_its_cause(here: Path) 
     said = refused(here, "hosts: [{name: refuses}, {name: a}, {name: unknown}]")
     assert "error: 2 of 3 nodes cannot be looked at: refuses, unknown\n" in said
     for host, cause in CAUSES.items():
-        assert f"  | scout@{host}: nothing can be started on {host}\n  |   {cause}\n" in said
+        assert f"  | probe@{host}: nothing can be started on {host}\n  |   {cause}\n" in said
     assert "exclude_nodes: [refuses, unknown]" in said
-    logs = re.search(r"read (\S+)/scout@\*\.log", said)
+    logs = re.search(r"read (\S+)/probe@\*\.log", said)
     assert logs is not None
-    assert sorted(log.name for log in Path(logs[1]).glob("scout@*.log") if log.stat().st_size) == [
-        "scout@refuses.log",
-        "scout@unknown.log",
+    assert sorted(log.name for log in Path(logs[1]).glob("probe@*.log") if log.stat().st_size) == [
+        "probe@refuses.log",
+        "probe@unknown.log",
     ]
 
 
 def test_a_host_that_hangs_does_not_hide_one_that_refuses(here: Path) -> None:
     began = time.monotonic()
     said = refused(here, "ssh: {connect_seconds: 1}", "hosts: [{name: hangs}, {name: refuses}]")
-    assert "error: scout@refuses: nothing can be started on refuses\n" in said
+    assert "error: probe@refuses: nothing can be started on refuses\n" in said
     assert f"  | {CAUSES['refuses']}\n  | hangs had not answered either when this was given up\n" in said
     assert time.monotonic() - began < 60, "far from the two minutes that a start may take"
 
 
 def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
     said = refused(here, "hosts: [{name: a}, {name: refuses}]")
-    assert "error: scout@refuses: nothing can be started on refuses\n" in said
+    assert "error: probe@refuses: nothing can be started on refuses\n" in said
     assert "exclude_nodes" in said
 
 
@@ -149,7 +152,7 @@ def test_a_machine_without_ssh_is_told_so(here: Path, monkeypatch: pytest.Monkey
     (here / "bin" / "ssh").unlink()
     monkeypatch.setenv("PATH", str(here / "bin"))
     said = refused(here, "hosts: [{name: a}, {name: b}]")
-    assert "error: scout@a: ssh cannot be run here: No such file or directory\n" in said
+    assert "error: probe@a: ssh cannot be run here: No such file or directory\n" in said
     assert "what to do:   install ssh on the machine where pdserve is called, or add its folder to PATH" in said
 
 
@@ -164,14 +167,14 @@ def unseen(run_dir: Path, *machines: Candidate) -> PreflightError:
     return raised.value
 
 
-def test_scouts_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def spawn(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:
         started.append(spawn_piped(argv, env=env, stderr=stderr))
         return started[-1]
 
-    monkeypatch.setattr(survey, "spawn_piped", spawn)
+    monkeypatch.setattr(channel, "spawn_piped", spawn)
     absent = Candidate("b", Local(), "b", command=("/no/such/program",))
     error = unseen(tmp_path, Candidate("a", Local(), "a"), absent)
     assert error.what == "/no/such/program cannot be run here: No such file or directory"
@@ -181,14 +184,14 @@ def test_scouts_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
 def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(tmp_path: Path) -> None:
     small, huge = (preflight_kit.here(kit.with_lmcache(l1_size_gb=size)) for size in (2, 900_000))
     RunDir(tmp_path).plan.write_text(small.model_dump_json())
-    name = frozenset({"lmcache-0"})
+    name = ("lmcache-0",)
     seen = asyncio.run(
         survey.survey(
             Candidates("a test", (Candidate("here", Local(), "here", address="127.0.0.1"),)),
             kit.recipe(),
             run_dir=tmp_path,
             plan_for=lambda nodes, versions: huge,
-            change_for=lambda plan: Change(starting=name, replaced=name, ports={"here": frozenset()}),
+            change_for=lambda plan: Change(starting=name, replaced=name, gone=(), ports={"here": frozenset()}),
         )
     )
     memory = preflight_kit.only(seen.findings, "memory")
@@ -196,18 +199,18 @@ def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(t
     assert "(2.0 GiB of what is replaced counted as free)" in memory.need
 
 
-def test_what_an_earlier_scout_said_is_not_taken_for_what_this_one_says(tmp_path: Path) -> None:
+def test_what_an_earlier_probe_said_is_not_taken_for_what_this_one_says(tmp_path: Path) -> None:
     def says(script: str) -> tuple[str, ...]:
         return unseen(tmp_path, Candidate("a", Local(), "a", command=("sh", "-c", script))).evidence
 
     assert says("echo refused >&2") == ("refused",)
     assert says("echo unknown >&2") == ("unknown",)
     assert says("exit 1") == ()
-    assert (tmp_path / "logs" / "scout@a.log").read_text() == "refused\nunknown\n", "the log keeps all of it"
+    assert (tmp_path / "logs" / "probe@a.log").read_text() == "refused\nunknown\n", "the log keeps all of it"
 
 
 def test_a_log_that_cannot_be_written_is_not_blamed_on_the_program(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "scout@a.log"
+    log = tmp_path / "logs" / "probe@a.log"
     log.mkdir(parents=True)
     assert unseen(tmp_path, Candidate("a", Local(), "a")).what == f"{log} cannot be written: Is a directory"
 

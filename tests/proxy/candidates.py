@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pdserve.pd.config.routing import Routing
+from pdserve.pd.routing.build import policy_names
 
 
 @dataclass
@@ -20,8 +20,9 @@ def workers(count: int, prefix: str = "worker") -> list[Worker]:
     return [Worker(f"{prefix}-{index}") for index in range(count)]
 
 
-PolicyName = Literal["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
-POLICIES: list[PolicyName] = ["round_robin", "least_loaded", "power_of_two", "prefix_aware", "kv_events"]
+PolicyName = str
+POLICIES: list[PolicyName] = [*policy_names()]
+"""Every one that a recipe can name: what all policies promise is asked of a new one too."""
 
 
 def everywhere(policy: PolicyName, *, affinity: bool = False) -> Routing:

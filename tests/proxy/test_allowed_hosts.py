@@ -105,6 +105,7 @@ def ask(raw: RawDeployment, *headers: str) -> tuple[int, str]:
     return answer.status, answer.body.decode()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
 def test_a_strange_page_gets_403_which_says_how_to_allow_it_and_no_engine_hears_of_it(
     raw: RawDeployment, headers: list[str]
@@ -114,6 +115,7 @@ def test_a_strange_page_gets_403_which_says_how_to_allow_it_and_no_engine_hears_
     assert raw.engine.seen == []
 
 
+@pytest.mark.process
 def test_a_tunnel_with_another_port_is_served(raw: RawDeployment) -> None:
     assert ask(raw, "host: localhost:18000", "origin: http://localhost:18000")[0] == 200
     raw.engine.seen.clear()

@@ -15,6 +15,8 @@ import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment
 
+pytestmark = pytest.mark.process
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -20,6 +20,8 @@ import pytest
 from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
 from tests.proxy.raw import post, raw_deployment
 
+pytestmark = pytest.mark.process
+
 COMPLETIONS = "/v1/completions"
 
 

@@ -29,6 +29,7 @@ def test_all_that_is_to_be_compiled_is_what_runs() -> None:
     assert compiled.how() == EXPECTED
 
 
+@pytest.mark.process
 def test_the_version_says_which_one_it_is() -> None:
     argv = [sys.executable, "-m", "pdserve.cli.main", "--version"]
     assert f"proxy {EXPECTED}" in subprocess.run(argv, capture_output=True, text=True, check=True).stdout

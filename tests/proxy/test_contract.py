@@ -9,6 +9,8 @@ import pytest
 
 from tests.proxy.deployment import KEY, MODEL, Deployment, Fake
 
+pytestmark = pytest.mark.process
+
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 

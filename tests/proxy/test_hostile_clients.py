@@ -27,6 +27,8 @@ from tests.proxy.raw import (
     whole,
 )
 
+pytestmark = pytest.mark.process
+
 PATH = "/v1/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
 BODY = b'{"prompt": "hi"}'

@@ -29,6 +29,8 @@ from tests.proxy.raw import (
     whole,
 )
 
+pytestmark = pytest.mark.process
+
 PATH = "/v1/completions"
 STREAM = {"prompt": "hi", "stream": True}
 SSE = "text/event-stream; charset=utf-8"

@@ -13,6 +13,8 @@ import pytest
 from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
 from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Say, post, raw_deployment, whole
 
+pytestmark = pytest.mark.process
+
 MOST = 24
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"
 REQUEST = post("/v1/completions", {"prompt": "hi"})

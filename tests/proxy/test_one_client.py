@@ -35,6 +35,7 @@ def test_large_uploads_leave_room_for_small_requests() -> None:
         budget.held += 60_000
 
 
+@pytest.mark.process
 def test_a_request_of_thousands_of_headers_is_refused(tmp_path: Path) -> None:
     """Each takes 150 bytes of memory, however short it is."""
     with raw_deployment(tmp_path) as raw, RawClient(raw.proxy.port) as client:
@@ -72,6 +73,7 @@ def test_a_client_that_leaves_what_decode_refuses_leaves_no_kv(deployment: Deplo
     assert deployment.complete().status_code == 200
 
 
+@pytest.mark.process
 def test_many_who_ask_for_the_models_ask_an_engine_once(tmp_path: Path) -> None:
     with raw_deployment(tmp_path) as raw:
         before = len(raw.engine.seen)

@@ -12,6 +12,8 @@ import pytest
 from tests.proxy.deployment import KEY, Child, Deployment
 from tests.proxy.raw import ANSWER, RawClient, RawEngine, post
 
+pytestmark = pytest.mark.process
+
 FILES = 256
 REQUEST = post("/v1/completions", {"prompt": "hi"})
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.proxy.deployment import MODEL, Deployment, Fake
 
+pytestmark = pytest.mark.process
+
 INPUT: dict[str, Any] = {"model": MODEL, "input": "hello world", "max_output_tokens": 4}
 CHAT: list[dict[str, str]] = [{"role": "user", "content": "hello world"}]
 ROUND_ROBIN = {"prefill": {"kind": "round_robin"}, "decode": {"kind": "round_robin"}}

@@ -20,11 +20,13 @@ import pytest
 from pdserve.system import procfs
 from tests.proxy.deployment import MODEL, REPOSITORY, Deployment, Proxy
 
+pytestmark = pytest.mark.process
+
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello world", "max_tokens": 8}
 PROCESSES = 3
 SIGNALLED = """
 import os, signal, sys
-from pdserve.pd import processes
+from pdserve.pd.processes import supervisor
 from pdserve.pd.processes.child import Configured
 
 moment, parent, real, calls = sys.argv[1], os.getpid(), getattr(os, sys.argv[1]), []
@@ -43,18 +45,18 @@ def signalled(*args):
 def member(index, lines, asks):
     if moment == "waitpid" and index == 1:
         return 0
-    signal.pthread_sigmask(signal.SIG_BLOCK, processes.SIGNALS)
-    signal.sigwait(processes.SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.SIGNALS)
+    signal.sigwait(supervisor.SIGNALS)
     return 0
 
 setattr(os, moment, signalled)
-processes.SHORT_LIFE_SECONDS = 0.0
-sys.exit(processes.Processes(3, member, None, Configured(b"")).run())
+supervisor.SHORT_LIFE_SECONDS = 0.0
+sys.exit(supervisor.Processes(3, member, None, Configured(b"")).run())
 """
 
 SIGNALLED_LAST = """
 import os, signal, sys
-from pdserve.pd import processes
+from pdserve.pd.processes import supervisor
 from pdserve.pd.processes.child import Configured
 
 wait = os.waitpid
@@ -65,7 +67,7 @@ def signalled(pid, options):
     return answer
 
 os.waitpid = signalled
-over = processes.Processes(0, None, None, Configured(b""))
+over = supervisor.Processes(0, None, None, Configured(b""))
 over._checking = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
 sys.exit(over.run())
 """

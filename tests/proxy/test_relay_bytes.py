@@ -247,6 +247,7 @@ def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
     module_raw.unharmed()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_streams_over_real_connections_are_the_same(module_raw: RawDeployment, version: str) -> None:
     @settings(max_examples=40, deadline=None)
@@ -262,6 +263,7 @@ def test_streams_over_real_connections_are_the_same(module_raw: RawDeployment, v
     module_raw.unharmed()
 
 
+@pytest.mark.process
 def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) -> None:
     stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
     with raw.client() as client:
@@ -275,6 +277,7 @@ def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) ->
             assert head_only.status in (200, 405)
 
 
+@pytest.mark.process
 def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> None:
     """More than are taken at once, some relayed and some not."""
 
@@ -291,6 +294,7 @@ def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> N
             assert client.response().json()["status"] == "alive"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("header", ["connection: close", "connection: keep-alive"])
 def test_an_http_1_0_client_gets_its_answer_unchunked(raw: RawDeployment, header: str) -> None:
     with raw.client() as client:
@@ -302,6 +306,7 @@ def test_an_http_1_0_client_gets_its_answer_unchunked(raw: RawDeployment, header
             assert client.send(post(PATH, BODY, header, version="1.0")).response().body == first.body
 
 
+@pytest.mark.process
 def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployment) -> None:
     """256 MiB are said as fast as they are taken; the client reads none of them until nothing more is taken."""
     event = b"data: " + b"x" * 65_000 + b"\n\n"
@@ -337,6 +342,7 @@ def client_health(raw: RawDeployment) -> int:
     return raw.ask(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").status
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("framed", [False, True], ids=["chunked", "with a length"])
 def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> None:
     events = [b"data: " + bytes([97 + index]) * (3 * MEGABYTE) + b"\n\n" for index in range(3)]
@@ -346,6 +352,7 @@ def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> N
     assert answer.body == stream
 
 
+@pytest.mark.process
 def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pytest.TempPathFactory) -> None:
     with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
         prefill, decode = raw.engines
@@ -365,6 +372,7 @@ MESSAGE = {
 }
 
 
+@pytest.mark.process
 def test_the_input_tokens_of_messages_still_add_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Anthropic's input_tokens are those that were not cached: their sum is the prompt."""
     with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:

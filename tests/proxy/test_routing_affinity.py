@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ def test_the_inner_policy_learns_where_sessions_went() -> None:
     assert policy.matched(home, ask(None, prompt)) == 0
 
 
+@pytest.mark.process
 def test_every_proxy_process_agrees() -> None:
     code = (
         "from tests.proxy.test_routing_affinity import *; print(*homes(affinity(), workers(5), 50).values(), sep=',')"

@@ -10,10 +10,12 @@ import pytest
 
 from pdserve.pd.processes import shared_numbers
 
+pytestmark = pytest.mark.process
+
 COUNT = """
 import sys
 from pathlib import Path
-from pdserve.pd import shared_numbers
+from pdserve.pd.processes import shared_numbers
 numbers = shared_numbers.shared(Path(sys.argv[1]), 4, process=int(sys.argv[2]), processes=3)
 cells = numbers.take(4)
 for _ in range(50_000):
@@ -23,7 +25,7 @@ for _ in range(50_000):
 ENTER = """
 import random, sys
 from pathlib import Path
-from pdserve.pd import shared_numbers
+from pdserve.pd.processes import shared_numbers
 from pdserve.pd.limits.admission import CELLS_PER_PROCESS, Gate
 from pdserve.pd.config.settings import PoolLimits
 class Worker:

@@ -116,6 +116,7 @@ def test_a_later_version_of_traceparent_is_understood() -> None:
     assert parse(f"01-{TRACE}-{PARENT}-03-more") == (TRACE, PARENT, True)
 
 
+@pytest.mark.process
 def test_without_the_setting_nothing_happens_and_nothing_is_imported() -> None:
     spans = open_spans(None, "tiny")
     assert isinstance(spans, NoSpans)

@@ -61,6 +61,7 @@ def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch
     assert deployment.complete().status_code == 200
 
 
+@pytest.mark.process
 def test_nobody_has_in_memory_what_only_others_need() -> None:
     """The parent: what starts members. A member: nothing of the admin's endpoints, nor of features that are off."""
     for module, without in (

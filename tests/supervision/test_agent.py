@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from pdserve.plan.frozen import Frozen
 from pdserve.reach.protocol import Died, Gone, Health, Hello, Late, Ready, Start, Started, Stop, Stopped
 from pdserve.system import procfs
 from pdserve.system.cgroup import SWITCH
@@ -17,6 +19,8 @@ from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import free_ports
 from tests.supervision.agents import HTTP_SERVER, LIMIT, NEVER_READY, agent, planned
+
+pytestmark = pytest.mark.process
 
 STUBBORN_CHILD = """
 import os, signal, sys, time
@@ -323,13 +327,17 @@ def test_shared_memory_of_strangers_is_not_touched(tmp_path: Path) -> None:
         segment.unlink(missing_ok=True)
 
 
+class Dance(Frozen):
+    """No order of the protocol."""
+
+    do: Literal["dance"] = "dance"
+
+
 def test_an_unreadable_order_ends_the_agent_and_says_why(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
             await under_test.expect(Hello)
-            assert under_test.link._popen.stdin is not None
-            under_test.link._popen.stdin.write(b'{"do": "dance"}\n')
-            under_test.link._popen.stdin.flush()
+            under_test.link._channel.send(Dance())
             await under_test.expect(Gone)
 
     asyncio.run(scenario())

@@ -23,6 +23,8 @@ from pdserve.system.procfs import ProcessId
 from tests.fakes.engine_process import DAEMON
 from tests.supervision.agents import LIMIT, agent, planned
 
+pytestmark = pytest.mark.process
+
 LEAVES_A_DAEMON = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {DAEMON!r}], env={{}})"
 AND_STAYS = f"{LEAVES_A_DAEMON}; time.sleep(600)"
 

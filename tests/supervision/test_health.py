@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from pdserve.health import Answer, Prober, Waited, wait_ready
+from pdserve.health import ProbeAnswer, Prober, Waited, wait_ready
 from pdserve.plan.model import HttpProbe
 
 
@@ -27,24 +27,24 @@ class Clock:
         return self.now
 
 
-def answers(*given: Answer) -> Iterator[Answer]:
+def answers(*given: ProbeAnswer) -> Iterator[ProbeAnswer]:
     yield from given
     while True:
         yield given[-1]
 
 
-NO, YES = Answer(False, "not yet"), Answer(True, "200")
+NO, YES = ProbeAnswer(False, "not yet"), ProbeAnswer(True, "200")
 
 
 async def waited(
-    *given: Answer, seconds: float = 10, step: float = 0.0, death: str | None = None, dies_at: int = -1
+    *given: ProbeAnswer, seconds: float = 10, step: float = 0.0, death: str | None = None, dies_at: int = -1
 ) -> Waited[str]:
     clock, said, tries = Clock(), answers(*given), 0
     dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     if death is not None and dies_at < 0:
         dying.set_result(death)
 
-    async def probe() -> Answer:
+    async def probe() -> ProbeAnswer:
         nonlocal tries
         clock.now += step
         if tries == dies_at and death is not None:
@@ -85,7 +85,7 @@ def test_a_death_is_seen_while_a_probe_hangs() -> None:
     async def scenario() -> Waited[str]:
         dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        async def hangs() -> Answer:
+        async def hangs() -> ProbeAnswer:
             dying.set_result("killed")
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
@@ -95,8 +95,8 @@ def test_a_death_is_seen_while_a_probe_hangs() -> None:
     assert asyncio.run(scenario()).died == "killed"
 
 
-def probe(port: int, family: set[int]) -> Answer:
-    async def once() -> Answer:
+def probe(port: int, family: set[int]) -> ProbeAnswer:
+    async def once() -> ProbeAnswer:
         prober = Prober(lambda: family)
         try:
             return await prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health"))
@@ -128,7 +128,7 @@ def test_who_answers_is_looked_up_again_for_each_new_connection(protocol: str, r
 
     family = {os.getpid()}
 
-    async def twice(port: int) -> tuple[Answer, Answer]:
+    async def twice(port: int) -> tuple[ProbeAnswer, ProbeAnswer]:
         prober, asked = Prober(lambda: family), HttpProbe(host="127.0.0.1", port=port, path="/health")
         first = await prober.check(asked)
         family.clear()
@@ -158,7 +158,7 @@ def test_an_answer_over_a_connection_that_lasts_does_not_count_for_ever() -> Non
         writer.close()
         await writer.wait_closed()
 
-    async def checks() -> list[Answer]:
+    async def checks() -> list[ProbeAnswer]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         prober, asked = Prober(lambda: {os.getpid()}), HttpProbe(host="127.0.0.1", port=port, path="/health")
@@ -198,7 +198,7 @@ def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
         server.settimeout(60)
         port = server.getsockname()[1]
 
-        async def once() -> Answer:
+        async def once() -> ProbeAnswer:
             prober = Prober(lambda: {os.getpid()})
             asking = asyncio.create_task(prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health")))
             for _ in ("is somebody there?", "GET"):

@@ -21,8 +21,9 @@ from pdserve.launch.failure import serve_error
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.reach import Ssh
 from pdserve.reach.agent_start import open_agent
+from pdserve.reach.channel import line_of
 from pdserve.reach.link import AgentLink
-from pdserve.reach.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped, encode
+from pdserve.reach.protocol import Event, Gone, Hello, Ready, Start, Started, Stopped
 from pdserve.recipe.model import Timeouts
 from pdserve.run.directory import RunDir
 from pdserve.system.process import pid_end, send
@@ -31,6 +32,8 @@ from tests.launch.deployment import free_ports
 from tests.plan.kit import plan
 from tests.plan.kit import recipe as planned_recipe
 from tests.supervision.agents import HTTP_SERVER, LIMIT, agent, planned
+
+pytestmark = pytest.mark.process
 
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -172,7 +175,7 @@ def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
 def order(popen: subprocess.Popen[bytes], code: str, **planning: float) -> ProcessId:
     assert popen.stdin is not None
     process = planned("engine", code).model_copy(update={"probe": None, **planning})
-    popen.stdin.write(encode(Start(process=process)))
+    popen.stdin.write(line_of(Start(process=process)))
     popen.stdin.flush()
     return ProcessId.model_validate(events(popen, "started")["id"])
 
@@ -230,7 +233,7 @@ def test_an_agent_that_was_killed_is_told_by_its_guard(tmp_path: Path, ssh: Path
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(hello.agent, signal.SIGKILL))
     assert (gone.because, gone.how) == ("killed", "it was killed by SIGKILL")
     error = error_of(gone, tmp_path, SOON)
-    assert "somebody there killed it" in (error.cause or "")
+    assert "it was killed there" in (error.cause or "")
     assert "the agent was killed by SIGKILL: its guard stops what it owned" in error.evidence
 
 
@@ -262,7 +265,7 @@ def test_an_agent_that_somebody_ends_says_so(
 ) -> None:
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(getattr(hello, victim), signum))
     assert (gone.because, gone.how) == ("signal", how)
-    assert "somebody there ended it" in (error_of(gone, tmp_path, SOON).cause or "")
+    assert "it was ended there" in (error_of(gone, tmp_path, SOON).cause or "")
 
 
 def test_without_a_lease_silence_is_no_reason(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pdserve.reach.channel import Channel, line_of
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import (
     Died,
@@ -23,9 +24,10 @@ from pdserve.reach.protocol import (
     Stop,
     Stopped,
     ToldToEnd,
-    encode,
 )
 from pdserve.system.procfs import ProcessId
+
+pytestmark = pytest.mark.process
 
 ID = ProcessId(pid=1, start_ticks=1)
 NEWS: list[Message] = [
@@ -48,7 +50,7 @@ OF_ANOTHER: list[Message] = [
 async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
     """What reaches the launcher of an agent of node a that says this, after orders for one process."""
     script = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
-    argv = [sys.executable, "-c", script, encode(said).decode()]
+    argv = [sys.executable, "-c", script, line_of(said).decode()]
     popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     events: list[Event] = []
     arrived = asyncio.Event()
@@ -57,7 +59,7 @@ async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
         events.append(event)
         arrived.set()
 
-    link = AgentLink("a", popen, receive)
+    link = AgentLink("a", Channel(popen), receive)
     link.send(Stop(name=told_of, grace=1))
     await asyncio.wait_for(arrived.wait(), 60)
     assert await link.close(60)

@@ -98,6 +98,7 @@ async def until(met: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.process
 def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "decode-0@here.log"
 
@@ -126,6 +127,7 @@ def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_pat
     assert len(died.log_tail) > 60, "also when the log was cut a moment ago"
 
 
+@pytest.mark.process
 def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "decode-0@here.log"
     log.parent.mkdir()
@@ -180,7 +182,7 @@ def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
 
 def test_logs_of_our_own_processes_are_cut_and_those_that_an_agent_cuts_are_left_to_it(tmp_path: Path) -> None:
     large = "line\n" * (300 << 10)
-    ours, theirs = ("launcher.log", "agent@n.log", "scout@n.log"), "decode-0@n.log"
+    ours, theirs = ("launcher.log", "agent@n.log", "probe@n.log"), "decode-0@n.log"
     for name in (*ours, theirs):
         (tmp_path / name).write_text(large)
     (tmp_path / "agent@small.log").write_text("line\n")
@@ -222,6 +224,7 @@ def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> No
     assert log.read_text() == "kept\n"
 
 
+@pytest.mark.process
 def test_on_a_full_disk_the_end_of_a_log_is_kept_and_the_rest_is_given_back(tmp_path: Path) -> None:
     said = in_mount_namespace(FULL_DISK, str(tmp_path))
     assert said["why"] == "No space left on device"
@@ -281,6 +284,7 @@ def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_tha
     assert rotation.lost_of(log) is None
 
 
+@pytest.mark.process
 def test_logs_are_followed_over_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDSERVE_HOME", str(tmp_path))
     logs = tmp_path / "fake" / "r1" / "logs"

@@ -17,6 +17,8 @@ from pdserve.system.cpu_affinity import bring_back, share_of_cpus
 from pdserve.system.process import Child, pass_on, pid_end, send, spawn, stop_family
 from pdserve.system.procfs import ProcessId
 
+pytestmark = pytest.mark.process
+
 READY = "import time; print('up', flush=True); time.sleep(600)"
 IGNORES_TERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

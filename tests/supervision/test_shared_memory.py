@@ -30,6 +30,8 @@ from pdserve.system.procfs import ProcessId
 from pdserve.system.shared_memory import ShmLedger, existing
 from tests.supervision.agents import LIMIT, agent, planned
 
+pytestmark = pytest.mark.process
+
 MAKER = """
 import ctypes, os, sys
 libc, held = ctypes.CDLL(None), []
@@ -306,7 +308,7 @@ def test_a_pid_in_a_name_proves_nothing_where_containers_have_their_own(
 
 
 def test_a_pid_namespace_of_ones_own_is_not_the_first() -> None:
-    command = "from pdserve import procfs; print(procfs.in_first_pid_namespace())"
+    command = "from pdserve.system import procfs; print(procfs.in_first_pid_namespace())"
     argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", command]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode and "unshare" in done.stderr:

@@ -17,6 +17,8 @@ from pdserve.plan.model import Env, HttpProbe, Process
 from pdserve.reach.protocol import Died, Event, Late, Progress, Started
 from pdserve.system.shared_memory import ShmLedger, existing
 
+pytestmark = pytest.mark.process
+
 EventT = TypeVar("EventT")
 ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"
 FATAL = "EngineCore failed to start."

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.node.agent import Agent
+from pdserve.reach.channel import Channel
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Progress, Pulse, Push, Stopped
 from pdserve.system.cgroup import Made
@@ -47,12 +48,13 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
     assert capsys.readouterr().err.count("the launcher does not read") == 1
 
 
+@pytest.mark.process
 def test_an_agent_that_does_not_read_its_orders_is_asked_nothing_more() -> None:
     async def scenario() -> tuple[str, list[Event]]:
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]
         popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         events: list[Event] = []
-        link = AgentLink("a", popen, events.append)
+        link = AgentLink("a", Channel(popen), events.append)
         link.send(Push(name="proxy", about="prefill-0", line="x" * 2 * MEGABYTE))
         answered = await link.ask("GET", "http://127.0.0.1:1/", seconds=60)
         popen.kill()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdserve.patches.fingerprint import known_fingerprints, of_tree
-from pdserve.patches.patch import Patch, Target, may_be
+from pdserve.patches.patch import Patch, PatchTarget, may_be
 from pdserve.patches.registry import REGISTRY
 from pdserve.patches.verdict import judge
 from tests.upstream.sources import releases, source_tree
@@ -30,7 +30,7 @@ def changes(distribution: str, root: Path, version: str | None) -> Iterator[str]
                 yield f"{patch.name}: {verdict.why}; it can go once this is the oldest supported version"
 
 
-def _changed(patch: Patch, target: Target, root: Path) -> Iterator[str]:
+def _changed(patch: Patch, target: PatchTarget, root: Path) -> Iterator[str]:
     known = known_fingerprints().get(target.name, ())
     found = of_tree(target.name, root)
     if found is None:

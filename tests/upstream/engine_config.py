@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from tests.upstream import old_vllm  # noqa: F401
-
-# isort: split
 import copy
 import subprocess
 import sys

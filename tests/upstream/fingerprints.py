@@ -11,19 +11,19 @@ import json
 from pathlib import Path
 
 from pdserve.patches.fingerprint import Fingerprint, of_loaded, of_tree
-from pdserve.patches.patch import Target, may_be
+from pdserve.patches.patch import PatchTarget, may_be
 from pdserve.patches.registry import REGISTRY
 from tests.upstream.run import ALL_VLLM_VERSIONS
 from tests.upstream.sources import source_tree
 
 TABLE = Path(__file__).parents[2] / "pdserve" / "patches" / "fingerprints.json"
-LMCACHE_VERSIONS = ("0.4.5", "0.4.6", "0.4.7", "0.5.4", "0.5.5", "0.5.6")
+LMCACHE_VERSIONS = ("0.5.6",)
 _RELEASES = {"vllm": ALL_VLLM_VERSIONS, "lmcache": LMCACHE_VERSIONS}
 
 Table = dict[str, list[dict[str, object]]]
 
 
-def targets() -> list[Target]:
+def targets() -> list[PatchTarget]:
     """All targets of all patches, each name once."""
     found = {target.name: target for patch in REGISTRY for target in patch.targets}
     return [found[name] for name in sorted(found)]
@@ -34,7 +34,7 @@ def generate() -> Table:
     return {target.name: _entries(target) for target in targets()}
 
 
-def _entries(target: Target) -> list[dict[str, object]]:
+def _entries(target: PatchTarget) -> list[dict[str, object]]:
     releases = _RELEASES.get(target.distribution)
     if releases is None:
         version = importlib.metadata.version(target.distribution).partition("+")[0]

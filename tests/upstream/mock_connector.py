@@ -12,9 +12,6 @@ has the KV.
 
 from __future__ import annotations
 
-from tests.upstream import old_vllm  # noqa: F401
-
-# isort: split
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

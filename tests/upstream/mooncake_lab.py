@@ -21,8 +21,6 @@ from typing import Any
 
 os.environ |= {"VLLM_HOST_IP": "127.0.0.1", "MC_FORCE_TCP": "1", "GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
 
-from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for gguf
-
 import torch
 import zmq.asyncio
 from vllm.config import set_current_vllm_config
@@ -32,6 +30,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from pdserve.patches.mooncake import cpu_device
 from tests.upstream.cpu_platform import on_a_cpu
+from tests.upstream.scheduler_lab import Lab
 
 _PR_SET_PDEATHSIG = 1
 _engines: list[Engine] = []
@@ -88,13 +87,9 @@ class Engine:
         with set_current_vllm_config(self.lab.config), _alone():
             self.connector = upstream.MooncakeConnector(self.lab.config, KVConnectorRole.WORKER, layout)
         self.worker = self.connector.connector_worker
-        # Until 0.23 or so a CPU backend has keys and values apart, each with blocks of its own.
-        apart = getattr(self.worker.transfer_topo, "split_k_and_v", False)
-        shape = (2, num_blocks, 1, BLOCK_SIZE, 1) if apart else (num_blocks, 1, BLOCK_SIZE, 2)
-        self._tensor = torch.zeros(shape)
-        self.kv = self._tensor.movedim(1, 0) if apart else self._tensor
-        """A view: on the first axis the block's id."""
-        self.worker.register_kv_caches({LAYER: self._tensor})
+        self.kv = torch.zeros((num_blocks, 1, BLOCK_SIZE, 2))
+        """On the first axis the block's id."""
+        self.worker.register_kv_caches({LAYER: self.kv})
 
     def step(self) -> None:
         """One step of the engine, with what its worker reports."""

@@ -5,8 +5,6 @@ The library's agent is stood in for: leases, their ends and how they are counted
 
 from __future__ import annotations
 
-from tests.upstream.scheduler_lab import Lab, connector_report  # isort: skip  # stands in for gguf
-
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 
 from tests.upstream.cpu_platform import on_a_cpu
+from tests.upstream.scheduler_lab import Lab, connector_report
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_buffer_device": "cpu"}
 LAYER = "model.layers.0.self_attn"

@@ -1,7 +1,5 @@
 """Runs probes in forks of a process that has imported one version of vLLM: the import is most of what a probe costs.
 
-No lmcache is imported before a fork: each probe says which one it wants.
-
 `python -m tests.upstream.preloaded`: one JSON request a line on stdin, one JSON answer a line on stdout. A probe sees a
 fresh fork, so what it patches or breaks ends with it. Ends when stdin does, and its forks end with it.
 """
@@ -75,8 +73,6 @@ def _become(request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if request["first_on_path"] is not None:
-            _put_first(request["first_on_path"])
         out = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -92,12 +88,6 @@ def _become(request: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _put_first(folder: str) -> None:
-    """On the path, of what the probe starts too."""
-    sys.path.insert(0, folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join((folder, os.environ["PYTHONPATH"]))
 
 
 if __name__ == "__main__":

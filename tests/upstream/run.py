@@ -13,8 +13,9 @@ from typing import Any
 
 from tests.upstream.sources import CACHE, ROOT, source_tree
 
-VLLM_VERSIONS = ("0.21.0", "0.22.1", "0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
-BETWEEN = ("0.23.0", "0.28.0", "0.29.0", "0.31.0")
+VLLM_VERSIONS = ("0.26.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
+"""The oldest and the newest that is supported (installed/versions.py, KNOWN), and those between that differ most."""
+BETWEEN = ("0.28.0", "0.29.0", "0.31.0")
 """Further releases, each with code that load-timeout relies on and none of the others has."""
 ALL_VLLM_VERSIONS = tuple(sorted((*VLLM_VERSIONS, *BETWEEN)))
 INSTALLED_VLLM = "0.32.0"
@@ -28,16 +29,15 @@ def probe(
     version: str,
     module: str,
     *args: str,
-    lmcache: str | None = None,
     timeout: float = 800,
 ) -> Any:
     """What `python -m module args` prints as its last line, parsed as JSON.
 
-    `version`: of vllm; its sources come first on the path, except for the installed one. `lmcache`: likewise; None
-    means the installed one. The probe is a fork of a process that has this vLLM imported, and no lmcache.
+    `version`: of vllm; its sources come first on the path, except for the installed one. LMCache is the installed one.
+    The probe is a fork of a process that has this vLLM imported, and no lmcache.
     Raises ProbeError with the end of its output when it fails.
     """
-    code, said = preloaders().run(version, lmcache, module, args, timeout)
+    code, said = preloaders().run(version, module, args, timeout)
     lines = [
         line for line in said.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
     ]
@@ -83,7 +83,6 @@ class Preloaders:
     def run(
         self,
         version: str,
-        lmcache: str | None,
         module: str,
         args: tuple[str, ...],
         timeout: float,
@@ -91,10 +90,9 @@ class Preloaders:
         """Exit code and output of a probe. Raises ProbeError when it is late or its process died."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        first_on_path = None if lmcache is None else str(source_tree("lmcache", lmcache))
         with tempfile.TemporaryDirectory() as folder:
             said = Path(folder) / "said"
-            request = {"module": module, "args": args, "said": str(said), "first_on_path": first_on_path}
+            request = {"module": module, "args": args, "said": str(said)}
             order = {"key": version, "environment": _environment(version), "request": request, "timeout": timeout}
             self._popen.stdin.write(json.dumps(order) + "\n")
             self._popen.stdin.flush()

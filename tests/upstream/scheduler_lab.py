@@ -8,9 +8,6 @@ lab.step(finished_recving={"a"})
 
 from __future__ import annotations
 
-from tests.upstream import old_vllm  # noqa: F401
-
-# isort: split
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import fields

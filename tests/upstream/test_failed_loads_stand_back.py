@@ -8,7 +8,6 @@ from tests.upstream.guards import guards
 from tests.upstream.run import VLLM_VERSIONS
 
 REPORTING = [version for version in VLLM_VERSIONS if version >= "0.30"]
-RESERVING = [version for version in VLLM_VERSIONS if version >= "0.23"]
 pytestmark = pytest.mark.upstream
 
 
@@ -33,7 +32,7 @@ def test_before_0_30_no_worker_can_report_a_failed_load_of_several_groups(versio
     assert (guards(version)["failed_loads"]["unpatched"] is not None) == (version in REPORTING)
 
 
-@pytest.mark.parametrize("version", RESERVING)
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
 def test_a_load_that_is_offered_again_never_starts_upstream_because_it_would_have_to_fit_twice(version: str) -> None:
     seen = guards(version)["failed_loads"]["offered_again"]["unpatched"]
     assert seen == {"loads": 1, "tokens": 0, "free": True, "reservations_dropped": 0}
@@ -41,6 +40,5 @@ def test_a_load_that_is_offered_again_never_starts_upstream_because_it_would_hav
 
 @pytest.mark.parametrize("version", VLLM_VERSIONS)
 def test_with_the_patch_it_is_loaded_again_without_counting_twice(version: str) -> None:
-    """Before 0.23 nothing is reserved, and it is so without the patch."""
     seen = guards(version)["failed_loads"]["offered_again"]["patched"]
-    assert seen == {"loads": 2, "tokens": 4, "free": True, "reservations_dropped": int(version in RESERVING)}
+    assert seen == {"loads": 2, "tokens": 4, "free": True, "reservations_dropped": 1}

@@ -11,22 +11,24 @@ from pdserve.connectors.lmcache_bounds import CAP_KEY, CAP_SWITCH, LEAST_KEY, Bo
 from pdserve.connectors.lmcache_groups import check_prefixes_load
 from pdserve.errors import StartError
 
+pytestmark = pytest.mark.process
+
 CHUNK, BLOCK = 64, 16
 
 
-@pytest.mark.parametrize("found", [64, 128, 448])
+@pytest.mark.parametrize("hit", [64, 128, 448])
 @pytest.mark.parametrize("least", [0, 16, 64, 100, 256])
 @pytest.mark.parametrize("cap", [0, 64, 100, 128, 256, 1000])
-def test_a_reload_keeps_within_its_bounds_and_ends_at_a_boundary_of_chunks(cap: int, least: int, found: int) -> None:
-    for computed in range(0, found, BLOCK):
-        for offered in (found - computed, found - computed - 1):
+def test_a_reload_keeps_within_its_bounds_and_ends_at_a_boundary_of_chunks(cap: int, least: int, hit: int) -> None:
+    for computed in range(0, hit, BLOCK):
+        for offered in (hit - computed, hit - computed - 1):
             if not offered:
                 continue
-            taken = Bounds(cap, least).take(computed=computed, found=found, offered=offered, chunk=CHUNK)
+            taken = Bounds(cap, least).take(computed=computed, hit=hit, offered=offered, chunk=CHUNK)
             assert taken.end % CHUNK == 0
-            assert taken.end <= found
+            assert taken.end <= hit
             if taken.tokens:
-                assert taken.end == found or computed + taken.tokens == taken.end
+                assert taken.end == hit or computed + taken.tokens == taken.end
                 assert least <= taken.tokens <= (cap or offered)
             else:
                 assert least, "only a minimum refuses a load whose cap has room for a chunk"
@@ -34,12 +36,12 @@ def test_a_reload_keeps_within_its_bounds_and_ends_at_a_boundary_of_chunks(cap: 
 
 
 def test_a_cap_that_is_no_multiple_is_rounded_down_to_whole_chunks() -> None:
-    assert Bounds(cap=100).take(computed=0, found=448, offered=448, chunk=CHUNK) == (64, 64)
+    assert Bounds(cap=100).take(computed=0, hit=448, offered=448, chunk=CHUNK) == (64, 64)
 
 
 def test_the_cap_counts_from_where_the_local_prefix_ends() -> None:
-    assert Bounds(cap=128).take(computed=48, found=448, offered=400, chunk=CHUNK) == (128, 80)
-    assert Bounds(cap=128).take(computed=64, found=448, offered=384, chunk=CHUNK) == (192, 128)
+    assert Bounds(cap=128).take(computed=48, hit=448, offered=400, chunk=CHUNK) == (128, 80)
+    assert Bounds(cap=128).take(computed=64, hit=448, offered=384, chunk=CHUNK) == (192, 128)
 
 
 @pytest.mark.parametrize(

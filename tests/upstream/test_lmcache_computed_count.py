@@ -9,10 +9,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
-from tests.upstream.run import probe
-from tests.upstream.test_lmcache_reload import PAIRS
+from tests.upstream.run import VLLM_VERSIONS, probe
 
 WORKLOADS = 60
 PROMPT = 600
@@ -20,13 +18,13 @@ pytestmark = pytest.mark.upstream
 
 
 @cache
-def found(vllm: str, lmcache: str | None) -> Any:
-    return probe(vllm, "tests.upstream.probes.lmcache_computed_count", str(WORKLOADS), lmcache=lmcache)
+def measured(version: str) -> Any:
+    return probe(version, "tests.upstream.probes.lmcache_computed_count", str(WORKLOADS))
 
 
-@pytest.fixture(params=PAIRS, ids=lambda pair: f"vllm{pair[0]}-lmcache{pair[1] or '-installed'}")
+@pytest.fixture(params=VLLM_VERSIONS)
 def seen(request: pytest.FixtureRequest) -> Any:
-    return found(*request.param)
+    return measured(request.param)
 
 
 @pytest.mark.parametrize("case", ["behind a local prefix", "running neighbour"])
@@ -41,11 +39,7 @@ def test_a_hit_that_vllm_does_not_use_is_not_counted_as_computed(seen: Any) -> N
     assert "wrong" not in seen["patched"]["unused hit"]
 
 
-def test_random_workloads_with_failed_loads_store_no_wrong_chunk(seen: Any, request: pytest.FixtureRequest) -> None:
+def test_random_workloads_with_failed_loads_store_no_wrong_chunk(seen: Any) -> None:
     assert any("stores at" in wrong for wrong in seen["unpatched"]["random"]["wrong"])
-    lmcache = request.node.callspec.params["seen"][1]
-    # Before 0.5.5 LMCache promises its hit once more after a failed load, and never loads it: those locks stay.
-    promises = lmcache is not None and Version(lmcache) < Version("0.5.5")
-    wrong = [said for said in seen["patched"]["random"]["wrong"] if not (promises and "locks left" in said)]
-    assert wrong == []
+    assert seen["patched"]["random"]["wrong"] == []
     assert seen["lowered"] > 0

@@ -24,7 +24,7 @@ def workers() -> Any:
 
 
 def test_a_reload_writes_only_beyond_a_local_prefix_that_ends_inside_a_chunk() -> None:
-    """So nothing need be computed up to the boundary first: upstream's skip_first_n_tokens, older than vllm 0.21.
+    """So nothing need be computed up to the boundary first: upstream's skip_first_n_tokens.
 
     48 tokens of the first chunk (64) are the engine's own: their three blocks keep what it computed, mark 2. All that
     follows has what the other engine computed, mark 1.

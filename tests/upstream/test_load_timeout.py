@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.errors import StartError
-from pdserve.patches.scheduler.given_up_loads import LoadTimeout
-from pdserve.patches.scheduler.load_timeout import SETTING
+from pdserve.patches.scheduler.given_up_loads import SETTING, LoadTimeout
 from tests.upstream.run import ALL_VLLM_VERSIONS, INSTALLED_VLLM
 from tests.upstream.waiting_loads import OURS, WORKLOADS, facts, run
 

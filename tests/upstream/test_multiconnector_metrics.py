@@ -64,7 +64,6 @@ def test_they_are_in_the_log_line_beside_the_statistics_of_the_children(version:
 
 
 def test_they_arrive_without_statistics_of_any_worker(version: str) -> None:
-    """Before 0.24 the scheduler adds its own statistics only to those of a worker."""
     found = metrics(version)["without transfers"]
     children = {"ExampleConnector-0": 1, "ExampleConnector-1": 1}
     assert found["upstream"] == {}

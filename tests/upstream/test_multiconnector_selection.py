@@ -82,12 +82,6 @@ def test_hybrid_models_are_allowed_as_with_upstreams_class(version: str) -> None
     assert (ours["class"], ours["all support"], ours["groups"]) == ("MultiConnector", True, 2)
 
 
-def test_every_child_gets_the_block_pool(version: str) -> None:
-    upstream, ours = found(version, "block_pool")
-    assert upstream == ([] if version == "0.21.0" else ["a", "b"])
-    assert ours == ["a", "b"]
-
-
 def test_the_code_that_it_overrides_is_known(version: str) -> None:
     assert measured(version)["selection"]["verdict"] == "apply"
 

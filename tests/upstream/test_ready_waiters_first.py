@@ -14,7 +14,6 @@ OLD = [version for version in ALL_VLLM_VERSIONS if version < "0.31"]
 STUCK = {
     "behind_a_deferred_one": ["head", "loaded"],
     "behind_a_higher_priority": ["loaded", "urgent"],
-    "behind_a_failed_one": ["failed", "loaded"],
 }
 
 
@@ -38,9 +37,6 @@ def test_a_head_without_room_stops_everything_before_vllm_0_31_and_not_with_the_
 
 
 def test_a_request_whose_load_has_failed_returns_its_blocks_and_stands_back(version: str) -> None:
-    if version < "0.23":  # later the second load is not admitted before the first request has what it needs
-        assert before(version, "behind_a_failed_one")["stuck"] == STUCK["behind_a_failed_one"]
-        assert after(version, "behind_a_failed_one")["order"] == ["loaded", "failed"]
     assert after(version, "behind_a_failed_one")["stuck"] == []
 
 

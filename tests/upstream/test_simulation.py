@@ -46,11 +46,11 @@ def test_and_of_honest_ones_about_aborted_loads(version: str) -> None:
 
 
 def test_deadlocks_of_upstream_are_seen(version: str) -> None:
-    """Before 0.23 of loads among each other, before 0.31 of a queue head that stops those whose KV has arrived.
+    """Before 0.31 of a queue head that stops those whose KV has arrived.
 
     Since 0.31 only when a load fails in a hybrid model: see test_failed_loads_stand_back.
     """
-    seen = simulated(version)["without_gate"]
+    seen = simulated(version)["guarded"]
     kinds = {kind for by_cap in seen.values() for kind in by_cap["kinds"]}
     assert kinds <= {"ok", "deadlock"} | ({"endless"} if version == CASCADING else set())
     if not guards(version)["loaded_go_first"]:

@@ -6,17 +6,19 @@ import pytest
 
 from tests.upstream.workers import group
 
+pytestmark = pytest.mark.process
+
 MODULE = "tests/upstream/test_some.py"
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("test_it[0.24.0]", "0.24.0"),
-        ("test_it[head that needs more-0.21.0]", "0.21.0"),
-        ("test_it[vllm0.22.1-lmcache0.4.7]", "0.22.1"),
-        ("test_it[0.4.7]", MODULE),
-        ("test_it[0.24.01]", MODULE),
+        ("test_it[0.26.0]", "0.26.0"),
+        ("test_it[head that needs more-0.27.1]", "0.27.1"),
+        ("test_it[vllm0.30.0-lmcache0.5.6]", "0.30.0"),
+        ("test_it[0.5.6]", MODULE),
+        ("test_it[0.26.01]", MODULE),
         ("test_since_0_23", MODULE),
     ],
 )

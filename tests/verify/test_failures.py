@@ -14,6 +14,8 @@ from pdserve.verify import Proof, Report
 from tests.proxy.deployment import KEY, MODEL
 from tests.verify.deployment import Deployment, FakeEngine
 
+pytestmark = pytest.mark.process
+
 
 def proof(report: Report, name: str) -> Proof:
     (found,) = [proof for proof in report.proofs if proof.name == name]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pdserve.recipe.model import Verify
 from pdserve.verify import Report
 from tests.verify.deployment import Deployment
+
+pytestmark = pytest.mark.process
 
 
 def statuses(report: Report) -> dict[str, str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.verify.deployment import Deployment
+
+pytestmark = pytest.mark.process
 
 
 def test_a_router_that_is_not_ready_is_sent_nothing(deployment: Deployment) -> None:

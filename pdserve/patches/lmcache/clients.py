@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import Target
+from pdserve.patches.patch import PatchTarget
 from pdserve.patches.wrap import wrap
 
 ADAPTERS = "lmcache.integration.vllm.vllm_multi_process_adapter"
-HOOK = Target("vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory.get_connector_class")
+HOOK = PatchTarget("vllm.distributed.kv_transfer.kv_connector.factory.KVConnectorFactory.get_connector_class")
 """What `once_loaded` takes hold of."""
 
 

@@ -1,7 +1,7 @@
-"""LMCache must not store tokens that the request has not computed.
+"""Patch lmcache-computed-count: LMCache stores no tokens that the request has not computed.
 
-LMCache's connector counts for itself how many tokens of a request are computed: what its lookup has found, or vLLM's
-own prefix, and what each step schedules. vLLM decides otherwise in four cases, and does not say so:
+LMCache's connector counts by itself how many tokens of a request are computed: the hit of its lookup, or vLLM's own
+prefix, and what each step schedules. vLLM decides otherwise in four cases, and does not notify its connector:
 
 - the load failed, and vLLM goes on behind the part that is good (a local prefix): the hit counts as computed;
 - vLLM does not use the hit (`skip_reading_prefix_cache`, another child of MultiConnector loads less): likewise;
@@ -10,7 +10,7 @@ own prefix, and what each step schedules. vLLM decides otherwise in four cases, 
 - vLLM computes the end of a hit again (a full hit, replays of sliding windows): likewise.
 
 The count is then too high, and once the blocks of a chunk are allocated the chunk is stored, its last block in part
-computed. Here the count is brought down to what the scheduler's output says: in the step in which a request is
+computed. Here the count is lowered to that of the scheduler's output: in the step in which a request is
 admitted, and, of those that were running when blocks were reported as invalid, in their next one. It is never raised.
 """
 
@@ -22,29 +22,27 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import HOOK, once_loaded
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-computed-count"
 _DOUBTED = "pdserve_doubted_counts"
 """Attribute of a connector: requests that vLLM may have set back since their last step."""
-_INSIDE_VLLM = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector"
-_LMCACHE = "lmcache.integration.vllm.lmcache_mp_connector"
+_CONNECTOR = "lmcache.integration.vllm.lmcache_mp_connector"
 _METADATA = "lmcache.integration.vllm.lmcache_mp_metadata"
-"""Where lmcache has the count; before 0.5.4 beside the connector."""
+"""The module of LMCache that has the count."""
 
 
 def apply() -> None:
     """Wraps two methods of LMCacheMPConnector as soon as vLLM has imported it; matters in EngineCore."""
-    once_loaded(NAME, _wrap_connectors)
+    once_loaded(NAME, _wrap_connector)
 
 
-def _wrap_connectors() -> None:
-    for module in (_LMCACHE, _INSIDE_VLLM):
-        connector = getattr(sys.modules.get(module), "LMCacheMPConnector", None)
-        if connector is not None:
-            wrap(connector, "build_connector_meta", patch=NAME, around=_with_true_counts)
-            wrap(connector, "update_connector_output", patch=NAME, around=_doubting)
+def _wrap_connector() -> None:
+    connector = getattr(sys.modules.get(_CONNECTOR), "LMCacheMPConnector", None)
+    if connector is not None:
+        wrap(connector, "build_connector_meta", patch=NAME, around=_with_true_counts)
+        wrap(connector, "update_connector_output", patch=NAME, around=_doubting)
 
 
 def _with_true_counts(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,26 +76,20 @@ def _lower(connector: Any, request_id: str, computed: int) -> None:
     tracker = connector.request_trackers.get(request_id)
     if tracker is None:
         return
-    excess = tracker.num_scheduled_tokens + _hit(connector, tracker) - computed
+    # Upstream's count begins with the longer of the two hits.
+    hit = max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
+    excess = tracker.num_scheduled_tokens + hit - computed
     if excess > 0:
-        # The hits stay as they are: they are told to clients, and say where storing goes on.
+        # The hits stay as they are: clients see them, and storing goes on behind them.
         tracker.num_scheduled_tokens -= excess
         effects.count(NAME, "counts-lowered")
 
 
-def _hit(connector: Any, tracker: Any) -> int:
-    """The tokens with which upstream's count begins. lmcache < 0.4.7 and vLLM 0.21's own class count in blocks."""
-    if hasattr(tracker, "num_lmcache_hit_tokens"):
-        return int(max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens))
-    blocks = max(tracker.num_vllm_hit_blocks, tracker.num_lmcache_hit_blocks)
-    return int(blocks * connector._vllm_config.cache_config.block_size)
-
-
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
-        "LMCache's connector counts what its lookup has found as computed, although the load failed behind a local "
+        "LMCache's connector counts the hit of its lookup as computed, although the load failed behind a local "
         "prefix, or vLLM did not use it. The count runs ahead, and a chunk is stored whose last block is computed in "
         "part: wrong KV, which later requests load. The count is lowered to vLLM's own when a request is admitted, and "
         "after invalid blocks."
@@ -106,13 +98,11 @@ PATCH = Patch(
     targets=(
         HOOK,
         *(
-            Target(f"{module}.LMCacheMPConnector.{name}", only=only)
-            for module, only in ((_LMCACHE, ">=0.4.7"), (_INSIDE_VLLM, "<0.22"))
+            PatchTarget(f"{_CONNECTOR}.LMCacheMPConnector.{name}")
             for name in ("build_connector_meta", "update_connector_output")
         ),
         *(
-            Target(f"{module}.{name}", body=True, only=only)
-            for module, only in ((_METADATA, ">=0.5"), (_LMCACHE, ">=0.4.7,<0.5.4"), (_INSIDE_VLLM, "<0.22"))
+            PatchTarget(f"{_METADATA}.{name}", body=True)
             for name in (
                 "LMCacheMPRequestTracker.increase_num_scheduled_tokens",
                 "LMCacheMPRequestMetadata.GetStoreMetadata",

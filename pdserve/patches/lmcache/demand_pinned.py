@@ -1,8 +1,7 @@
-"""LMCache's server must not pin all of a large L1 while engines register with it."""
+"""Patch lmcache-demand-pinned: LMCache's server pins L1 as it is used, not all of it while engines register."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 SWITCH = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
@@ -23,7 +22,6 @@ _STEP_GIB = 64
 _GIB = 1 << 30
 _growth = threading.Lock()
 """One thread at a time pins memory: a server has one such allocator."""
-_CLASS_UNTIL_0_5_1 = "lmcache.v1.lazy_memory_allocator.LazyMemoryAllocator"
 _CLASS = "lmcache.v1.memory_allocators.lazy_memory_allocator.LazyMemoryAllocator"
 
 
@@ -33,10 +31,11 @@ def apply() -> None:
     Raises StartError when STEP is not a number of GiB.
     """
     step = step_bytes(os.environ.get(STEP))
-    allocator = _allocator_class()
-    wrap(allocator, "_expand_worker", patch=_NAME, around=_nothing_in_the_background)
+    from lmcache.v1.memory_allocators.lazy_memory_allocator import LazyMemoryAllocator
+
+    wrap(LazyMemoryAllocator, "_expand_worker", patch=_NAME, around=_nothing_in_the_background)
     for method in ("allocate", "batched_allocate"):
-        wrap(allocator, method, patch=_NAME, around=lambda original: _growing(original, step))
+        wrap(LazyMemoryAllocator, method, patch=_NAME, around=lambda original: _growing(original, step))
 
 
 def step_bytes(text: str | None) -> int:
@@ -50,17 +49,6 @@ def step_bytes(text: str | None) -> int:
     if not 0 < step < float("inf"):
         raise StartError(f"{STEP}={text} is not a positive number of GiB")
     return int(step * _GIB)
-
-
-def _allocator_class() -> Any:
-    for name in (_CLASS, _CLASS_UNTIL_0_5_1):
-        module, _, attribute = name.rpartition(".")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            if error.name is None or not module.startswith(error.name):
-                raise
-    raise StartError(f"patch {_NAME} does not know this upstream code: {_CLASS} does not exist")
 
 
 def _nothing_in_the_background(_original: Callable[..., None]) -> Callable[..., None]:
@@ -84,7 +72,7 @@ def _growing(original: Callable[..., Any], step: int) -> Callable[..., Any]:
 
 
 def _grow(allocator: Any, seen: int, step: int) -> bool:
-    """Pins and commits `step` more, unless somebody has done so since the size was `seen`. False: nothing more to
+    """Pins and commits `step` more, unless another thread has done so since the size was `seen`. False: nothing more to
     have (the allocator is being closed)."""
     with _growth:
         if allocator._curr_size > seen:
@@ -106,16 +94,15 @@ def _grow(allocator: Any, seen: int, step: int) -> bool:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "LMCache's allocator pins all of L1 in a background thread from its first second. On ROCm pinning terabytes "
         "stalls the opening of the engines' IPC handles, so their registration times out. With it L1 grows when an "
         "allocation finds no room, in steps."
     ),
-    issue="not reported upstream; LazyMemoryAllocator._expand_worker of lmcache 0.4.1 to 0.5.6",
+    issue="not reported upstream; LazyMemoryAllocator._expand_worker of lmcache 0.5.6",
     targets=tuple(
-        Target(f"{name}.{method}", body=body, only=only)
-        for name, only in ((_CLASS_UNTIL_0_5_1, "<0.5.2"), (_CLASS, ">=0.5.2"))
+        PatchTarget(f"{_CLASS}.{method}", body=body)
         for method, body in (
             ("_expand_worker", True),
             ("_pin_memory_chunk", False),
@@ -129,7 +116,7 @@ PATCH = Patch(
     platforms=("rocm",),
     settings=frozenset({SWITCH}),
     required=False,
-    effects={"expansions": "times that L1 was grown because an allocation found no room"},
+    effects={"expansions": "times that L1 was grown because an allocation did not fit"},
     gauges={"pinned_bytes": "bytes of L1 that are pinned"},
     remove_when="LMCache pins L1 as it is used, instead of all of it from the start",
     apply=apply,

@@ -1,4 +1,4 @@
-"""Eviction must begin at a share of the L1 that was asked for, not of what is pinned so far."""
+"""Patch lmcache-final-capacity: eviction begins at a share of the configured L1, not of what is pinned so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches.lmcache.demand_pinned import SWITCH
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "lmcache-final-capacity"
@@ -30,19 +30,14 @@ def _of_final_capacity(original: Callable[[Any], tuple[int, int]]) -> Callable[[
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "The eviction watermark is a share of the memory that LMCache's growing allocator has committed so far. While "
         "it grows that is less than L1, so KV is evicted although there is room; if it grows on demand, it never "
         "grows. With it the share is of the final size."
     ),
-    issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.4.1 to 0.5.6",
-    targets=(
-        Target("lmcache.v1.distributed.memory_manager.L1MemoryManager.get_memory_usage", only="<0.4.7"),
-        Target(
-            "lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage", only=">=0.4.7"
-        ),
-    ),
+    issue="not reported upstream; L1MemoryManager.get_memory_usage of lmcache 0.5.6",
+    targets=(PatchTarget("lmcache.v1.distributed.memory_manager.l1_memory_manager.L1MemoryManager.get_memory_usage"),),
     runs_in=("lmcache-server",),
     platforms=("rocm",),
     settings=frozenset({SWITCH}),

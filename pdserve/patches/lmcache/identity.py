@@ -1,4 +1,4 @@
-"""An LMCache server must say which life of it answers, so that its clients know when it has forgotten them."""
+"""Patch lmcache-identity: each start of an LMCache server has a name, so that clients notice a new server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-identity"
@@ -31,23 +31,22 @@ def apply() -> None:
 
 
 def identity_in(capabilities: Iterable[str]) -> str | None:
-    """Which life of a server has answered; None: it does not say."""
+    """The name of the server's start; None: the server has no such name."""
     return next((name for name in capabilities if name.startswith(_PREFIX)), None)
 
 
 PATCH = Patch(
     name=NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "A new LMCache server answers the pings of its predecessor's clients as if nothing had happened, and drops "
-        "all that they store. It says who it is: a name that is new in each of its lives, among its capabilities. "
+        "all that they store. With the patch its capabilities have a name that is new at each start. "
         "lmcache-registration reads it."
     ),
     issue="not reported yet: docs/upstream-issues.md, the last one",
-    lmcache=">=0.5.6",
-    targets=(Target(f"{_MODULE}.ManagementModule.get_experimental", body=True, only=">=0.5.6"),),
+    targets=(PatchTarget(f"{_MODULE}.ManagementModule.get_experimental", body=True),),
     runs_in=("lmcache-server",),
     required=False,
-    remove_when="a ping of a worker that is not registered says so",
+    remove_when="a server answers the ping of an unregistered worker with an error",
     apply=apply,
 )

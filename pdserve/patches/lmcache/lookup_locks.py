@@ -1,4 +1,4 @@
-"""The read locks of a lookup go back when its request ends before it has blocks."""
+"""Patch lmcache-lookup-locks: a request that ends before it has blocks gives its read locks back."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pdserve.patches.patch import Patch
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by name where the plan says so."""
+    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(
     name="lmcache-lookup-locks",
-    behaviour="F",
+    behaviour="reloads from LMCache",
     summary=(
         "A lookup locks all that it finds in LMCache. Of a request that ends before it has blocks (a client that "
         "leaves a queue) upstream ends the session alone, and every chunk of the hit stays locked, and cannot be "

@@ -1,4 +1,4 @@
-"""The end of a save must be reported also when a load of the same request is dropped with it."""
+"""Patch lmcache-lost-send: the end of a save is reported also when a load of its request is dropped with it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
-from pdserve.patches.patch import Patch, Target
-from pdserve.patches.scheduler.load_timeout import SETTING
+from pdserve.patches.patch import Patch, PatchTarget
+from pdserve.patches.scheduler.given_up_loads import SETTING
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-lost-send"
@@ -55,17 +55,17 @@ _ADAPTER = f"{ADAPTERS}.LMCacheMPWorkerAdapter"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "When its server is lost, LMCache's worker drops all transfers; of a request with a load and a save among them "
-        "it reports the load alone, because that would free the request. One that has given up its load (load-timeout) "
-        "is not freed by it and would keep its blocks for ever."
+        "it reports the load alone, because that frees the request. A request that has given up its load "
+        "(load-timeout) is not freed by it and would keep its blocks for ever."
     ),
     issue="https://github.com/LMCache/LMCache/issues/5047",
     targets=(
         HOOK,
-        Target(f"{_ADAPTER}._process_finished_stores"),
-        Target(f"{_ADAPTER}.get_finished"),
+        PatchTarget(f"{_ADAPTER}._process_finished_stores"),
+        PatchTarget(f"{_ADAPTER}.get_finished"),
     ),
     runs_in=("worker",),
     connectors=frozenset({"LMCacheMPConnector"}),

@@ -1,4 +1,4 @@
-"""A reload that is not worth its round trip is computed instead."""
+"""Patch lmcache-min-load: a reload that is not worth its round trip is computed instead."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pdserve.patches.patch import Patch
 
 
 def apply() -> None:
-    """Nothing: vLLM loads the subclass by name where the plan says so."""
+    """Nothing: vLLM loads the subclass by the name that the plan gives it."""
 
 
 PATCH = Patch(
     name="lmcache-min-load",
-    behaviour="F",
+    behaviour="reloads from LMCache",
     summary=(
         "LMCacheMPConnector reloads a single chunk as readily as a whole prompt, and the request leaves the batch for "
         "it. With min_load_tokens a smaller reload is not done: its tokens are computed, and every read lock of its "

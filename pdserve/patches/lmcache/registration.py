@@ -1,8 +1,8 @@
-"""LMCache's workers must register again at every server that does not know them.
+"""Patch lmcache-registration: LMCache's workers register again at every server that does not know them.
 
 Upstream (lmcache 0.5.6) registers again after an unhealthy heartbeat only, and the heartbeat begins with the first
 store. A server that died before it, or that is back before a ping has timed out, answers the next ping: it refuses
-all that the worker stores, in silence. Here three things say that the server may be another one: its identity
+all that the worker stores, in silence. Here three signs mean that the server may be a new one: its identity
 (lmcache-identity), a connection that broke, and a heartbeat that was late by more than the server waits for one.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.lmcache.clients import ADAPTERS, HOOK, once_loaded
 from pdserve.patches.lmcache.identity import identity_in
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "lmcache-registration"
@@ -40,7 +40,7 @@ _TRANSFERS = frozenset({"store", "retrieve", "store_q", "prepare_store", "commit
 (commit_retrieve is waited for in the same call.)"""
 
 _Server = tuple[str | None, int]
-"""Its identity, None where it does not say; and how many connections had ended before."""
+"""Its identity, None where it has none; and how many connections had ended before."""
 
 
 def apply() -> None:
@@ -67,7 +67,7 @@ def _ending_what_nobody_answers(original: Callable[..., None]) -> Callable[..., 
     def cancel_streams(self: Any) -> None:
         original(self)
         setattr(self, _BROKEN, getattr(self, _BROKEN, 0) + 1)
-        # Those first: who gets one of the answers below must see that there is no server.
+        # Those first: the receiver of an answer below must see that there is no server.
         for heartbeat in getattr(self, _HEARTBEATS, ()):
             heartbeat._health_event.clear()
             heartbeat.wake()
@@ -115,7 +115,7 @@ def _is_another(adapter: Any, seconds: float) -> bool:
 
 
 def _server(adapter: Any, seconds: float) -> _Server:
-    """Who answers now. Raises TimeoutError or ConnectionError."""
+    """The server that answers now. Raises TimeoutError or ConnectionError."""
     broken = getattr(_queue(adapter.req_client), _BROKEN, 0)
     return identity_in(adapter.req_client.get_experimental().result(timeout=seconds)), broken
 
@@ -190,21 +190,20 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_
 
 PATCH = Patch(
     name=NAME,
-    behaviour="J",
+    behaviour="LMCache server",
     summary=(
         "LMCache's workers register again only after an unhealthy heartbeat, which begins with their first store. A "
-        "server that is back before is never told of them and drops what they store, in silence. They register again "
-        "when it is another one (lmcache-identity) or their connection broke, and what only its predecessor could "
+        "server that is back before never hears of them and drops what they store, in silence. They register again "
+        "when it is a new one (lmcache-identity) or their connection broke, and what only its predecessor could "
         "answer ends."
     ),
     issue="not reported yet: docs/upstream-issues.md, the last one",
-    lmcache=">=0.5.6",
     targets=(
         HOOK,
-        Target(f"{_QUEUE}.cancel_streams", body=True, only=">=0.5.6"),
-        Target(f"{_QUEUE}.process_inbound", body=True, only=">=0.5.6"),
+        PatchTarget(f"{_QUEUE}.cancel_streams", body=True),
+        PatchTarget(f"{_QUEUE}.process_inbound", body=True),
         *(
-            Target(f"{ADAPTERS}.{name}", body=True, only=">=0.5.6")
+            PatchTarget(f"{ADAPTERS}.{name}", body=True)
             for name in (
                 "HeartbeatThread._execute",
                 "LMCacheMPWorkerAdapter._send_register_kv_caches_request",
@@ -213,10 +212,8 @@ PATCH = Patch(
                 "LMCacheMPWorkerAdapter.get_finished",
             )
         ),
-        Target(
-            "lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True, only=">=0.5.6"
-        ),
-        Target(f"{_CONNECTOR}.get_handshake_metadata"),
+        PatchTarget("lmcache.v1.multiprocess.futures.DeviceMessagingFuture._on_raw_future_complete", body=True),
+        PatchTarget(f"{_CONNECTOR}.get_handshake_metadata"),
     ),
     runs_in=("worker", "engine-core"),
     connectors=frozenset({"LMCacheMPConnector"}),

@@ -1,4 +1,4 @@
-"""MooncakeConnector's bootstrap server must accept a prefill that was started again beside it.
+"""Patch mooncake-bootstrap: Mooncake's bootstrap server accepts a prefill that was started again beside it.
 
 The server outlives its workers when it is an external one (`bootstrap_server_address`) or when one data-parallel rank
 is started again. It then has entries of workers that are dead, and refuses their successors with status 400, which
@@ -15,7 +15,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake.peer import refuses
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-bootstrap"
@@ -45,7 +45,9 @@ def _after_the_dead(original: Callable[..., Awaitable[Any]]) -> Callable[..., Co
             elif _in_the_way(self.workers, payload) == in_the_way:  # another worker may have done it meanwhile
                 _remove(self.workers, payload)
                 effects.count(_NAME, "registrations-replaced", len(in_the_way))
-                log.warning("%s of dp rank %s no longer listen; replaced", in_the_way, payload.dp_rank)
+                log.warning(
+                    "%s of dp rank %s no longer listen: another worker replaces them", in_the_way, payload.dp_rank
+                )
         return await original(self, payload)
 
     return register_worker
@@ -73,13 +75,13 @@ def _remove(workers: dict[int, Any], payload: Any) -> None:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A bootstrap server that outlives its prefill refuses the next one (400, Engine ID mismatch), whose start then "
         "fails. Entries whose addresses refuse connections are dead and give way; living ones are kept."
     ),
-    issue="not reported upstream; MooncakeBootstrapServer.register_worker of vllm 0.21 to 0.33",
-    targets=(Target(f"{_SERVER}.register_worker", body=True),),
+    issue="not reported upstream; MooncakeBootstrapServer.register_worker of vllm 0.26 to 0.33",
+    targets=(PatchTarget(f"{_SERVER}.register_worker", body=True),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     required=False,

@@ -1,10 +1,10 @@
-"""MooncakeConnector must start where there is no accelerator."""
+"""Patch mooncake-cpu-device: MooncakeConnector starts where there is no accelerator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-cpu-device"
@@ -31,14 +31,14 @@ def _index_or_zero(original: Callable[[], int]) -> Callable[[], int]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="K",
+    behaviour="CPU without accelerator",
     summary=(
         "MooncakeConnector's worker asks torch for the index of the current accelerator when it is built, and torch "
         "raises where there is none, although the transfer engine moves host memory over TCP. Without an accelerator "
-        "the index is 0; with one nothing changes."
+        "the index is 0; with an accelerator nothing changes."
     ),
-    issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.21 to 0.33",
-    targets=(Target("torch.accelerator.current_device_index"),),
+    issue="not reported upstream; MooncakeConnectorWorker.__init__ of vllm 0.26 to 0.33",
+    targets=(PatchTarget("torch.accelerator.current_device_index"),),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
     platforms=("cpu",),

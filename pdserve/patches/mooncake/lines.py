@@ -1,4 +1,4 @@
-"""The connections over which a decode worker withdraws transfers: one a prefill worker, however many transfers.
+"""The connections over which a decode worker withdraws transfers: one to each prefill worker.
 
 What waits goes out in one message. A connection that broke is made anew and what was not answered on it is sent again:
 to withdraw twice is the same as once. It is closed when nothing was withdrawn for a while. All in the receiver loop.
@@ -28,16 +28,16 @@ _AGAIN_SECONDS = 1.0
 log = logging.getLogger("pdserve.patches")
 
 
-class Answer(Enum):
+class WithdrawalResult(Enum):
     """What became of a withdrawal."""
 
     RELEASED = "prefill does not write these and keeps no KV for them"
     REFUSED = "prefill does not take withdrawals"
-    GONE = "nobody listens there any more"
+    GONE = "no process listens there any more"
 
 
 class Lines:
-    """Of one decode worker."""
+    """All withdrawals of one decode worker. Owns a task for each prefill worker that has something to do."""
 
     def __init__(self, worker: Any, patch: str) -> None:
         """`patch`: under whose name a lack of sockets is counted."""
@@ -45,8 +45,8 @@ class Lines:
         self._patch = patch
         self._lines: dict[str, _Line] = {}
 
-    def withdraw(self, address: str, transfers: Mapping[str, str]) -> asyncio.Future[Answer]:
-        """From the prefill worker at that address, request -> transfer id. It is sent whether somebody waits or not."""
+    def withdraw(self, address: str, transfers: Mapping[str, str]) -> asyncio.Future[WithdrawalResult]:
+        """From the prefill worker at that address, request -> transfer id. Sent whether the caller waits or not."""
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self._worker, address, self._patch, self._ended)
@@ -57,19 +57,19 @@ class Lines:
 
 
 class _Line:
-    """To one prefill worker, until it has nothing to do."""
+    """The connection to one prefill worker, until it has nothing to do."""
 
     def __init__(self, worker: Any, address: str, patch: str, ended: Callable[[str], None]) -> None:
         self._worker, self._address, self._patch, self._ended = worker, address, patch, ended
         self._unsent: dict[str, str] = {}
         self._unanswered: dict[str, str] = {}
         self._asking: dict[str, list[_Asked]] = {}
-        """By request: who waits for its answer."""
+        """By request: the calls that wait for its answer."""
         self._wake = asyncio.Event()
         # A context of its own: the sockets of a pull's context are monitored for that pull.
         self._task = asyncio.get_running_loop().create_task(self._serve(), context=contextvars.Context())
 
-    def withdraw(self, transfers: Mapping[str, str]) -> asyncio.Future[Answer]:
+    def withdraw(self, transfers: Mapping[str, str]) -> asyncio.Future[WithdrawalResult]:
         asked = _Asked(set(transfers))
         for request in transfers:
             self._asking.setdefault(request, []).append(asked)
@@ -131,12 +131,12 @@ class _Line:
         if response.status == status.ERROR:
             # It names no request: such a peer answers every withdrawal like this.
             log.warning("%s does not take withdrawals: %s", self._address, response.err_msg)
-            self._answered(list(self._unanswered), Answer.REFUSED)
+            self._answered(list(self._unanswered), WithdrawalResult.REFUSED)
         else:
-            self._answered(response.ok_reqs or (), Answer.RELEASED)
+            self._answered(response.ok_reqs or (), WithdrawalResult.RELEASED)
 
     def _lost(self) -> None:
-        self._answered([*self._unanswered, *self._unsent], Answer.GONE)
+        self._answered([*self._unanswered, *self._unsent], WithdrawalResult.GONE)
         self._unsent.clear()
         self._wake.set()
 
@@ -146,7 +146,7 @@ class _Line:
         self._unanswered = {}
         self._wake.set()
 
-    def _answered(self, requests: Collection[str], answer: Answer) -> None:
+    def _answered(self, requests: Collection[str], answer: WithdrawalResult) -> None:
         for request in requests:
             self._unanswered.pop(request, None)
             for asked in self._asking.pop(request, ()):
@@ -158,9 +158,9 @@ class _Asked:
 
     def __init__(self, requests: set[str]) -> None:
         self._left = requests
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[WithdrawalResult] = asyncio.get_running_loop().create_future()
 
-    def settle(self, request: str, answer: Answer) -> None:
+    def settle(self, request: str, answer: WithdrawalResult) -> None:
         self._left.discard(request)
         if not self._left and not self.answer.done():
             self.answer.set_result(answer)

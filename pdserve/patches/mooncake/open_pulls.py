@@ -27,14 +27,14 @@ class OpenPull:
     meta: Any
     """Upstream's PullReqMeta."""
     peers_left: int | None = None
-    """None: nobody was asked yet."""
+    """None: no prefill worker was asked yet."""
     withdrawn: bool = False
     """Its request has ended: only its blocks are waited for."""
     failed: bool = False
 
     @property
     def has_blocks(self) -> bool:
-        """Without, it only tells prefill to free its own; no request waits for it."""
+        """Without blocks it only makes prefill free its own; no request waits for it."""
         return any(self.meta.local_block_ids)
 
 
@@ -43,7 +43,7 @@ class Peer:
 
     def __init__(self, address: str, batch: dict[str, Any]) -> None:
         self.address = address
-        self.batch = Batch(batch, self)
+        self.batch = PeerPulls(batch, self)
         self.unsettled = set(batch)
         self.asked = False
         """Before, it cannot write."""
@@ -51,14 +51,16 @@ class Peer:
         """There was no socket to ask it with."""
         self.lost = False
         self.answered = False
-        """It has said its last word; what that leaves out is not written."""
+        """Its last answer has come; what that leaves out is not written."""
         self.over = asyncio.Event()
         """Lost, or all is settled: no answer is of interest any more."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def ask(self) -> bool:
         """Its turn has come; for what is left of the batch. False: nothing is."""
-        self.batch = Batch({request: self.batch[request] for request in self.batch if request in self.unsettled}, self)
+        self.batch = PeerPulls(
+            {request: self.batch[request] for request in self.batch if request in self.unsettled}, self
+        )
         self.asked = bool(self.batch)
         return self.asked
 
@@ -67,19 +69,19 @@ class Peer:
             task.cancel()
 
 
-class Batch(dict[str, Any]):
-    """The pulls of one peer, by request: what upstream's coroutine passes on tells whose answer it is."""
+class PeerPulls(dict[str, Any]):
+    """The pulls of one peer, by request: upstream's coroutine passes it on, so that an answer has its peer."""
 
     def __init__(self, pulls: dict[str, Any], peer: Peer) -> None:
         super().__init__(pulls)
         self.peer = peer
 
-    def copy(self) -> Batch:
-        return Batch(self, self.peer)
+    def copy(self) -> PeerPulls:
+        return PeerPulls(self, self.peer)
 
 
 class OpenPulls:
-    """Of one decode worker."""
+    """All open pulls of one decode worker."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -113,7 +115,7 @@ class OpenPulls:
         return [request for request, pull in found.items() if pull is not None and pull.peers_left is None]
 
     def is_wanted(self, request: str) -> bool:
-        """Whether somebody waits for its KV; else prefill only has to be told to free its own."""
+        """Whether a request waits for its KV; else prefill only has to free its own."""
         pull = self._pulls.get(request)
         return pull is not None and pull.has_blocks and not pull.withdrawn
 
@@ -141,7 +143,7 @@ class OpenPulls:
         return pull is None or pull.withdrawn
 
     def withdraw(self, requests: Iterable[str]) -> Iterator[tuple[Peer, dict[str, str]]]:
-        """Marks pulls whose requests have ended; the peers to be told, with request -> transfer id."""
+        """Marks pulls whose requests have ended; the peers to notify, with request -> transfer id."""
         told: dict[Peer, dict[str, str]] = {}
         for request in requests:
             pull = self._pulls.get(request)
@@ -175,7 +177,7 @@ class OpenPulls:
             self._settled(request, pull)
 
     def fail(self, peer: Peer | None, request: str) -> None:
-        """Its KV will not come from this peer; None: nobody could be asked."""
+        """Its KV will not come from this peer; None: no peer could be asked."""
         if peer is not None:
             self.settle(peer, request, failed=True)
             return
@@ -190,8 +192,7 @@ class OpenPulls:
 
         Before 0.30 it takes ids of blocks, and only for models with one group of KV layers.
         """
-        config = self._worker.kv_cache_config  # 0.21 allows for none
-        return hasattr(self._worker, "_handle_failed_recv") or config is None or len(config.kv_cache_groups) == 1
+        return hasattr(self._worker, "_handle_failed_recv") or len(self._worker.kv_cache_config.kv_cache_groups) == 1
 
     def report(self, request: str) -> None:
         """Its blocks as failed, once, where upstream does not (before 0.30); must come before `fail`."""

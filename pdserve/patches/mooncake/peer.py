@@ -18,12 +18,12 @@ _probing: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Task[bool]] = {}
 
 
 async def refuses(address: str) -> bool:
-    """Whether nobody listens at tcp://host:port any more.
+    """Whether no process listens at tcp://host:port any more.
 
-    Only a refused connection says so. A stopped process still has its kernel accept connections, and an address that
+    Only a refused connection is proof. A stopped process still has its kernel accept connections, and an address that
     cannot be reached may be one whose worker is alive and writes KV over another network: both are "no".
 
-    All who ask about an address at the same time share one connection: when a prefill dies, every pull from it asks.
+    All callers that ask about an address at the same time share a connection: when a prefill dies, all its pulls ask.
     An answer that was on its way when the prefill died does no harm: libzmq's next attempt to connect asks again.
     """
     key = (asyncio.get_running_loop(), address)
@@ -48,9 +48,9 @@ async def _refuses(address: str) -> bool:
 
 
 def watch(sock: Any, address: str, *, lost: Callable[[], None], reconnecting: Callable[[], None]) -> None:
-    """Has `lost` called, perhaps several times, when nobody listens at `address` any more, until `sock` is closed.
+    """Has `lost` called, perhaps several times, when no process listens at `address` any more, until `sock` is closed.
 
-    `reconnecting` is called when the connection broke although somebody listens: an answer to what was sent on it can
+    `reconnecting` is called when the connection broke although a process listens: an answer to what was sent on it can
     no longer arrive, because a ROUTER knows a connection that was made anew under another identity.
 
     `sock` is one of a zmq.asyncio.Context, in the running loop. The task has no other end than that of `sock` or of

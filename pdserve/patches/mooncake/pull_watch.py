@@ -14,7 +14,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
-from pdserve.patches.mooncake.lines import Answer
+from pdserve.patches.mooncake.lines import WithdrawalResult
 from pdserve.patches.mooncake.open_pulls import NAME, OpenPulls, Peer
 from pdserve.patches.mooncake.peer import refuses, watch
 
@@ -45,7 +45,7 @@ def with_withdrawals(original: Callable[..., None]) -> Callable[..., None]:
 async def _withdraw(worker: Any, requests: Collection[str]) -> None:
     for peer, transfers in OpenPulls.of(worker).withdraw(requests):
         effects.count(NAME, "pulls-withdrawn", len(transfers))
-        _tell(worker, peer, transfers)
+        _start_withdrawal(worker, peer, transfers)
 
 
 def registered(original: _Async) -> _Async:
@@ -102,7 +102,7 @@ async def _pull_in_turn(worker: Any, peer: Peer, original: _Async) -> None:
 
 
 async def _release(worker: Any, address: str, metas: dict[str, Any], original: _Async) -> None:
-    """Has prefill free what nobody pulls: requests that were rejected, have ended, or have all of their KV here.
+    """Makes prefill free what no decode pulls: requests that were rejected, have ended, or have all of their KV here.
 
     Upstream pulls no blocks, which waits at prefill until that has the KV: for ever, if it has rejected the request
     too. A prefill without the patch is asked like this all the same.
@@ -112,11 +112,11 @@ async def _release(worker: Any, address: str, metas: dict[str, Any], original: _
     pulls = OpenPulls.of(worker)
     peer = pulls.open_peer(address, metas)
     answer = await pulls.lines.withdraw(address, {request: meta.transfer_id for request, meta in metas.items()})
-    if answer is Answer.REFUSED:
+    if answer is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")
         await _pull_in_turn(worker, peer, original)
         return
-    if answer is Answer.GONE:
+    if answer is WithdrawalResult.GONE:
         _forget_address(worker, address)
     else:
         effects.count(NAME, "transfers-released", len(metas))
@@ -144,7 +144,7 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
         reason = "prefill did not answer in time"
         await _withdrawn_or_gone(worker, peer)
     if peer.lost:
-        reason = f"nobody listens at {peer.address} any more"
+        reason = f"no process listens at {peer.address} any more"
         effects.count(NAME, "peers-lost")
         _forget_address(worker, peer.address)
         await asyncio.sleep(SETTLE_SECONDS)
@@ -153,10 +153,10 @@ async def _pull(worker: Any, peer: Peer, original: _Async) -> None:
 
 async def _withdrawn_or_gone(worker: Any, peer: Peer) -> None:
     """Returns when the peer has let go of what it was asked for, refuses connections, or does not take withdrawals."""
-    telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
-    while not telling.done():
-        await asyncio.wait({telling}, timeout=_LOOK_SECONDS)
-        if not telling.done() and await refuses(peer.address):
+    withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
+    while not withdrawal.done():
+        await asyncio.wait({withdrawal}, timeout=_LOOK_SECONDS)
+        if not withdrawal.done() and await refuses(peer.address):
             peer.lost = True
             return
 
@@ -195,23 +195,23 @@ def _monitored(worker: Any, peer: Peer, make: Callable[[], Any]) -> Any:
 
 
 def _watch(worker: Any, peer: Peer, sock: Any) -> None:
-    telling: asyncio.Task[None] | None = None
+    withdrawal: asyncio.Task[None] | None = None
 
     def lost() -> None:
         peer.lost = True
         peer.over.set()
 
     def reconnecting() -> None:
-        nonlocal telling
-        if telling is not None:
-            telling.cancel()  # its answer may have been lost with its connection
+        nonlocal withdrawal
+        if withdrawal is not None:
+            withdrawal.cancel()  # its answer may have been lost with its connection
         if peer.unsettled:
-            telling = _tell(worker, peer, OpenPulls.of(worker).transfers(peer))
+            withdrawal = _start_withdrawal(worker, peer, OpenPulls.of(worker).transfers(peer))
 
     watch(sock, peer.address, lost=lost, reconnecting=reconnecting)
 
 
-def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[None]:
+def _start_withdrawal(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[None]:
     """Withdraws from one prefill worker; the task ends with its answer, or with the peer's pull."""
     answer = OpenPulls.of(worker).lines.withdraw(peer.address, transfers)
     # Outside of the context in which sockets are monitored.
@@ -223,12 +223,14 @@ def _tell(worker: Any, peer: Peer, transfers: dict[str, str]) -> asyncio.Task[No
     return task
 
 
-async def _answered(worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[Answer]) -> None:
+async def _answered(
+    worker: Any, peer: Peer, transfers: Collection[str], answer: asyncio.Future[WithdrawalResult]
+) -> None:
     """A prefill without the patch refuses, and its pull ends as upstream ends it."""
-    found = await answer
-    if found is Answer.REFUSED:
+    result = await answer
+    if result is WithdrawalResult.REFUSED:
         effects.count(NAME, "withdrawals-refused")
-    elif found is Answer.GONE:
+    elif result is WithdrawalResult.GONE:
         peer.lost = True
         peer.over.set()
     else:
@@ -278,7 +280,7 @@ def with_failed_blocks(original: Callable[..., set[int]]) -> Callable[..., set[i
 
 def _not_asked(worker: Any, engine: str, metas: dict[str, Any], error: BaseException | None) -> None:
     if error is not None:
-        # What its bootstrap server said of it cannot be used: ask again the next time.
+        # The bootstrap server's answer about it cannot be used: ask again the next time.
         worker._remote_agents.pop(engine, None)
     requests = OpenPulls.of(worker).unasked(metas)
     _fail_at(worker, None, metas, requests, f"prefill engine {engine} cannot be asked ({error!r})")
@@ -289,7 +291,7 @@ def _fail(worker: Any, peer: Peer, requests: Collection[str], reason: str) -> No
 
 
 def _fail_at(worker: Any, peer: Peer | None, metas: dict[str, Any], requests: list[str], reason: str) -> None:
-    """Each is told to the scheduler unless it was withdrawn: upstream's way from 0.30, before that it has none."""
+    """Reports each to the scheduler unless it was withdrawn: upstream does so from vllm 0.30 on."""
     if not requests:
         return
     if hasattr(worker, "_handle_failed_recv"):

@@ -1,4 +1,4 @@
-"""MooncakeConnector's decode side must not wait for KV that cannot come, nor release blocks that may be written.
+"""Patch mooncake-pulls: decode does not wait for KV that cannot come, nor release blocks that may be written.
 
 Three ends of a pull that upstream does not see: its request is aborted, its prefill dies, or prefill's answer leaves
 it out. The scheduler's half is here: it names the requests whose pulls are to be withdrawn. The worker's is in
@@ -13,7 +13,7 @@ from typing import Any
 from pdserve.patches.mooncake import pull_watch as watch
 from pdserve.patches.mooncake import sockets
 from pdserve.patches.mooncake.open_pulls import NAME as _NAME
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
@@ -86,7 +86,7 @@ def _scheduled(scheduler: Any) -> tuple[set[str], set[str]]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A decode request whose KV cannot come (client gone, prefill dead or without an answer) holds its blocks for "
         "the abort timeout and 60 s, before vllm 0.30 for ever. Its pull is withdrawn or failed at once; its blocks "
@@ -95,20 +95,20 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/35943",
     targets=(
-        Target(f"{_SCHEDULER}.build_connector_meta", body=True),
-        Target(f"{_SCHEDULER}.request_finished", body=True),
-        Target(f"{_WORKER}.start_load_kv", body=True),
-        Target(f"{_WORKER}._start_load_kv", body=True),
-        Target(f"{_WORKER}.handle_new_engine_id", body=True),
-        Target(f"{_WORKER}.receive_kv", body=True),
-        Target(f"{_WORKER}.receive_kv_from_single_worker", body=True),
-        Target(f"{_WORKER}.process_pulling_result", body=True),
-        Target(f"{_WORKER}._handle_failed_recv", body=True, only=">=0.30"),
-        Target(
+        PatchTarget(f"{_SCHEDULER}.build_connector_meta", body=True),
+        PatchTarget(f"{_SCHEDULER}.request_finished", body=True),
+        PatchTarget(f"{_WORKER}.start_load_kv", body=True),
+        PatchTarget(f"{_WORKER}._start_load_kv", body=True),
+        PatchTarget(f"{_WORKER}.handle_new_engine_id", body=True),
+        PatchTarget(f"{_WORKER}.receive_kv", body=True),
+        PatchTarget(f"{_WORKER}.receive_kv_from_single_worker", body=True),
+        PatchTarget(f"{_WORKER}.process_pulling_result", body=True),
+        PatchTarget(f"{_WORKER}._handle_failed_recv", body=True, only=">=0.30"),
+        PatchTarget(
             "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.get_block_ids_with_load_errors",
             only="<0.30",
         ),
-        Target("vllm.utils.network_utils.make_zmq_socket"),
+        PatchTarget("vllm.utils.network_utils.make_zmq_socket"),
     ),
     runs_in=("engine-core", "worker"),
     connectors=frozenset({"MooncakeConnector"}),
@@ -118,11 +118,11 @@ PATCH = Patch(
         "on vllm before 0.30 for ever"
     ),
     effects={
-        "pulls-withdrawn": "pulls of ended requests that prefill was told not to serve",
+        "pulls-withdrawn": "pulls of ended requests that were withdrawn from prefill",
         "withdrawals-refused": "withdrawals that a prefill without the patch did not understand",
-        "pulls-failed": "pulls whose request was told that its KV will not come",
+        "pulls-failed": "pulls that failed, so that their requests stopped waiting",
         "peers-lost": "times that a prefill worker was gone while it was pulled from",
-        "transfers-released": "transfers that nobody pulls and that prefill was told to free",
+        "transfers-released": "transfers without a pull that prefill was made to free",
         sockets.OUT_OF_SOCKETS: sockets.HELP,
     },
     remove_when="upstream withdraws the pulls of aborted requests and notices that a prefill is gone",

@@ -1,7 +1,7 @@
-"""MooncakeConnector's scheduler side must survive whatever kv_transfer_params say, and keep KV of a prefill that stops.
+"""Patch mooncake-requests: any kv_transfer_params are survived, and a prefill that stops early delivers its KV.
 
 kv_transfer_params come from a client, or from a router that has lost half of them. Upstream asserts on them in
-schedule(), which ends EngineCore, or parks the request for KV that nobody was asked for.
+schedule(), which ends EngineCore, or parks the request for KV that was never asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-requests"
@@ -19,7 +19,7 @@ _SCHEDULER = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_con
 _FOR_DECODE = ("transfer_id", "remote_engine_id", "remote_bootstrap_addr")
 _FLAGS = ("do_remote_prefill", "do_remote_decode")
 _SOUND = "pdserve_sound_params"
-"""Attribute of a request: the kv_transfer_params in which no defect was found. Upstream only ever takes
+"""Attribute of a request: the kv_transfer_params that were checked and have no defect. Upstream only ever takes
 do_remote_prefill back in them."""
 
 log = logging.getLogger("pdserve.patches")
@@ -71,19 +71,19 @@ def _defect_of(scheduler: Any, request: Any) -> str | None:
     params = request.kv_transfer_params
     if params is None or getattr(request, _SOUND, None) is params:
         return None
-    found = defect(params, producer=scheduler.is_kv_producer, consumer=scheduler.is_kv_consumer)
-    if found is None:
+    reason = defect(params, producer=scheduler.is_kv_producer, consumer=scheduler.is_kv_consumer)
+    if reason is None:
         setattr(request, _SOUND, params)
     elif not isinstance(params, Mapping):
         # No connector can read it, and Scheduler.add_request (0.32) calls its .get: taken away where it is first seen.
-        _tell(request, found)
+        _log_defect(request, reason)
         request.kv_transfer_params = None
-    return found
+    return reason
 
 
-def _tell(request: Any, found: str) -> None:
+def _log_defect(request: Any, reason: str) -> None:
     effects.count(_NAME, "params-rejected")
-    log.warning("request %s is served without a KV transfer: %s", request.request_id, found)
+    log.warning("request %s is served without a KV transfer: %s", request.request_id, reason)
 
 
 def _nothing_to_load(original: Callable[..., tuple[int, bool]]) -> Callable[..., tuple[int, bool]]:
@@ -107,17 +107,17 @@ def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[
     def request_finished(self: Any, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         from vllm.v1.request import RequestStatus
 
-        found = _defect_of(self, request)
-        if found is not None:
+        reason = _defect_of(self, request)
+        if reason is not None:
             if request.kv_transfer_params is not None:
-                _tell(request, found)  # here: once for every request, whatever became of it
+                _log_defect(request, reason)  # here: once for every request, whatever became of it
             return False, None
         params, status = request.kv_transfer_params, request.status
         whole = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_REPETITION)
         if status not in whole or not params or not params.get("do_remote_decode"):
             return original(self, request, block_ids)
         # The KV of the prompt is as complete as after FINISHED_LENGTH_CAPPED, the only status that upstream sends
-        # (vllm#46008). Nobody else sees the other status: the scheduler has one thread.
+        # (vllm#46008). No other code sees the changed status: the scheduler has one thread.
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         try:
             kept = original(self, request, block_ids)
@@ -131,7 +131,7 @@ def _finished(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "Incomplete or misdirected kv_transfer_params end EngineCore or park a request for ever: such a request is "
         "served without a transfer. A prefill whose token is a stop token dropped its KV and decode waited in vain: "
@@ -139,10 +139,10 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/46008 (stop); parameters: not reported upstream",
     targets=(
-        Target(f"{_SCHEDULER}.get_num_new_matched_tokens"),
-        Target(f"{_SCHEDULER}.update_state_after_alloc"),
-        Target(f"{_SCHEDULER}.on_new_request", only=">=0.30"),
-        Target(f"{_SCHEDULER}.request_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}.get_num_new_matched_tokens"),
+        PatchTarget(f"{_SCHEDULER}.update_state_after_alloc"),
+        PatchTarget(f"{_SCHEDULER}.on_new_request", only=">=0.30"),
+        PatchTarget(f"{_SCHEDULER}.request_finished", body=True),
     ),
     runs_in=("engine-core",),
     connectors=frozenset({"MooncakeConnector"}),

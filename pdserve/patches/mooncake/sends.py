@@ -1,4 +1,4 @@
-"""MooncakeConnector's prefill worker must answer a pull whose KV will never come, and never be occupied by waiting.
+"""Patch mooncake-sends: prefill answers a pull whose KV will never come, and no waiting occupies its sender tasks.
 
 Everything here runs in the worker's sender loop, so there are no locks; a check and the step that relies on it must
 have no await between them.
@@ -17,7 +17,7 @@ from typing import Any
 from pdserve.patches import effects
 from pdserve.patches.mooncake import sockets
 from pdserve.patches.mooncake.withdrawal import SideChannelDecoder, Withdrawal
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "mooncake-sends"
@@ -85,7 +85,7 @@ class _Sends:
         return found
 
     def start(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
-        """In a task of its own: upstream awaits it in one of 2 * num_workers tasks, which then serve nobody else."""
+        """In a task of its own: upstream awaits it in one of 2 * num_workers tasks, which then serve no other pull."""
         self.keep(asyncio.ensure_future(self._answering(identity, sock, work)))
 
     def keep(self, task: asyncio.Task[None]) -> None:
@@ -171,7 +171,7 @@ class _Sends:
         effects.count(_NAME, "transfers-withdrawn")
         return True
 
-    # --- what prefill's scheduler says
+    # --- metadata of prefill's scheduler
 
     async def record(self, metadata: Any, original: Callable[..., Awaitable[None]]) -> None:
         known = copy.copy(metadata)
@@ -206,7 +206,7 @@ class _Sends:
         other = entry is not None and entry.ready.is_set() and entry.p_req_id != request
         if transfer in self.unwanted or (blocks and other):
             if blocks:
-                # Nobody will fetch it, or the id is another request's: upstream would hold the blocks for ever.
+                # No decode will fetch it, or the id is another request's: upstream would hold the blocks for ever.
                 self.worker.finished_sending_reqs.add(request)
                 effects.count(_NAME, "unwanted-freed")
             return False
@@ -284,7 +284,7 @@ def _recorded(original: Callable[..., Awaitable[None]]) -> Callable[..., Corouti
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
         "A pull for a prefill that was aborted is never answered and occupies one of prefill's 20 sender tasks for the "
         "abort timeout (480 s): about 20 departed clients stall a prefill. Waiting occupies nothing any more, such "
@@ -292,11 +292,11 @@ PATCH = Patch(
     ),
     issue="not reported upstream; the sibling defect on decode's side is vllm#35943",
     targets=(
-        Target(f"{_WORKER}._mooncake_sender_listener", body=True),
-        Target(f"{_WORKER}._sender_worker", body=True),
-        Target(f"{_WORKER}.send_kv_to_decode", body=True),
-        Target(f"{_WORKER}.record_send_reqs", body=True),
-        Target(f"{_WORKER}.fetch_finished_sending_reqs", body=True),
+        PatchTarget(f"{_WORKER}._mooncake_sender_listener", body=True),
+        PatchTarget(f"{_WORKER}._sender_worker", body=True),
+        PatchTarget(f"{_WORKER}.send_kv_to_decode", body=True),
+        PatchTarget(f"{_WORKER}.record_send_reqs", body=True),
+        PatchTarget(f"{_WORKER}.fetch_finished_sending_reqs", body=True),
     ),
     runs_in=("worker",),
     connectors=frozenset({"MooncakeConnector"}),
@@ -309,7 +309,7 @@ PATCH = Patch(
         "waiting-pulls-answered": "pulls that waited for KV that will not come and were answered",
         "pulls-answered-at-once": "pulls that came after their transfer was aborted or withdrawn",
         "transfers-withdrawn": "transfers dropped because decode withdrew its pull",
-        "unwanted-freed": "prefills whose KV was freed at once because nobody will fetch it",
+        "unwanted-freed": "prefills whose KV was freed at once because no decode will fetch it",
         sockets.OUT_OF_SOCKETS: sockets.HELP,
     },
     remove_when="upstream answers pulls of aborted prefills and waits outside its sender tasks",

@@ -31,7 +31,7 @@ log = logging.getLogger("pdserve.patches")
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether a ZMQError or an OSError says that there is no socket or descriptor left."""
+    """Whether a ZMQError or an OSError means that there is no socket or descriptor left."""
     return getattr(error, "errno", None) in _EXHAUSTED
 
 
@@ -67,11 +67,11 @@ def count(patch: str, error: BaseException) -> None:
     """Has the exhaustion known: on /metrics, to the proxy and to the deployment."""
     effects.count(patch, OUT_OF_SOCKETS)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    log.error("this worker is out of sockets (%s; its limit of file descriptors is %s): raise ulimit -n", error, soft)
+    log.error("this worker has no sockets left (%s; its limit of file descriptors is %s): raise ulimit -n", error, soft)
 
 
 async def look_out(patch: str) -> None:
-    """Counts every second in which the process has no descriptor left: libzmq does not say that it cannot accept."""
+    """Counts every second in which the process has no descriptor left: libzmq does not report that it cannot accept."""
     while True:
         try:
             need_a_descriptor()

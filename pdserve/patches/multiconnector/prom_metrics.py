@@ -1,4 +1,4 @@
-"""MultiConnector must survive the metrics of a child that registered none."""
+"""Patch multiconnector-prom-metrics: MultiConnector survives the metrics of a child that registered none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "multiconnector-prom-metrics"
@@ -35,7 +35,7 @@ def _only_registered(original: Callable[..., None]) -> Callable[..., None]:
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="A",
+    behaviour="metrics crash",
     summary=(
         "MooncakeConnector reports transfer statistics but registers no Prometheus metrics, and MultiConnector asserts "
         "that it did: the API server dies seconds after its first transfer. Statistics of children without metrics are "
@@ -44,7 +44,7 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/43828",
     vllm="<0.33",
     targets=(
-        Target(
+        PatchTarget(
             "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector.MultiKVConnectorPromMetrics.observe",
             body=True,
         ),

@@ -1,11 +1,11 @@
-"""KV that a prefill has finished for a client that was already leaving must not stay for NIXL's whole lease.
+"""Patch nixl-abandoned-kv: KV of a prefill whose client was leaving does not stay for NIXL's whole lease.
 
-EngineCore has finished the request and told of it, but the API server has not looked at that yet when its client
+EngineCore has finished the request and reported it, but the API server has not looked at that yet when its client
 leaves: it forgets the request, drops the answer with the transfer parameters in it and sends an abort, which the
 scheduler ignores because the request is finished (vllm#25067, for fear that a decode uses the KV). No decode can:
 `OutputProcessor.abort_requests` names only requests of which it has not processed the last output, by EngineCore's own
-ids, children of parallel sampling one by one; so in vllm 0.21 to 0.33, and so does the Rust front end. Answers that are
-lost after that are the business of nixl_lost_answers.py, which sends an abort for them.
+ids, children of parallel sampling one by one; so in vllm 0.26 to 0.33, and so does the Rust front end. Answers that are
+lost after that are handled by lost_answers.py, which sends an abort for them.
 
 The lease is ended the way it ends by itself: the connector's metadata carries the request once more, with a time that
 has passed, and each worker gives it back. Until then it is the worker's, whatever else holds it (MultiConnector counts
@@ -20,7 +20,7 @@ from typing import Any
 
 from pdserve.patches import effects
 from pdserve.patches.nixl import lost_answers
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "nixl-abandoned-kv"
@@ -31,8 +31,8 @@ _LONG_AGO = 0.0
 
 
 def apply() -> None:
-    """Wraps a method of Scheduler for the EngineCore, before vllm 0.31 one of NIXL's worker, and what
-    nixl_lost_answers says for the API server."""
+    """Wraps a method of Scheduler for the EngineCore, before vllm 0.31 one of NIXL's worker, and those of
+    lost_answers in the API server."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -99,28 +99,25 @@ _ENGINE = "vllm.v1.engine."
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="I",
+    behaviour="abandoned transfers",
     summary=(
-        "A client that leaves while prefill's answer is on its way through vLLM leaves KV that nobody can fetch: the "
-        "scheduler ignores an abort of a finished request, and NIXL keeps the blocks for its lease (30 s). Such an "
+        "A client that leaves while prefill's answer is on its way through vLLM leaves KV that no decode can fetch: "
+        "the scheduler ignores an abort of a finished request, and NIXL keeps the blocks for its lease (30 s). Such an "
         "abort ends the lease at once, in every worker; vLLM counts that as an expired request."
     ),
     issue="https://github.com/vllm-project/vllm/pull/29906",
     targets=(
         # body: it leaves finished requests alone.
-        Target("vllm.v1.core.sched.scheduler.Scheduler.finish_requests", body=True),
-        Target(f"{_ENGINE}output_processor.OutputProcessor._finish_request"),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler.finish_requests", body=True),
+        PatchTarget(f"{_ENGINE}output_processor.OutputProcessor._finish_request"),
         # body: an abort is sent for those requests only whose end was not processed.
-        Target(f"{_ENGINE}output_processor.OutputProcessor.abort_requests", body=True),
-        Target(f"{_ENGINE}async_llm.AsyncLLM.abort", body=True),
+        PatchTarget(f"{_ENGINE}output_processor.OutputProcessor.abort_requests", body=True),
+        PatchTarget(f"{_ENGINE}async_llm.AsyncLLM.abort", body=True),
         # body: what is kept, and that _reqs_need_send goes to the workers as it is.
-        Target(f"{_NIXL}scheduler.NixlConnectorScheduler.request_finished", body=True, only="<0.24"),
-        Target(f"{_NIXL}scheduler.NixlConnectorScheduler.build_connector_meta", body=True, only="<0.24"),
-        Target(f"{_NIXL}worker.NixlConnectorWorker.start_load_kv", body=True, only="<0.24"),
-        Target(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True, only=">=0.24"),
-        Target(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True, only=">=0.24"),
-        Target(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True, only=">=0.24"),
-        Target("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send"),
+        PatchTarget(f"{_NIXL}pull_scheduler.NixlPullConnectorScheduler.request_finished", body=True),
+        PatchTarget(f"{_NIXL}base_scheduler.NixlBaseConnectorScheduler.build_connector_meta", body=True),
+        PatchTarget(f"{_NIXL}pull_worker.NixlPullConnectorWorker.start_load_kv", body=True),
+        PatchTarget("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send"),
     ),
     runs_in=("api-server", "engine-core", "worker"),
     connectors=frozenset({"NixlConnector"}),

@@ -1,4 +1,4 @@
-"""The API server's half of nixl-abandoned-kv: an answer of prefill that nobody will read is an abort after all.
+"""The API server's half of nixl-abandoned-kv: an answer of prefill that is never read counts as an abort.
 
 vLLM ends its part in a request when it has looked at the last output. An answer can still be lost on its last few
 steps: its handler is cancelled before it has taken the output, or the connection is closed before the response is
@@ -21,7 +21,7 @@ from pdserve.patches.wrap import wrap
 UNREAD, UNSENT = "answers-unread", "answers-unsent"
 """What it counts."""
 _QUEUES = "pdserve_unread"
-"""Attribute of an OutputProcessor: request id -> its queue, while somebody may still read that."""
+"""Attribute of an OutputProcessor: request id -> its queue, while the queue may still be read."""
 _PARAMETERS = b'"kv_transfer_params":{'
 
 
@@ -82,6 +82,6 @@ def _kept_under(body: bytes) -> str:
     try:
         parameters = json.loads(body).get("kv_transfer_params") or {}
     except ValueError:
-        # A piece of a stream: of an answer that a decode cannot be told of anyway, because it is not complete.
+        # A piece of a stream: of an answer that no decode can use, because it is not complete.
         return ""
     return str(parameters.get("remote_request_id") or "") if parameters.get("do_remote_prefill") else ""

@@ -1,4 +1,4 @@
-"""A failed load of a hybrid model's KV must cost a recomputation, not the engine."""
+"""Patch failed-group: a failed load of a hybrid model's KV costs a recomputation, not the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "failed-group"
@@ -34,7 +34,7 @@ def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected
     ) -> Affected:
         if len(self.kv_cache_config.kv_cache_groups) == 1:
             return original(self, requests, invalid_block_ids, num_scheduled_tokens, evict_blocks)
-        # One block stands for all positions without KV, in every request: it is nobody's failure.
+        # One block stands for all positions without KV, in every request: it is no request's failure.
         invalid = set(invalid_block_ids) - {self.kv_cache_manager.block_pool.null_block.block_id}
         affected: Affected = (set(), 0, set())
         for request in requests:
@@ -59,7 +59,7 @@ def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "A connector reports blocks that failed to load; with several KV groups (hybrid models) the scheduler unpacks "
         "the groups of a request as if there were one, and EngineCore dies of a ValueError. The request is computed "
@@ -68,8 +68,8 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/45474",
     vllm=_RANGE,
     targets=(
-        Target("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
-        Target("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
+        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
     ),
     runs_in=("engine-core",),
     connectors=frozenset({"LMCacheMPConnector"}),

@@ -1,4 +1,4 @@
-"""A request whose load has failed must not stop those whose load has arrived, nor itself."""
+"""Patch failed-loads-stand-back: a request whose load has failed stops no load that has arrived, nor its own next."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "failed-loads-stand-back"
-_RANGE = ">=0.23"
 _OWN_QUEUE = ">=0.31"
 """Versions with a queue of its own for requests that hold blocks."""
 
@@ -58,18 +57,17 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="C",
+    behaviour="KV memory deadlock",
     summary=(
         "A request whose load has failed as a whole gives its blocks back, but keeps its place among those that hold "
-        "some (0.31 on) and its reservation (0.23 on). If it finds no room, loads that arrived behind it are never "
+        "some (vllm 0.31 on) and its reservation. If it finds no room, loads that arrived behind it are never "
         "taken up, and a load offered again must fit beside itself. It goes to the front of those that hold none."
     ),
     issue="https://github.com/vllm-project/vllm/pull/57841",
-    vllm=_RANGE,
     targets=(
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True, only=_RANGE),
-        Target(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_OWN_QUEUE),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
+        PatchTarget(f"{_SCHEDULER}._holds_kv_blocks", body=True, only=_OWN_QUEUE),
     ),
     runs_in=("engine-core",),
     required=False,

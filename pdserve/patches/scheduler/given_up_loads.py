@@ -10,10 +10,13 @@ from typing import Any
 
 from pdserve.errors import StartError
 from pdserve.patches import effects
-from pdserve.patches.scheduler.load_timeout import NAME, SETTING
 from pdserve.patches.scheduler.quarantine import Quarantine
 from pdserve.patches.scheduler.stale_completions import only_sends
 
+NAME = "load-timeout"
+"""The patch that all of this belongs to."""
+SETTING = "load_timeout_seconds"
+"""Seconds, in the top-level kv_connector_extra_config."""
 _SINCE = "pdserve_loading_since"
 """Attribute of a request: when its latest load was seen for the first time, in seconds of the LoadTimeout's clock."""
 
@@ -24,7 +27,7 @@ class LoadTimeout:
     A request that has given up a load asks its connector no more: it computes to its end.
 
     Connectors and their workers know transfers by request id alone. A second load of an id while the first is under
-    way could not be told from it, and LMCache's worker would lose the first.
+    way could not be distinguished from it, and LMCache's worker would lose the first.
     """
 
     def __init__(self, scheduler: Any, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +74,7 @@ class LoadTimeout:
         """Takes out of a KVConnectorOutput what is about loads that were given up, before the Scheduler sees it."""
         received = set(output.finished_recving or ())
         if len(self.quarantine):
-            # Their failure is no news: nobody waits for them, and no live request has these blocks for its own.
+            # Their failure changes nothing: no request waits for them, and no live request has these blocks.
             output.invalid_block_ids = set(output.invalid_block_ids) - self.quarantine.block_ids
             if getattr(output, "failed_recving", None):  # vllm >= 0.30
                 output.failed_recving = {name for name in output.failed_recving if name not in self.quarantine}
@@ -124,8 +127,7 @@ class LoadTimeout:
         request.num_computed_tokens = 0
         request.status = _status(request, "PREEMPTED" if request.num_preemptions else "WAITING")
         scheduler.failed_recving_kv_req_ids.discard(name)
-        if hasattr(scheduler, "_inflight_prefills"):  # vllm >= 0.24
-            scheduler._inflight_prefills.discard(request)
+        scheduler._inflight_prefills.discard(request)
         if hasattr(scheduler, "_set_kv_fetch_stage"):  # vllm >= 0.31
             scheduler._set_kv_fetch_stage(request, None)
         # It holds nothing now, so it must not stand before those whose KV has arrived: if it does not fit, it would
@@ -159,7 +161,7 @@ class LoadTimeout:
         connector.get_num_new_matched_tokens = get_num_new_matched_tokens
 
     def _hear_of_loads(self) -> None:
-        """The scheduler tells its connector of every load that it starts, and whom it has told it lets wait."""
+        """The scheduler notifies its connector of every load that it starts, and then lets the request wait."""
         connector = self._scheduler.connector
         tell = connector.update_state_after_alloc
 
@@ -186,8 +188,7 @@ def _forget(connector: Any, request: Any) -> None:
     """LMCache's trackers of the request start anew, else they would store the fresh KV from the old blocks.
 
     They do so themselves when they are asked for a request that was preempted, and only then
-    (LMCacheMPConnector._get_or_create_request_tracker, vllm 0.21 and every lmcache since 0.4.5). A tracker that is
-    new already is left as it is.
+    (LMCacheMPConnector._get_or_create_request_tracker). A tracker that is new already is left as it is.
     """
     for child in _leaves(connector):
         if request.request_id in getattr(child, "request_trackers", ()):

@@ -1,16 +1,14 @@
-"""A load of external KV that hangs must not keep its request waiting for ever."""
+"""Patch load-timeout: a load of external KV that hangs does not keep its request waiting for ever."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
+from pdserve.patches.scheduler.given_up_loads import NAME, SETTING, LoadTimeout
 from pdserve.patches.wrap import wrap
 
-NAME = "load-timeout"
-SETTING = "load_timeout_seconds"
-"""Seconds, in the top-level kv_connector_extra_config."""
 ATTRIBUTE = "pdserve_load_timeout"
 """Where a Scheduler has its LoadTimeout; absent when the setting is."""
 
@@ -27,8 +25,6 @@ def apply() -> None:
 
 def _installing(original: Callable[..., None]) -> Callable[..., None]:
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        from pdserve.patches.scheduler.given_up_loads import LoadTimeout
-
         original(self, *args, **kwargs)
         config = self.vllm_config.kv_transfer_config
         seconds = None if config is None else config.kv_connector_extra_config.get(SETTING)
@@ -73,25 +69,25 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="E",
+    behaviour="failed and late loads",
     summary=(
         "A request whose external KV does not come waits as long as its connector does: 480 s with Mooncake, for ever "
         "with LMCache. A load older than load_timeout_seconds is given up: the request computes in fresh blocks, and "
-        "the old blocks are kept from everybody until the connector reports the end of the transfer, never by time."
+        "the old blocks stay unused until the connector reports the end of the transfer, never by time."
     ),
     issue="https://github.com/vllm-project/vllm/issues/49545",
     targets=(
-        Target(f"{_SCHEDULER}.__init__"),
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}.update_from_output"),
-        Target(f"{_SCHEDULER}.has_finished_requests"),
+        PatchTarget(f"{_SCHEDULER}.__init__"),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}.update_from_output"),
+        PatchTarget(f"{_SCHEDULER}.has_finished_requests"),
         # Not wrapped, but what a load that waits looks like is known from their bodies.
-        Target(f"{_SCHEDULER}._update_from_kv_xfer_finished", body=True),
-        Target(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
-        Target("vllm.v1.core.kv_cache_manager.KVCacheManager.get_blocks"),
-        Target("vllm.v1.core.kv_cache_manager.KVCacheManager.free"),
-        Target("vllm.v1.core.block_pool.BlockPool.touch", body=True),
-        Target("vllm.v1.core.block_pool.BlockPool.free_blocks", body=True),
+        PatchTarget(f"{_SCHEDULER}._update_from_kv_xfer_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}._update_waiting_for_remote_kv", body=True),
+        PatchTarget("vllm.v1.core.kv_cache_manager.KVCacheManager.get_blocks"),
+        PatchTarget("vllm.v1.core.kv_cache_manager.KVCacheManager.free"),
+        PatchTarget("vllm.v1.core.block_pool.BlockPool.touch", body=True),
+        PatchTarget("vllm.v1.core.block_pool.BlockPool.free_blocks", body=True),
     ),
     runs_in=("engine-core",),
     settings=frozenset({SETTING}),

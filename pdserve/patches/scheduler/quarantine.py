@@ -1,4 +1,4 @@
-"""KV blocks that nobody may use: a transfer that was given up may still write into them."""
+"""KV blocks that no request may use: a transfer that was given up may still write into them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 class Quarantine:
     """Holds one reference to each block in vLLM's BlockPool, so that the pool cannot hand it out again.
 
-    By request id, because that is all that a connector says when a transfer has ended. A block that others share (a
+    By request id, because a connector reports no more than that when a transfer has ended. A block that others share (a
     local prefix) stays theirs: a reference more does not hide it from the prefix cache.
     """
 
     def __init__(self, pool: Any, *, on_change: Callable[[int], None]) -> None:
-        """`pool`: BlockPool. `on_change` is told how many blocks are held, after every change."""
+        """`pool`: BlockPool. `on_change` gets the number of blocks held, after every change."""
         self._pool = pool
         self._on_change = on_change
         self._held: dict[str, list[Any]] = {}
@@ -32,7 +32,7 @@ class Quarantine:
         """Takes KVCacheBlocks over. Call it before their request lets go of them; one transfer a request."""
         if request_id in self._held:
             raise ValueError(f"{request_id} has a transfer in quarantine already")
-        # The null block stands for positions without KV, and is everybody's.
+        # The null block stands for positions without KV, in every request.
         own = [block for block in blocks if not block.is_null]
         self._pool.touch(own)
         self._held[request_id] = own

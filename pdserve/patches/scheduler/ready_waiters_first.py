@@ -1,4 +1,4 @@
-"""A request whose KV has arrived must not wait behind one that has none and finds no room."""
+"""Patch ready-waiters-first: a request whose KV has arrived does not wait behind a request without KV or room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "ready-waiters-first"
@@ -75,7 +75,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 
 PATCH = Patch(
     name=NAME,
-    behaviour="F",
+    behaviour="KV memory deadlock",
     summary=(
         "A queue head that finds no room ends the step. If those behind it hold the blocks, with their KV loaded, "
         "nothing ever runs again: a deadlock under KV pressure. Those whose KV has arrived are scheduled before fresh "
@@ -84,10 +84,10 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/pull/57841",
     vllm=_RANGE,
     targets=(
-        Target(f"{_SCHEDULER}.__init__"),
-        Target(f"{_SCHEDULER}.schedule"),
-        Target(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", body=True, only=_RANGE),
-        Target(f"{_SCHEDULER}._try_promote_blocked_waiting_request", body=True, only=_RANGE),
+        PatchTarget(f"{_SCHEDULER}.__init__"),
+        PatchTarget(f"{_SCHEDULER}.schedule"),
+        PatchTarget(f"{_SCHEDULER}._select_waiting_queue_for_scheduling", body=True, only=_RANGE),
+        PatchTarget(f"{_SCHEDULER}._try_promote_blocked_waiting_request", body=True, only=_RANGE),
     ),
     runs_in=("engine-core",),
     required=True,

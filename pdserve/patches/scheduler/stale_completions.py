@@ -1,11 +1,11 @@
-"""A notification about a KV transfer that came too late, or twice, must not kill the engine or free blocks in use.
+"""Patch stale-completions: a late or doubled notification of a KV transfer ends no engine and frees no block in use.
 
 Where the guard stands: behind `connector.update_connector_output`, before the scheduler's own loops. So the connector
 hears every report of its workers, and what it adds itself (MoRIIO does, from 0.27 on) is looked at too. Another wrapper
 around `_update_from_kv_xfer_finished` sees the raw sets, whichever of the two was applied first.
 
-What it cannot tell, because a notification carries nothing but an id: a late one of an earlier load from that of the
-load that the same request waits for now. Whoever lets a request load twice has to settle that before the scheduler
+What it cannot distinguish, because a notification carries an id alone: a late one of an earlier load from that of the
+load that the same request waits for now. Code that lets a request load twice has to settle that before the scheduler
 sees it. A request that is finished and never loaded is freed by a load's report as upstream does it: with LMCache,
 whose server is gone, that report comes instead of the one about the store (lmcache 0.5.6, `get_finished`). LMCache
 reports each load once, so that one about a request whose loads have all been reported is no such report.
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.patch import Patch, Target
+from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 _NAME = "stale-completions"
@@ -119,7 +119,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler."
 
 PATCH = Patch(
     name=_NAME,
-    behaviour="B",
+    behaviour="stale completions",
     summary=(
         "The scheduler asserts that a finished KV transfer belongs to a request that waits for it; a late or doubled "
         "notification kills EngineCore, and one about a request that has ended frees blocks that a load still writes "
@@ -128,9 +128,9 @@ PATCH = Patch(
     issue="https://github.com/vllm-project/vllm/issues/46240",
     targets=(
         # body: update_connector_output comes before the loops, loads before sends.
-        Target(f"{_SCHEDULER}_update_from_kv_xfer_finished", body=True),
-        Target(f"{_SCHEDULER}_free_request"),
-        Target("vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.update_connector_output"),
+        PatchTarget(f"{_SCHEDULER}_update_from_kv_xfer_finished", body=True),
+        PatchTarget(f"{_SCHEDULER}_free_request"),
+        PatchTarget("vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.update_connector_output"),
     ),
     runs_in=("engine-core",),
     required=True,

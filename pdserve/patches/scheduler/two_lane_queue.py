@@ -19,7 +19,7 @@ def two_lane_queue(make: Callable[[], Any]) -> Any:
         def sort(self, first: Callable[[Any], bool], ahead: Callable[[Any], bool]) -> int:
             """Puts those for which `first` holds into the first lane, others out of it. How many overtook another.
 
-            `ahead`: whether somebody outside of this queue would have been served before that request.
+            `ahead`: whether a request outside of this queue would have been served before that request.
             """
             demoted = [request for request in self.first_lane if not first(request)]
             promoted, standing, overtaking = [], len(demoted), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches import registry
-from pdserve.patches.lmcache import block_copy, demand_pinned
+from pdserve.patches.lmcache import demand_pinned
 from pdserve.patches.patch import Deployment
 from pdserve.plan.engines.patching import left_out, runs_in_server
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
@@ -13,7 +13,7 @@ from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
 
 SERVER_MAIN = "pdserve.patches.lmcache_server_main"
-SWITCHES = (demand_pinned.SWITCH, block_copy.SWITCH)
+SWITCHES = (demand_pinned.SWITCH,)
 """Variables of lmcache.env that ask for patches: 1 is on."""
 
 

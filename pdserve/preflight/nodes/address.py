@@ -13,8 +13,8 @@ from pdserve.preflight.interfaces import Interface, is_loopback
 from pdserve.preflight.nodes.together import together
 
 
-class Network(Protocol):
-    """What a recipe or a cluster file says of the network. Exactly one of the two."""
+class NetworkSettings(Protocol):
+    """The network of a recipe or a cluster file. Exactly one of the two."""
 
     @property
     def interface(self) -> str | None: ...
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 def choose_all(
     asked: Sequence[Asked],
     facts: Mapping[str, NodeFacts],
-    network: Network | None,
+    network: NetworkSettings | None,
     locate: Callable[[str], str | None] = lambda _: None,
 ) -> dict[str, Chosen]:
     """The address of each node, as `choose` does it. Raises one PreflightError with every node that has none. `locate`:
@@ -101,7 +101,7 @@ def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: C
             )
         )
     if len(errors) > 1:
-        # Only the key of one error becomes a line where it is shown: these are told among its evidence.
+        # Only the key of one error becomes a line where it is shown: these go into its evidence.
         for error in errors:
             line = locate(error.where or "")
             error.where = f"{line}: {error.where}" if line else error.where
@@ -112,7 +112,7 @@ def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: C
 
 
 def choose(
-    node: str, facts: NodeFacts, *, network: Network | None, configured: str | None, others: Sequence[str]
+    node: str, facts: NodeFacts, *, network: NetworkSettings | None, configured: str | None, others: Sequence[str]
 ) -> Chosen:
     """The interface or subnet of `network`; else the `configured` address of the cluster file; else the address from
     which the node reaches the `others` (targets that its facts have routes for).
@@ -123,11 +123,11 @@ def choose(
     if network is not None and (network.interface is not None or network.cidr is not None):
         return _in_network(node, facts, network, configured)
     if configured is not None:
-        return _known(facts, configured, "the cluster file says so")
+        return _known(facts, configured, "by the cluster file")
     return _routed(node, facts, others)
 
 
-def _in_network(node: str, facts: NodeFacts, network: Network, configured: str | None) -> Chosen:
+def _in_network(node: str, facts: NodeFacts, network: NetworkSettings, configured: str | None) -> Chosen:
     if network.interface is not None:
         asked, where = f"interface {network.interface}", "network.interface"
         there = [one for one in facts.interfaces if one.name.partition(":")[0] == network.interface]
@@ -178,7 +178,7 @@ def _routed(node: str, facts: NodeFacts, others: Sequence[str]) -> Chosen:
     raise PreflightError(
         what,
         cause=f"there: {_shown(facts.interfaces)}",
-        todo="say which one: network: {interface: NAME} or {cidr: A.B.C.D/N}, or `address` of each host in the cluster "
+        todo="choose one: network: {interface: NAME} or {cidr: A.B.C.D/N}, or `address` of each host in the cluster "
         "file; if a name is not known there, /etc/hosts or DNS of that node lacks it",
     )
 
@@ -204,7 +204,7 @@ def _pairs(sources: Mapping[str, str]) -> str:
 
 def find_addresses(chosen: Mapping[str, Chosen], *, same_subnet: bool) -> list[Finding]:
     """How the addresses of all nodes (by name) fit together. `same_subnet`: a network was asked for by name, so that a
-    node in another subnet is a mistake; otherwise it may be routed, and is only said.
+    node in another subnet is a mistake; otherwise it may be routed, and is a warning.
 
     One node alone may have any address. An address that is twice there is one of a bridge that every host has
     (docker0), or one host under two names.

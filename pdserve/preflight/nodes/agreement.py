@@ -35,7 +35,7 @@ def clock_skew(facts: NodeFacts, *, sent: float, received: float) -> Skew:
 
 
 def compare(plan: Plan, facts: Mapping[str, NodeFacts], skews: Mapping[str, Skew] | None = None) -> list[Finding]:
-    """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: nobody measured."""
+    """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: not measured."""
     found = [
         *_versions(plan, facts),
         *_pdserve(facts),
@@ -71,7 +71,7 @@ def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
             need = "one version of each package on all nodes"
             yield _finding("versions", ALL_NODES, status, f"{package} {_by_value(there)}", need, fix)
         elif used:
-            # The plan says what is to be said of a version outside of what is known, once for all nodes.
+            # The plan warns of a version outside of what is known, once for all nodes.
             need = f"{package} the same on all nodes, {KNOWN.get(package, 'any version')}"
             yield _finding("versions", ALL_NODES, "ok", f"{package} {used.pop()}", need)
 
@@ -114,7 +114,7 @@ def _hostnames(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
     for hostname, nodes in there.items():
         if len(nodes) > 1:
             value, need = f"{', '.join(nodes)} all call themselves {hostname}", "a hostname of its own for each node"
-            fix = "if these are one machine, name it once; otherwise nothing breaks, but logs are hard to tell apart"
+            fix = "if these are one machine, name it once; otherwise nothing breaks, but their logs look alike"
             yield _finding("hostname", ALL_NODES, "warning", value, need, fix)
     if len(there) == len(facts):
         yield _finding("hostname", ALL_NODES, "ok", ", ".join(there), "a hostname of its own for each node")

@@ -11,7 +11,7 @@ from pdserve.preflight.interfaces import is_loopback
 from pdserve.preflight.of_plan import address_of, on_node
 
 
-class Target(Frozen):
+class CrossNodePort(Frozen):
     """A port on one node that another node must reach."""
 
     source: str
@@ -23,10 +23,10 @@ class Target(Frozen):
     purpose: str
     """For people: `bootstrap of prefill-0`."""
     greets: bool = True
-    """Whether who listens there would say which node it is; a stranger on the port would be waited for in vain."""
+    """Whether the listener there sends the name of its node; a stranger's would never come."""
 
 
-def cross_node(plan: Plan) -> tuple[Target, ...]:
+def cross_node(plan: Plan) -> tuple[CrossNodePort, ...]:
     """Before the start: the pinned ports. In plan order, each once.
 
     Who connects is in the plan's `reached_by`; of a range the first port stands for all. The followers of an instance
@@ -35,7 +35,7 @@ def cross_node(plan: Plan) -> tuple[Target, ...]:
     return tuple(dict.fromkeys(target for target in _all(plan) if target.source != target.node))
 
 
-def side_channels(plan: Plan, prefill: str, answer: str | bytes) -> tuple[Target, ...]:
+def side_channels(plan: Plan, prefill: str, answer: str | bytes) -> tuple[CrossNodePort, ...]:
     """After the start: the side channels that Mooncake's workers of a prefill have bound at random, from the answer of
     its bootstrap server to /query, and who connects to them: decode, on every node.
 
@@ -44,7 +44,9 @@ def side_channels(plan: Plan, prefill: str, answer: str | bytes) -> tuple[Target
     """
     process = plan.process(prefill)
     targets = [
-        Target(source=source, node=process.node, address=address, port=port, purpose=f"{prefill} side channel of {who}")
+        CrossNodePort(
+            source=source, node=process.node, address=address, port=port, purpose=f"{prefill} side channel of {who}"
+        )
         for who, address, port in _workers(answer)
         for source in _nodes_of(plan, ("decode",))
     ]
@@ -62,10 +64,10 @@ def _workers(answer: str | bytes) -> Iterator[tuple[str, str, int]]:
                         raise ValueError(f"{url!r} is no address")
                     yield f"dp {dp} tp {tp} pp {pp}", where.hostname, where.port
     except (AttributeError, TypeError, KeyError) as error:
-        raise ValueError(f"not what a bootstrap server says: {error!r}") from None
+        raise ValueError(f"not the answer of a bootstrap server: {error!r}") from None
 
 
-def _all(plan: Plan) -> Iterator[Target]:
+def _all(plan: Plan) -> Iterator[CrossNodePort]:
     for process in plan.processes:
         ranges = {purpose: taken.first for purpose, taken in process.port_ranges.items()}
         for purpose, port in {**process.ports, **ranges}.items():
@@ -77,12 +79,12 @@ def _all(plan: Plan) -> Iterator[Target]:
                 yield from _to(plan, process, purpose, port, dict.fromkeys(one.node for one in followers))
 
 
-def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable[str]) -> Iterator[Target]:
+def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable[str]) -> Iterator[CrossNodePort]:
     address = address_of(plan, process.node)
     if is_loopback(address):
         return
     for source in sources:
-        yield Target(
+        yield CrossNodePort(
             source=source, node=process.node, address=address, port=port, purpose=f"{purpose} of {process.name}"
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import ExitStack
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field, TypeAdapter
 
@@ -19,8 +19,9 @@ from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_checks import check_node
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 from pdserve.preflight.nodes.reachability import connect, listen
+from pdserve.reach.channel import line_of
 
 
 class WhatIs(Frozen):
@@ -30,12 +31,12 @@ class WhatIs(Frozen):
     platform: str
     targets: tuple[str, ...] = ()
     python: str | None = None
-    """The interpreter of the engines; None: the one that runs the scout."""
+    """The interpreter of the engines; None: the one that runs the probe."""
 
 
 class Check(Frozen):
-    """Is everything there that the plan needs? Answered by Found. `mark`: what the run directory must hold; the others
-    are of a deployment that runs (`check_node`)."""
+    """Is everything there that the plan needs? Answered by Findings. `mark`: what the run directory must hold; the
+    other fields are of a deployment that runs (`check_node`)."""
 
     ask: Literal["check"] = "check"
     plan: Plan
@@ -47,56 +48,56 @@ class Check(Frozen):
 
 
 class Listen(Frozen):
-    """Listen on the plan's ports of this node until somebody asks something else. Answered by Listens."""
+    """Listen on the plan's ports of this node until the next question. Answered by Listens."""
 
     ask: Literal["listen"] = "listen"
     node: str
-    targets: tuple[Target, ...]
+    targets: tuple[CrossNodePort, ...]
 
 
 class Connect(Frozen):
-    """Connect to the ports of other nodes. The listening goes on. Answered by Found."""
+    """Connect to the ports of other nodes. The listening goes on. Answered by Findings."""
 
     ask: Literal["connect"] = "connect"
     node: str
-    targets: tuple[Target, ...]
+    targets: tuple[CrossNodePort, ...]
 
 
-class Ready(Frozen):
-    """The first line: the scout is there."""
+class ProbeReady(Frozen):
+    """The first line: the probe is there."""
 
-    say: Literal["ready"] = "ready"
+    answers: Literal["ready"] = "ready"
 
 
 class Here(Frozen):
     """Answer to WhatIs."""
 
-    say: Literal["here"] = "here"
+    answers: Literal["here"] = "here"
     facts: NodeFacts
 
 
 class Listens(Frozen):
-    """Answer to Listen. `taken`: addresses and ports on which somebody else listens."""
+    """Answer to Listen. `taken`: addresses and ports on which another program listens."""
 
-    say: Literal["listens"] = "listens"
+    answers: Literal["listens"] = "listens"
     findings: tuple[Finding, ...] = ()
     taken: tuple[tuple[str, int], ...] = ()
 
 
-class Found(Frozen):
+class Findings(Frozen):
     """Answer to everything else."""
 
-    say: Literal["found"] = "found"
+    answers: Literal["found"] = "found"
     findings: tuple[Finding, ...] = ()
 
 
 Question = WhatIs | Check | Listen | Connect
-Answer = Ready | Here | Listens | Found
+Answer = ProbeReady | Here | Listens | Findings
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
-ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="say")])
+ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answers")])
 
 
-class Scout:
+class Probe:
     """Answers one question after the other."""
 
     def __init__(self) -> None:
@@ -121,13 +122,15 @@ class Scout:
                     held_by_us=question.held_by_us,
                     mark=question.mark,
                 )
-                return Found(findings=tuple(found))
+                return Findings(findings=tuple(found))
             case Listen():
                 self.close()
                 listening = self._listening.enter_context(listen(question.node, question.targets))
                 return Listens(findings=listening.findings, taken=listening.taken)
             case Connect():
-                return Found(findings=tuple(asyncio.run(connect(question.node, question.targets))))
+                return Findings(findings=tuple(asyncio.run(connect(question.node, question.targets))))
+            case _:
+                assert_never(question)
 
     def close(self) -> None:
         """Listens no longer."""
@@ -136,20 +139,20 @@ class Scout:
 
 def main() -> int:
     """Entry: questions on stdin, answers on stdout."""
-    scout = Scout()
+    probe = Probe()
     try:
-        _say(Ready())
+        _send(ProbeReady())
         for line in sys.stdin.buffer:
-            _say(scout.answer(QUESTIONS.validate_json(line)))
+            _send(probe.answer(QUESTIONS.validate_json(line)))
     except BrokenPipeError:
         return 1
     finally:
-        scout.close()
+        probe.close()
     return 0
 
 
-def _say(answer: Answer) -> None:
-    sys.stdout.buffer.write(answer.model_dump_json().encode() + b"\n")
+def _send(answer: Answer) -> None:
+    sys.stdout.buffer.write(line_of(answer))
     sys.stdout.buffer.flush()
 
 

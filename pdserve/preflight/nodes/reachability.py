@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.nodes.cross_node import Target
+from pdserve.preflight.nodes.cross_node import CrossNodePort
 
 DEADLINE_SECONDS = 3.0
 """For one connection. A node whose link is down shows after 3 s as "no route" (its ARP), on the first try."""
@@ -39,8 +39,8 @@ class Listening(NamedTuple):
 
 
 @contextmanager
-def listen(node: str, targets: Collection[Target]) -> Iterator[Listening]:
-    """Listens on the ports of `targets` that are on this `node`, and tells everybody who connects its name.
+def listen(node: str, targets: Collection[CrossNodePort]) -> Iterator[Listening]:
+    """Listens on the ports of `targets` that are on this `node`, and sends its name on every connection.
 
     Connections are reset when it ends: a socket that waits for the last segment of an earlier connection would keep an
     engine from binding its port.
@@ -126,31 +126,31 @@ def _accept(server: socket.socket, node: str) -> socket.socket | None:
 class Tried(NamedTuple):
     """What became of one connection."""
 
-    target: Target
+    target: CrossNodePort
     problem: str | None
-    """None: it was accepted, by the node that was meant so far as it said who it is."""
+    """None: it was accepted, by the right node, if it sent its name."""
     cause: str | None = None
     seconds: float = 0.0
 
 
 async def try_all(
-    targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+    targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Tried]:
     """Connects to every target, many at once. `greeted`: a `listen` is at the other end, so who answers is compared;
-    otherwise, and where the target does not greet, it is enough that somebody does.
+    otherwise, and where the target does not greet, any listener is enough.
 
     A node whose first port gives no answer at all is not waited for on all its others.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
-    nodes: dict[tuple[str, str], list[Target]] = {}
+    nodes: dict[tuple[str, str], list[CrossNodePort]] = {}
     for target in targets:
         nodes.setdefault((target.source, target.node), []).append(target)
 
-    async def one(target: Target) -> Tried:
+    async def one(target: CrossNodePort) -> Tried:
         async with gate:
             return await _try(target, deadline, greeted and target.greets)
 
-    async def node(ports: Sequence[Target]) -> list[Tried]:
+    async def node(ports: Sequence[CrossNodePort]) -> list[Tried]:
         first = await one(ports[0])
         if first.cause == _DROPPED:
             return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
@@ -159,7 +159,7 @@ async def try_all(
     return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
 
 
-async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
+async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     began = time.monotonic()
     try:
         async with asyncio.timeout(deadline):
@@ -169,16 +169,16 @@ async def _try(target: Target, deadline: float, greeted: bool) -> Tried:
     except OSError as error:
         return Tried(target, *_told(error))
     connected = time.monotonic() - began
-    said = b""
+    greeting = b""
     if greeted:
-        # Who greets nobody is no error: it may be our own deployment, while it is changed.
+        # No greeting is no error: it may be our own deployment, while it is changed.
         with contextlib.suppress(TimeoutError, OSError, ValueError):
             async with asyncio.timeout(max(0.1, deadline - connected)):
-                said = await reader.readline()
+                greeting = await reader.readline()
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    name = said.decode(errors="replace").strip()
+    name = greeting.decode(errors="replace").strip()
     if name.startswith(_GREETING) and (who := name.removeprefix(_GREETING)) != target.node:
         return Tried(target, f"{who} answers instead", _OTHER, connected)
     return Tried(target, None, None, connected)
@@ -252,7 +252,7 @@ def _ports(tried: Collection[Tried]) -> str:
 
 
 async def connect(
-    node: str, targets: Collection[Target], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
+    node: str, targets: Collection[CrossNodePort], *, deadline: float = DEADLINE_SECONDS, greeted: bool = True
 ) -> list[Finding]:
     """Tries those of the targets whose source is this `node`: one finding for each node that it must reach."""
     mine = [target for target in targets if target.source == node]

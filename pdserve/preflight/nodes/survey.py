@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Node, Plan
-from pdserve.plan.nodes.reach import Srun, Ssh, reach_argv
+from pdserve.plan.nodes.reach import Ssh, reach_argv
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.memory import given_back
@@ -29,26 +28,24 @@ from pdserve.preflight.nodes.node_probe import (
     Answer,
     Check,
     Connect,
-    Found,
+    Findings,
     Here,
     Listen,
     Listens,
+    ProbeReady,
     Question,
-    Ready,
     WhatIs,
 )
 from pdserve.preflight.nodes.together import together
 from pdserve.preflight.run_dir import remove_mark, write_mark
 from pdserve.reach.candidates import Candidate, Candidates
-from pdserve.reach.slurm_variables import for_srun
+from pdserve.reach.channel import Channel
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
-from pdserve.system.pipe_writer import Outlet
-from pdserve.system.process import pid_end, spawn_piped
 
 START_SECONDS = 120.0
-"""Until a scout says that it is there: a login or a scheduler comes before it, and perhaps a container."""
+"""Until a probe answers: a login or a scheduler comes before it, and perhaps a container."""
 _ANSWER_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
 _LOGIN_SECONDS = 5.0
@@ -56,7 +53,6 @@ _STEP_SECONDS = 15.0
 """How much longer the others are waited for once one node has failed: for a login after the connection, or a step of
 Slurm. One error shall name all that do not answer, and one that hangs shall not keep it for as long as a container may
 take."""
-_LINE_LIMIT = 16 * 1024 * 1024
 AnswerT = TypeVar("AnswerT", bound=Answer)
 ResultT = TypeVar("ResultT")
 
@@ -71,52 +67,36 @@ class Survey:
     facts: Mapping[str, NodeFacts]
 
 
-class _Scout:
-    """The launcher's end of one scout. Raises PreflightError where the way to it cannot be run here."""
+class _Probe:
+    """The end here of one node probe. Raises PreflightError where the way to it cannot be run here."""
 
     def __init__(self, candidate: Candidate, run_dir: Path) -> None:
         self.name = candidate.name
         reach = candidate.reach
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
-        self.log = run_dir / "logs" / f"scout@{candidate.name}.log"
-        self._said_before = self.log.stat().st_size if self.log.exists() else 0
-        """By earlier scouts of this run directory, in bytes of the log."""
-        argv = reach_argv(
-            reach,
-            candidate.name,
-            f"scout-{candidate.name}",
-            [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"],
-        )
+        self.log = run_dir / "logs" / f"probe@{candidate.name}.log"
+        self._logged_before = self.log.stat().st_size if self.log.exists() else 0
+        """By earlier probes of this run directory, in bytes of the log."""
+        argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
         try:
-            self._popen = spawn_piped(
-                argv, env=for_srun(os.environ) if isinstance(reach, Srun) else os.environ, stderr=self.log
-            )
+            self._channel = Channel.open(reach, candidate.name, f"probe-{candidate.name}", argv, log=self.log)
         except OSError as error:
-            raise _not_run(argv[0], error, where=f"scout@{self.name}") from error
-        assert self._popen.stdin is not None
-        self._outlet = Outlet(self._popen.stdin.fileno())
-        self._stream = asyncio.StreamReader(limit=_LINE_LIMIT)
-        self._read = False
-        """Whether the event loop has the pipe, and closes it."""
+            program = reach_argv(reach, candidate.name, "", argv)[0]
+            raise _not_run(program, error, where=f"probe@{self.name}") from error
 
     async def begin(self) -> None:
         """Raises PreflightError when it does not come."""
-        assert self._popen.stdout is not None
-        self._read = True
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(self._stream), self._popen.stdout
-        )
-        await self._hear(Ready, START_SECONDS)
+        await self._answer(ProbeReady, START_SECONDS)
 
     async def ask(self, question: Question, kind: type[AnswerT]) -> AnswerT:
         """Raises PreflightError when it does not answer."""
-        self._outlet.write(question.model_dump_json().encode() + b"\n")
-        return await self._hear(kind, _ANSWER_SECONDS)
+        self._channel.send(question)
+        return await self._answer(kind, _ANSWER_SECONDS)
 
-    async def _hear(self, kind: type[AnswerT], seconds: float) -> AnswerT:
+    async def _answer(self, kind: type[AnswerT], seconds: float) -> AnswerT:
         try:
             async with asyncio.timeout(seconds):
-                line = await self._stream.readline()
+                line = await self._channel.line()
         except TimeoutError:
             raise self._error(f"{self.name} has not answered within {seconds:.0f} s") from None
         if not line:
@@ -133,32 +113,27 @@ class _Scout:
             )
         return answer
 
-    def _error(self, what: str, cause: str | None = None, said: str = "") -> PreflightError:
+    def _error(self, what: str, cause: str | None = None, output: str = "") -> PreflightError:
         with contextlib.suppress(OSError):
-            said = said or self.log.read_bytes()[self._said_before :].decode(errors="replace")
+            output = output or self.log.read_bytes()[self._logged_before :].decode(errors="replace")
         return PreflightError(
             what,
-            where=f"scout@{self.name}",
+            where=f"probe@{self.name}",
             cause=cause
             or "the way there (ssh, srun, a container), or pdserve and its interpreter, which must be there "
             "under the same path as here",
             todo=f"read {self.log}; leave the node out with exclude_nodes",
-            evidence=tuple(said.splitlines()[-8:]),
+            evidence=tuple(output.splitlines()[-8:]),
         )
 
     async def end(self) -> None:
         """Closes the pipe; what does not leave then is killed, because it owns nothing."""
-        assert self._popen.stdin is not None
-        self._outlet.close()
-        self._popen.stdin.close()
+        self._channel.hang_up()
         try:
-            await asyncio.wait_for(pid_end(self._popen.pid), _LEAVE_SECONDS)
+            await asyncio.wait_for(self._channel.left(), _LEAVE_SECONDS)
         except TimeoutError:
-            self._popen.kill()
-            await pid_end(self._popen.pid)
-        self._popen.wait()
-        if not self._read and self._popen.stdout is not None:
-            self._popen.stdout.close()
+            await self._channel.kill()
+        self._channel.close_reading()
 
 
 def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
@@ -174,15 +149,15 @@ def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
 
 
 @asynccontextmanager
-async def _scouts(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Scout]]:
-    scouts: list[_Scout] = []
+async def _probes(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Probe]]:
+    probes: list[_Probe] = []
     try:
         for one in machines:  # one that cannot be started leaves those before it to be ended
-            scouts.append(_Scout(one, run_dir))
-        await _all(scouts, lambda scout: scout.begin())
-        yield scouts
+            probes.append(_Probe(one, run_dir))
+        await _all(probes, lambda probe: probe.begin())
+        yield probes
     finally:
-        await asyncio.gather(*(scout.end() for scout in scouts))
+        await asyncio.gather(*(probe.end() for probe in probes))
 
 
 async def survey(
@@ -199,8 +174,8 @@ async def survey(
     Raises PreflightError when a node cannot be looked at, or has no address that the others could use.
     """
     machines = candidates.machines
-    async with _scouts(machines, run_dir) as scouts:
-        known = dict(zip((one.name for one in machines), await _facts(scouts, machines, recipe), strict=True))
+    async with _probes(machines, run_dir) as probes:
+        known = dict(zip((one.name for one in machines), await _facts(probes, machines, recipe), strict=True))
         facts = {name: one for name, (one, _) in known.items()}
         network = candidates.network or recipe.network
         asked = [_asked(one, machines) for one in machines]
@@ -217,25 +192,25 @@ async def survey(
         try:
             change = None if change_for is None else change_for(plan)
             running = None if change is None else RunDir(run_dir).read_plan()
-            checked = await _all(scouts, lambda one: one.ask(_check(plan, one.name, mark, change, running), Found))
+            checked = await _all(probes, lambda one: one.ask(_check(plan, one.name, mark, change, running), Findings))
             findings += [finding for found in checked for finding in found.findings]
         finally:
             remove_mark(run_dir, mark)
-        findings += await _reach(scouts, plan)
+        findings += await _reach(probes, plan)
     return Survey(plan, tuple(findings), addresses, facts)
 
 
 async def _facts(
-    scouts: Sequence[_Scout], machines: Sequence[Candidate], recipe: Recipe
+    probes: Sequence[_Probe], machines: Sequence[Candidate], recipe: Recipe
 ) -> list[tuple[NodeFacts, Skew]]:
-    async def one(scout: _Scout) -> tuple[NodeFacts, Skew]:
-        others = tuple(machine.target for machine in machines if machine.name != scout.name)
+    async def one(probe: _Probe) -> tuple[NodeFacts, Skew]:
+        others = tuple(machine.target for machine in machines if machine.name != probe.name)
         sent = time.time()
         question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
-        facts = (await scout.ask(question, Here)).facts
+        facts = (await probe.ask(question, Here)).facts
         return facts, clock_skew(facts, sent=sent, received=time.time())
 
-    return await _all(scouts, one)
+    return await _all(probes, one)
 
 
 def _asked(one: Candidate, machines: Sequence[Candidate]) -> Asked:
@@ -267,35 +242,35 @@ def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Pla
     )
 
 
-async def _reach(scouts: Sequence[_Scout], plan: Plan) -> list[Finding]:
+async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
     """All listen before anybody connects, and until everybody has."""
     targets = cross_node(plan)
     if not targets:
         return []
-    listening = await _all(scouts, lambda one: one.ask(Listen(node=one.name, targets=targets), Listens))
-    taken = {(one.name, *place) for one, there in zip(scouts, listening, strict=True) for place in there.taken}
+    listening = await _all(probes, lambda one: one.ask(Listen(node=one.name, targets=targets), Listens))
+    taken = {(one.name, *place) for one, there in zip(probes, listening, strict=True) for place in there.taken}
     targets = tuple(
         target.model_copy(update={"greets": (target.node, target.address, target.port) not in taken})
         for target in targets
     )
-    reached = await _all(scouts, lambda one: one.ask(Connect(node=one.name, targets=targets), Found))
+    reached = await _all(probes, lambda one: one.ask(Connect(node=one.name, targets=targets), Findings))
     return [
         *(one for there in listening for one in there.findings),
         *(one for found in reached for one in found.findings),
     ]
 
 
-async def _all(scouts: Sequence[_Scout], work: Callable[[_Scout], Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """What each scout says, all at once. Raises one PreflightError with every node that says nothing."""
-    tasks = {scout.name: asyncio.create_task(work(scout)) for scout in scouts}
+async def _all(probes: Sequence[_Probe], work: Callable[[_Probe], Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """What each probe answers, all at once. Raises one PreflightError with every node that does not answer."""
+    tasks = {probe.name: asyncio.create_task(work(probe)) for probe in probes}
     try:
         _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
         if pending:
-            await asyncio.wait(pending, timeout=max(scout.patience for scout in scouts))
+            await asyncio.wait(pending, timeout=max(probe.patience for probe in probes))
         failed = {name: task for name, task in tasks.items() if task.done() and task.exception() is not None}
         if failed:
             late = [name for name, task in tasks.items() if not task.done()]
-            raise _silence(failed, late, of=len(scouts), logs=scouts[0].log.parent)
+            raise _silence(failed, late, of=len(probes), logs=probes[0].log.parent)
         return [task.result() for task in tasks.values()]
     finally:
         for task in tasks.values():
@@ -316,6 +291,6 @@ def _silence(failed: Mapping[str, asyncio.Task[Any]], late: Sequence[str], *, of
     return together(
         errors,
         f"{len(failed)} of {of} nodes cannot be looked at: {names}",
-        todo=f"read {logs}/scout@*.log; leave the nodes out with exclude_nodes: [{names}]",
+        todo=f"read {logs}/probe@*.log; leave the nodes out with exclude_nodes: [{names}]",
         also=[f"{name} had not answered either when this was given up" for name in late],
     )

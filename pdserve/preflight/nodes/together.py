@@ -1,4 +1,4 @@
-"""What is wrong with several nodes as one error: nobody should have to mend one to hear of the next."""
+"""What is wrong with several nodes as one error, so that all can be corrected at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def together(
     errors: Sequence[PreflightError], what: str, *, todo: str | None, also: Sequence[str] = ()
 ) -> PreflightError:
     """One error is itself; several become `what`, with each of them among the evidence. What they have in common is
-    told once. `also`: further lines."""
+    given once. `also`: further lines."""
     first = errors[0]
     if len(errors) == 1:
         first.evidence = (*first.evidence, *also)

@@ -8,17 +8,17 @@ from pdserve.recipe.load.problems import Problem
 from pdserve.recipe.model import Recipe
 from pdserve.roles import ENGINE_ROLES
 
-_ON_OFF = ("LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR", "LMCACHE_ROCM_MP_BLOCK_FALLBACK")
+_ON_OFF = "LMCACHE_ROCM_DEMAND_PINNED_ALLOCATOR"
 _STEP = "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB"
-_DTYPE = "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE"
-_DTYPES = ("bfloat16", "float16", "float32")
+_IDLE = ("LMCACHE_ROCM_MP_BLOCK_FALLBACK", "LMCACHE_ROCM_MP_BLOCK_FALLBACK_DTYPE")
+"""Of a patch for lmcache < 0.4.7 that is gone; published recipes set them."""
 
 
 def switches(recipe: Recipe) -> Iterator[Problem]:
     """Variables that ask for patches of the LMCache server (plan/lmcache/patching.py)."""
     for section in ("engine", *ENGINE_ROLES):
         for variable in getattr(getattr(recipe, section), "env", {}):
-            if variable in (*_ON_OFF, _STEP, _DTYPE):
+            if variable in (_ON_OFF, _STEP, *_IDLE):
                 yield Problem(
                     (section, "env", variable), "engines know nothing of it: it is for the LMCache server",
                     "write it into lmcache.env",
@@ -27,22 +27,22 @@ def switches(recipe: Recipe) -> Iterator[Problem]:
         return
     for variable, value in recipe.lmcache.env.items():
         path, text = ("lmcache", "env", variable), str(value).strip()
-        if variable in _ON_OFF and text not in ("0", "1"):
+        if variable == _ON_OFF and text not in ("0", "1"):
             yield Problem(path, f"{text} is neither 1 (on) nor 0 (off)")
         elif variable == _STEP and not _positive(text):
             yield Problem(path, f"{text} is not a positive number of GiB", "64 unless it is set")
-        elif variable == _DTYPE and text not in _DTYPES:
-            yield Problem(
-                path, f"{text} is none of {', '.join(_DTYPES)}", "bytes are copied: the type tells their number only"
-            )
 
 
 def idle_switches(recipe: Recipe) -> Iterator[Problem]:
-    """Switches where nothing listens to them."""
-    if recipe.lmcache is None or recipe.platform == "rocm":
+    """Switches that nothing reads: on other platforms all, on ROCm those of the patch that is gone."""
+    if recipe.lmcache is None:
         return
     for variable in recipe.lmcache.env:
-        if variable in (*_ON_OFF, _STEP, _DTYPE):
+        if variable in _IDLE:
+            yield Problem(
+                ("lmcache", "env", variable), "has no effect: lmcache 0.4.7 and later copy blocks", "remove it"
+            )
+        elif variable in (_ON_OFF, _STEP) and recipe.platform != "rocm":
             yield Problem(
                 ("lmcache", "env", variable), f"has no effect on {recipe.platform}", "remove it", also=(("platform",),)
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.upstream.probes import admission_gate, failed_loads, simulation, stale_completions
+from tests.upstream.probes import failed_loads, simulation, stale_completions
 
 UNPATCHED_RUNS = 50
 PATCHED_RUNS = 150
@@ -16,10 +16,8 @@ PATCHED_RUNS = 150
 
 def main() -> None:
     found: dict[str, Any] = {
-        "reserves": simulation.reserves(),
         "loaded_go_first": simulation.loaded_go_first(),
         "stale_completions": {"unpatched": stale_completions.look()},
-        "admission_gate": {"unpatched": admission_gate.look()},
         "failed_loads": {
             "unpatched": failed_loads.look() if simulation.reports_failed_loads() else None,
             "offered_again": {"unpatched": failed_loads.look_again()},
@@ -29,13 +27,11 @@ def main() -> None:
     stale_completions.patch()
     found["stale_completions"]["patched"] = stale_completions.look()
     found["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
-    found["simulation"]["without_gate"] = simulation.without_gate(UNPATCHED_RUNS)
+    found["simulation"]["guarded"] = simulation.guarded(UNPATCHED_RUNS)
     found["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
     found["failed_loads"]["offered_again"]["patched"] = failed_loads.look_again()
     if simulation.reports_failed_loads():
         found["failed_loads"]["patched"] = [failed_loads.look(), failed_loads.look("priority")]
-    if not found["reserves"]:
-        found["admission_gate"]["patched"] = admission_gate.look()
     print(json.dumps(found))
 
 

@@ -9,14 +9,11 @@ import random
 import time
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME  # noqa: E402
-from tests.upstream.probes.lmcache_engine import Engine, upstream_module  # noqa: E402
-from tests.upstream.probes.lmcache_ledger import LedgerAdapter  # noqa: E402
+from pdserve.patches import effects
+from pdserve.patches.scheduler.given_up_loads import NAME
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE
+from tests.upstream.probes.lmcache_engine import Engine, upstream_module
+from tests.upstream.probes.lmcache_ledger import LedgerAdapter
 
 SECONDS = 3.0
 PROMPT = list(range(1000, 1300))

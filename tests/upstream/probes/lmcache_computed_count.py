@@ -9,15 +9,11 @@ import json
 import sys
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.lmcache import computed_count  # noqa: E402
-from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
-from tests.upstream.probes.lmcache_ledger import LedgerAdapter  # noqa: E402
-from tests.upstream.probes.lmcache_reload import PROMPT, workloads  # noqa: E402
+from pdserve.patches import effects
+from pdserve.patches.lmcache import computed_count
+from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module
+from tests.upstream.probes.lmcache_ledger import LedgerAdapter
+from tests.upstream.probes.lmcache_reload import PROMPT, workloads
 
 BATCH = 125
 """Tokens of a step: no multiple of a block, so that steps end inside one."""

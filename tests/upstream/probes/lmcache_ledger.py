@@ -61,7 +61,7 @@ class Ledger:
 
 
 class LedgerAdapter:
-    """What the connector's scheduler role needs of lmcache's adapter, 0.4.6 to 0.5.6 and vLLM 0.21's own.
+    """What the connector's scheduler role needs of LMCache's adapter.
 
     `slow`: a lookup, whose locks are taken at once, is answered at the poll after so many others.
     """

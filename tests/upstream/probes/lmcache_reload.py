@@ -12,17 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.errors import StartError  # noqa: E402
-from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.here import judge_here  # noqa: E402
-from pdserve.patches.lmcache import load_cap  # noqa: E402
-from pdserve.patches.multiconnector import loser_blocks  # noqa: E402
-from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module  # noqa: E402
-from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter  # noqa: E402
+from pdserve.patches import effects
+from tests.upstream.probes.lmcache_engine import OURS, Engine, upstream_module
+from tests.upstream.probes.lmcache_ledger import CHUNK, LedgerAdapter
 
 CAP, LEAST = "pdserve.max_tokens_per_load", "pdserve.min_load_tokens"
 PROMPT = list(range(1000, 2800))
@@ -35,15 +27,6 @@ def engine(
     made = Engine(module, extra, num_blocks=num_blocks, multi=multi)
     made.ledger.store(PROMPT, 0, stored)
     return made
-
-
-def applied() -> str:
-    """What becomes of the load cap's patch in this process."""
-    try:
-        load_cap.apply()
-    except StartError as error:
-        return str(error)
-    return "applied"
 
 
 def summary(made: Engine, done: bool) -> dict[str, Any]:
@@ -211,7 +194,7 @@ def workloads(count: int, module: str = OURS, **how: Any) -> dict[str, Any]:
 def main() -> None:
     module = upstream_module()
     cap, least = {CAP: 512}, {LEAST: 128}
-    found: dict[str, Any] = {"upstream": module, "cap alone": applied(), "naive cap": naive_cap(module)}
+    found: dict[str, Any] = {"upstream": module, "naive cap": naive_cap(module)}
     nothing: dict[str, Any] = {}
     without = (("theirs", module, nothing, nothing), ("without bounds", OURS, nothing, nothing))
     for name, where, capped, at_least in (*without, ("ours", OURS, cap, least)):
@@ -225,8 +208,6 @@ def main() -> None:
             "aborted, no answer yet": aborted_before_admission(where, capped, slow=3),
         }
     found["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
-    if judge_here(loser_blocks.PATCH).outcome == "apply":
-        loser_blocks.apply()
     found["child"] = {
         "whole": one_reload(OURS, cap, multi=True),
         "small": one_reload(OURS, least, stored=CHUNK, multi=True),

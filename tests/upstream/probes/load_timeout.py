@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pdserve.patches import effects
-from pdserve.patches.scheduler.load_timeout import ATTRIBUTE, NAME
+from pdserve.patches.scheduler.given_up_loads import NAME
+from pdserve.patches.scheduler.load_timeout import ATTRIBUTE
 from tests.upstream.scheduler_lab import Lab, mock, multi
 
 from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip

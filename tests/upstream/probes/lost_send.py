@@ -6,13 +6,9 @@ import json
 import threading
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
+from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
-borrow()
-
-from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter  # noqa: E402
-
-from pdserve.patches.lmcache import lost_send  # noqa: E402
+from pdserve.patches.lmcache import lost_send
 
 
 class Under:

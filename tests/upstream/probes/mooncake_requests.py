@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.upstream.scheduler_lab import Lab  # isort: skip  # stands in for gguf
-
 from pdserve.patches import effects
 from pdserve.patches.mooncake.requests import PATCH
+from tests.upstream.scheduler_lab import Lab
 
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 WHOLE = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.upstream.probes import multiconnector_lmcache  # isort: skip  # lmcache's compiled part first
-
-from tests.upstream.probes import multiconnector_metrics, multiconnector_selection
+from tests.upstream.probes import multiconnector_lmcache, multiconnector_metrics, multiconnector_selection
 
 
 def main() -> None:

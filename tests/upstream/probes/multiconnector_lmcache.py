@@ -6,18 +6,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.connectors.selection_lookups import LookupKeeper  # noqa: E402
-from pdserve.patches import effects  # noqa: E402
-from pdserve.patches.multiconnector.loser_blocks import PATCH  # noqa: E402
-from pdserve.patches.verdict import judge  # noqa: E402
-from tests.upstream.probes import lmcache_engine  # noqa: E402
-from tests.upstream.probes.lmcache_ledger import Ledger, LedgerAdapter  # noqa: E402
-from tests.upstream.probes.multiconnector_metrics import versions_here  # noqa: E402
-from tests.upstream.scheduler_lab import Lab, mock, multi  # noqa: E402
+from pdserve.connectors.selection_lookups import LookupKeeper
+from tests.upstream.probes import lmcache_engine
+from tests.upstream.probes.lmcache_ledger import Ledger, LedgerAdapter
+from tests.upstream.scheduler_lab import Lab, mock, multi
 
 PROMPT = list(range(1000, 1512))
 LMCACHE = 1
@@ -209,12 +201,6 @@ def measure() -> dict[str, Any]:
     if hasattr(module, "create_scheduler_adapter"):
         module.create_scheduler_adapter = module.LMCacheMPSchedulerAdapter
     found: dict[str, Any] = {case.__name__: {"upstream": tried(case, False, child)} for case in CASES}
-    found["verdict"] = judge(PATCH, versions_here()).outcome
-    if found["verdict"] == "apply":
-        PATCH.apply()
-        PATCH.apply()
-        found["stores"]["patched"] = tried(stores, False, child)
-        found["told"] = effects.totals()[PATCH.name, "requests-told"]
     for case in CASES:
         found[case.__name__]["ours"] = tried(case, True, child)
         found[case.__name__]["both ours"] = tried(case, True, lmcache_engine.OURS)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from tests.upstream.scheduler_lab import Lab, mock, multi  # isort: skip  # stands in for gguf
-
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -25,6 +23,7 @@ from pdserve.installed.distributions import installed
 from pdserve.patches import effects
 from pdserve.patches.multiconnector.prom_metrics import PATCH
 from pdserve.patches.verdict import judge
+from tests.upstream.scheduler_lab import Lab, mock, multi
 
 MODEL = "tiny"
 PREFIX = "vllm:kv_connector_mc_"

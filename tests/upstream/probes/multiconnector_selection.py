@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.upstream.scheduler_lab import Lab, mock, multi  # isort: skip  # stands in for gguf
-
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.platforms import current_platform
 
@@ -15,6 +13,7 @@ from pdserve.patches import effects
 from pdserve.patches.multiconnector.selection import PATCH
 from pdserve.patches.verdict import judge
 from tests.upstream.probes.multiconnector_metrics import versions_here
+from tests.upstream.scheduler_lab import Lab, mock, multi
 
 OURS = "pdserve.connectors.multi"
 
@@ -182,23 +181,7 @@ def hybrid(ours: bool) -> Any:
     }
 
 
-def block_pool(ours: bool) -> Any:
-    """Whether a child that wants the block pool gets it."""
-    bound: list[str] = []
-    mocks = type(lab(False).connector._connectors[0])
-
-    def bind(self: Any, gpu_block_pool: Any) -> None:
-        bound.append(self.name)
-
-    mocks.bind_gpu_block_pool = bind
-    try:
-        lab(ours)
-    finally:
-        del mocks.bind_gpu_block_pool
-    return bound
-
-
-CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, polls, stale, wear, async_saves, hybrid, block_pool)
+CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, polls, stale, wear, async_saves, hybrid)
 
 
 def measure() -> dict[str, Any]:

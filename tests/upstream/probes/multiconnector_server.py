@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.upstream.scheduler_lab import Lab, mock, multi  # isort: skip  # stands in for gguf
-
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdserve.connectors.selection_lookups import LookupKeeper
 from pdserve.patches import effects
+from tests.upstream.scheduler_lab import Lab, mock, multi
 
 BLOCK, CHUNK, TOKENS, NUM_BLOCKS = 16, 64, 256, 128
 PATIENCE_SECONDS = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from pdserve.patches.scheduler import admission_gate, failed_loads_stand_back, ready_waiters_first, stale_completions
+from pdserve.patches.scheduler import failed_loads_stand_back, ready_waiters_first, stale_completions
 from tests.upstream.scheduler_lab import KVConnectorOutput, Lab, Scheduler
 from tests.upstream.simulation import Outcome, run, shrink
 from tests.upstream.workload import Workload, draw
@@ -24,11 +24,6 @@ CAPS = (0, 64, 256)
 def reports_failed_loads() -> bool:
     """Whether workers can report that a whole load has failed (0.30), the only way with several KV groups."""
     return "failed_recving" in {field.name for field in fields(KVConnectorOutput)}
-
-
-def reserves() -> bool:
-    """Whether this upstream's scheduler reserves blocks for loads itself (0.23, vllm#44560)."""
-    return hasattr(Scheduler, "_inflight_prefill_reserved_blocks")
 
 
 def loaded_go_first() -> bool:
@@ -44,7 +39,7 @@ def unguarded(runs: int) -> dict[str, Any]:
     }
 
 
-def without_gate(runs: int) -> dict[str, Any]:
+def guarded(runs: int) -> dict[str, Any]:
     """With the guard against stale completions, and no bogus ones: deadlocks for each cap of a load in tokens."""
     stale_completions.PATCH.apply()
     return {
@@ -59,7 +54,7 @@ def patched(runs: int, first: int = 0) -> dict[str, Any]:
     stale_completions.PATCH.apply()
     if not loaded_go_first():
         ready_waiters_first.PATCH.apply()
-    (failed_loads_stand_back if reserves() else admission_gate).PATCH.apply()
+    failed_loads_stand_back.PATCH.apply()
     found = {}
     for name, overlap, again in (
         ("in turn", False, False),

@@ -11,12 +11,8 @@ import json
 import sys
 from typing import Any
 
-from tests.upstream.probes.lmcache_native import borrow
-
-borrow()
-
-from pdserve.patches.patch import in_range  # noqa: E402
-from tests.upstream.probes import failed_group, late_loads, load_timeout, ready_waiters  # noqa: E402
+from pdserve.patches.patch import in_range
+from tests.upstream.probes import failed_group, late_loads, load_timeout, ready_waiters
 
 
 def main() -> None:
@@ -29,7 +25,7 @@ def main() -> None:
     }
     applied = []
     for name in patches:
-        patch = importlib.import_module(f"pdserve.patches.{name}").PATCH
+        patch = importlib.import_module(f"pdserve.patches.scheduler.{name}").PATCH
         if in_range(version, patch.vllm):
             patch.apply()
             applied.append(name)

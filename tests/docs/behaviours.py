@@ -1,7 +1,4 @@
-"""What became of every behaviour of the pull requests that the patches grew from: ours, upstream's, or neither.
-
-Pure data for the documentation and its tests.
-"""
+"""What became of every behaviour of the pull requests that the patches grew from: ours, upstream's, or neither."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pdserve.patches.patch import Behaviour
 
 
 @dataclass(frozen=True)
-class Finding:
+class Outcome:
     """One item of a behaviour."""
 
     behaviour: Behaviour
@@ -28,226 +25,230 @@ class Finding:
 
 _UPSTREAM = "tests/upstream/test_"
 
-BEHAVIOURS: tuple[Finding, ...] = (
-    Finding(
-        "A",
+BEHAVIOURS: tuple[Outcome, ...] = (
+    Outcome(
+        "metrics crash",
         "MultiConnector survives Mooncake's metrics",
         "ours",
         "multiconnector-prom-metrics, vllm < 0.33",
         f"{_UPSTREAM}multiconnector_metrics.py",
     ),
-    Finding(
-        "A",
+    Outcome(
+        "metrics crash",
         "the same on newer vLLM",
         "upstream",
         "its observe skips unknown children",
         f"{_UPSTREAM}multiconnector_metrics.py",
         since="vllm 0.33.0",
     ),
-    Finding(
-        "B",
+    Outcome(
+        "stale completions",
         "late, doubled and unknown notifications are dropped and counted",
         "ours",
         "stale-completions",
         f"{_UPSTREAM}stale_completions.py",
     ),
-    Finding(
-        "C",
+    Outcome(
+        "KV memory deadlock",
         "requests that wait for blocks of each other",
-        "ours",
-        "admission-gate, vllm < 0.23",
-        f"{_UPSTREAM}admission_gate.py",
-    ),
-    Finding(
-        "C",
-        "the same on newer vLLM",
         "upstream",
         "blocks are reserved for prefills in flight (vllm#44560)",
         f"{_UPSTREAM}simulation.py",
         since="vllm 0.23.0",
     ),
-    Finding(
-        "C",
+    Outcome(
+        "KV memory deadlock",
         "a failed load that finds no room stops no load that has arrived (hybrid models)",
         "ours",
         "failed-loads-stand-back, vllm >= 0.31; ready-waiters-first before",
         f"{_UPSTREAM}failed_loads_stand_back.py",
     ),
-    Finding(
-        "C",
+    Outcome(
+        "KV memory deadlock",
         "a load that is offered again after it has failed need not fit beside itself",
         "ours",
-        "failed-loads-stand-back, vllm >= 0.23",
+        "failed-loads-stand-back",
         f"{_UPSTREAM}failed_loads_stand_back.py",
     ),
-    Finding(
-        "C", "cap of a load", "ours", "lmcache-load-cap, setting max_tokens_per_load", f"{_UPSTREAM}lmcache_reload.py"
+    Outcome(
+        "reloads from LMCache",
+        "cap of a load",
+        "ours",
+        "lmcache-load-cap, setting max_tokens_per_load",
+        f"{_UPSTREAM}lmcache_reload.py",
     ),
-    Finding(
-        "D",
+    Outcome(
+        "choice of connector",
         "tokens x load_weight, overtaking, counters, no stale choice",
         "ours",
         "multiconnector-selection",
         f"{_UPSTREAM}multiconnector_selection.py",
     ),
-    Finding(
-        "D",
+    Outcome(
+        "choice of connector",
         "a child that does not load stores the right blocks",
-        "ours",
-        "multiconnector-loser-blocks, vllm < 0.26",
+        "upstream",
+        "every child gets the blocks of a request (vllm#46865)",
         f"{_UPSTREAM}multiconnector_lmcache.py",
+        since="vllm 0.26.0",
     ),
-    Finding(
-        "E",
+    Outcome(
+        "failed and late loads",
         "a load that takes too long",
         "ours",
         "load-timeout, setting load_timeout_seconds",
         f"{_UPSTREAM}load_timeout.py",
     ),
-    Finding(
-        "E", "the end of a save that LMCache drops", "ours", "lmcache-lost-send", f"{_UPSTREAM}lmcache_lost_send.py"
+    Outcome(
+        "failed and late loads",
+        "the end of a save that LMCache drops",
+        "ours",
+        "lmcache-lost-send",
+        f"{_UPSTREAM}lmcache_lost_send.py",
     ),
-    Finding(
-        "E",
+    Outcome(
+        "failed and late loads",
         "what a failed load did not bring is not stored as if it were computed",
         "ours",
         "lmcache-computed-count",
         f"{_UPSTREAM}lmcache_computed_count.py",
     ),
-    Finding(
-        "E",
+    Outcome(
+        "failed and late loads",
         "a failed load of one KV group falls back for the whole request",
         "ours",
         "failed-group, vllm < 0.30",
         f"{_UPSTREAM}failed_group.py",
     ),
-    Finding(
-        "E",
+    Outcome(
+        "failed and late loads",
         "the same on newer vLLM",
         "upstream",
         "failed_recving by request (vllm#50388)",
         f"{_UPSTREAM}failed_group.py",
         since="vllm 0.30.0",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "reloads from LMCache",
         "a request that ends before it has blocks leaves no read locks at LMCache",
         "ours",
         "lmcache-lookup-locks; multiconnector-selection below MultiConnector",
         f"{_UPSTREAM}lmcache_reload.py",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "reloads from LMCache",
         "a small reload is computed instead",
         "ours",
         "lmcache-min-load, setting min_load_tokens",
         f"{_UPSTREAM}lmcache_reload.py",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "KV memory deadlock",
         "loaded waiters go before fresh admissions",
         "ours",
         "ready-waiters-first, vllm < 0.31",
         f"{_UPSTREAM}ready_waiters_first.py",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "KV memory deadlock",
         "the same on newer vLLM",
         "upstream",
         "a queue of its own for requests that hold KV",
         f"{_UPSTREAM}ready_waiters_first.py",
         since="vllm 0.31.0",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "reloads from LMCache",
         "a local prefix that ends inside a chunk",
         "upstream",
         "LMCache skips the first tokens of the chunk",
         f"{_UPSTREAM}lmcache_server.py",
         since="lmcache 0.4.5",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "reloads from LMCache",
         "lookup on rank 0",
         "not applicable",
         "LMCache MP looks up once, in the scheduler's process",
         f"{_UPSTREAM}lmcache_server.py",
     ),
-    Finding(
-        "F",
+    Outcome(
+        "reloads from LMCache",
         "reloads are not queued behind the saves of other ranks",
         "ours",
         "the plan gives LMCache a transfer thread a worker; a rank's reload still waits for its own saves",
         f"{_UPSTREAM}lmcache_server.py",
     ),
-    Finding(
-        "G",
+    Outcome(
+        "hybrid models",
         "KV groups of hybrid models with LMCache",
         "upstream",
         "blocks are sliced by tokens (lmcache#3419)",
         f"{_UPSTREAM}hybrid_groups.py",
         since="lmcache 0.4.7 with vllm 0.22.1",
     ),
-    Finding(
-        "G",
+    Outcome(
+        "hybrid models",
         "recipes with hybrid models on pairs that corrupt or disable it",
         "ours",
         "refused before the start",
-        f"{_UPSTREAM}hybrid_versions.py",
+        "tests/plan/test_hybrid.py",
     ),
-    Finding(
-        "H",
+    Outcome(
+        "hybrid models",
         "chunks over groups with different block sizes",
         "ours",
         "refused before the start when nothing can be stored",
         f"{_UPSTREAM}hybrid_models.py",
     ),
-    Finding(
-        "I", "bad parameters and prefills that stop", "ours", "mooncake-requests", f"{_UPSTREAM}mooncake_requests.py"
+    Outcome(
+        "abandoned transfers",
+        "bad parameters and prefills that stop",
+        "ours",
+        "mooncake-requests",
+        f"{_UPSTREAM}mooncake_requests.py",
     ),
-    Finding(
-        "I",
+    Outcome(
+        "abandoned transfers",
         "pulls of aborted prefills, dead prefills, departed clients",
         "ours",
         "mooncake-sends, mooncake-pulls",
         f"{_UPSTREAM}mooncake_transfers.py",
     ),
-    Finding(
-        "I",
+    Outcome(
+        "abandoned transfers",
         "a prefill restarted beside a live bootstrap server",
         "ours",
         "mooncake-bootstrap",
         f"{_UPSTREAM}mooncake_transfers.py",
     ),
-    Finding(
-        "J",
+    Outcome(
+        "LMCache server",
         "memory pinned on demand, watermark of the final size",
         "ours",
         "lmcache-demand-pinned, lmcache-final-capacity; switched on in lmcache.env",
-        f"{_UPSTREAM}lmcache_old_allocator.py",
+        f"{_UPSTREAM}lmcache_allocator.py",
     ),
-    Finding(
-        "J",
+    Outcome(
+        "LMCache server",
         "block copy without a kernel",
-        "ours",
-        "lmcache-block-copy, lmcache < 0.4.7",
-        f"{_UPSTREAM}lmcache_old_block_copy.py",
-    ),
-    Finding(
-        "J",
-        "the same on newer LMCache",
         "upstream",
-        "platform/torch_ops",
-        f"{_UPSTREAM}lmcache_old_block_copy.py",
+        "platform/torch_ops; on ROCm a build without kernels is refused (lmcache#4870)",
+        "tests/test_lmcache_kernels.py",
         since="lmcache 0.4.7",
     ),
-    Finding("K", "Mooncake without an accelerator", "ours", "mooncake-cpu-device", "tests/patches/test_real.py"),
-    Finding(
-        "K",
+    Outcome(
+        "CPU without accelerator",
+        "Mooncake without an accelerator",
+        "ours",
+        "mooncake-cpu-device",
+        "tests/patches/test_real.py",
+    ),
+    Outcome(
+        "CPU without accelerator",
         "LMCache's transfer mode on CPU",
         "ours",
         "the plan names it on both sides and refuses a pair that differs",
         f"{_UPSTREAM}lmcache_server.py",
     ),
 )
-"""In the order of the alphabet."""

@@ -22,29 +22,20 @@ INITIAL, FINAL = 20 << 20, 100 << 20
 
 
 class Pinning:
-    """The device runtime of 0.4.x (cudart) and of 0.5.x (a device spec): remembers what was pinned."""
+    """Stands in for the device runtime, and remembers what was pinned."""
 
     is_pin_supported = True
 
     def __init__(self) -> None:
         self.pinned: dict[int, int] = {}
 
-    def cudart(self) -> Pinning:
-        return self
-
-    def cudaHostRegister(self, pointer: int, size: int, _flags: int) -> int:  # noqa: N802
-        self.pinned[pointer] = size
-        return 0
-
-    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
-        del self.pinned[pointer]
-        return 0
-
     def pin_memory(self, pointer: int, size: int, flags: int) -> bool:
-        return self.cudaHostRegister(pointer, size, flags) == 0
+        self.pinned[pointer] = size
+        return True
 
     def unpin_memory(self, pointer: int) -> bool:
-        return self.cudaHostUnregister(pointer) == 0
+        del self.pinned[pointer]
+        return True
 
     @property
     def bytes(self) -> int:
@@ -52,12 +43,10 @@ class Pinning:
 
 
 def scaled(pinning: Pinning) -> Any:
-    """The allocator class of this lmcache, on our runtime and with small steps."""
-    cls = demand_pinned._allocator_class()
-    module = importlib.import_module(cls.__module__)
-    for name in ("torch_dev", "current_device_spec"):
-        if hasattr(module, name):
-            setattr(module, name, pinning)
+    """LMCache's allocator class, on our runtime and with small steps."""
+    module: Any = importlib.import_module("lmcache.v1.memory_allocators.lazy_memory_allocator")
+    cls = module.LazyMemoryAllocator
+    module.current_device_spec = pinning
     cls.PIN_CHUNK_SIZE, cls.COMMIT_SIZE = (1 << 26) // KIB, (1 << 30) // KIB
     return cls
 
@@ -69,7 +58,7 @@ def settled(allocator: Any, pinning: Pinning) -> int:
 
 
 def manager_of(allocator: Any) -> Any:
-    """An L1MemoryManager of this lmcache over an allocator of ours."""
+    """An L1MemoryManager over an allocator of ours."""
     from lmcache.v1.distributed.memory_manager import L1MemoryManager
 
     manager = L1MemoryManager.__new__(L1MemoryManager)

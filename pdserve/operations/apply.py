@@ -1,0 +1,48 @@
+"""`pdserve up` on a deployment that runs: starts what is missing, restarts what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.errors import ReportedError, StateError
+from pdserve.operations.look import Looked
+from pdserve.operations.progress import Progress
+from pdserve.plan.nodes.reach import Srun
+from pdserve.run.directory import RunDir, lives
+from pdserve.run.inbox import Apply, ask
+
+_MARGIN_SECONDS = 120.0
+
+
+def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
+    """StateError: the deployment of this name runs on other nodes. A second job of a recipe is a second deployment."""
+    plan = run.read_plan()
+    theirs = next((node.reach.job for node in plan.nodes if isinstance(node.reach, Srun)), None)
+    there = [node.name for node in plan.nodes]
+    if (theirs, sorted(there)) == (job, sorted(nodes)):
+        return
+    place = ", ".join(there) + (f" (job {theirs})" if theirs is not None else "")
+    raise StateError(
+        f"{plan.name} is running on {place}, and this is {', '.join(nodes)}" + (f" (job {job})" if job else ""),
+        where=str(run.path),
+        cause="a deployment is identified by its name, which the recipe gives",
+        todo=f"another name for this one: --set name={plan.name}-2; or pdserve down {plan.name} first",
+    )
+
+
+def apply(run: RunDir, seen: Looked, show: Progress, *, replace: bool) -> None:
+    """Asks the launcher of `run`. `replace`: also engines whose command has changed. Raises ReportedError with the
+    launcher's own exit code when it refuses or fails."""
+    planned = seen.planned
+    launcher = run.read_state().launcher
+    timeouts = planned.plan.timeouts
+    show.result(f"{planned.plan.name} is running (launcher PID {launcher.pid}); starting what is missing")
+    reply = ask(
+        run,
+        Apply(plan=planned.plan, recipe=planned.loaded.to_yaml(model_path=planned.plan.model_path), replace=replace),
+        seconds=timeouts.lmcache_seconds + timeouts.engine_seconds + _MARGIN_SECONDS,
+        alive=lambda: lives(run, run.read_state()),
+    )
+    if reply.exit_code:
+        raise ReportedError(reply.message, reply.exit_code)
+    show.result(reply.message)

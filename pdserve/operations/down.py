@@ -1,0 +1,140 @@
+"""`pdserve down`: stops a deployment, by its launcher or, where that is dead, by its record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from pdserve.errors import ReportedError, StateError
+from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
+from pdserve.run.inbox import Down, NotAskedError, ask
+from pdserve.run.orphans import living, none_held, stop_left
+from pdserve.run.state import DeploymentState
+from pdserve.system.host import is_beside, is_here, is_named_here
+from pdserve.system.process import pid_end, send
+from pdserve.system.procfs import is_stopped
+
+_DOWN_SECONDS = 300.0
+_SUPERVISORS_SECONDS = 60.0
+
+
+Report = Callable[[str], None]
+"""Gets one line."""
+
+
+def down(name: str | None, report: Report) -> None:
+    """Stops a deployment. Raises StateError when there is nothing to stop, or something of it cannot be stopped, and
+    ReportedError with the launcher's own exit code."""
+    found = find(home(os.environ), name)
+    state = found.read_state()
+    if lives(found, state) and _stopped(found, state, report):
+        return
+    state = found.read_state()
+    if is_here(state.host, state.place) or is_named_here(state.host):
+        # Who holds it may live in another PID namespace: its processes, key and memory are not left over.
+        check_no_launcher(found.path.parent.parent, found.path.parent.name)
+        found.forget_key()
+    if living(state, found):
+        report(f"{state.name}: its launcher is gone; clearing up what it left")
+        asyncio.run(_clear(state, found, report))
+        if left := living(state, found):
+            raise StateError(
+                f"some processes of {state.name} cannot be stopped",
+                where=str(found.path),
+                cause="they belong to another user, or wait for a device in the kernel",
+                evidence=tuple(left),
+            )
+        report(f"{state.name}: stopped")
+    else:
+        asyncio.run(stop_left(state, found))
+        report(f"{state.name}: not running")
+    _others(found, state, report)
+
+
+def _stopped(found: RunDir, state: DeploymentState, report: Report) -> bool:
+    """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
+    if (late := lateness(found, state)) is not None:
+        report(f"{state.name}: {late}")
+    try:
+        reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
+    except NotAskedError as error:
+        if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
+            raise
+        # To stop needs no free byte.
+        report(f"{state.name}: {error.what} ({error.cause}); its launcher gets a SIGTERM")
+        asyncio.run(pid_end(state.launcher.pid))
+        return False
+    except StateError:
+        if lives(found, found.read_state()):
+            raise
+        return False
+    if is_here(state.host, state.place):
+        asyncio.run(pid_end(state.launcher.pid))
+    if reply.exit_code:
+        raise ReportedError(reply.message, reply.exit_code)
+    report(f"{state.name}: {reply.message}")
+    return True
+
+
+def lateness(found: RunDir, state: DeploymentState) -> str | None:
+    """Why a launcher that counts as living may not answer, and how long the wait for it is; None: it is heard.
+
+    On its own machine silence ends nothing, because the process is there to be seen.
+    """
+    launcher, wait = state.launcher, f"waiting up to {_DOWN_SECONDS:.0f} s for its answer"
+    if is_here(state.host, state.place) and is_stopped(launcher):
+        return f"its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; {wait}"
+    if (late := unheard(found)) is None:
+        return None
+    if is_here(state.host, state.place):
+        return f"its launcher (PID {launcher.pid}) was not heard for {late:.0f} s; {wait}"
+    return (
+        f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
+        f"heard for {LIVES_SECONDS:.0f} s"
+    )
+
+
+def _others(found: RunDir, state: DeploymentState, report: Report) -> None:
+    """What to know of other nodes, which this machine cannot see."""
+    for node, known in state.nodes.items():
+        # Under this name, but of no other container: of an earlier boot, and ended with it.
+        named = is_named_here(known.hostname) and not is_beside(known.hostname, known.place)
+        if named or is_here(known.hostname, known.place):
+            # The record may be gone or another user's: the hint then stays, which does no harm.
+            with contextlib.suppress(OSError):
+                found.write(found.cleared(node), "")
+    there = {
+        node: known
+        for node, known in state.nodes.items()
+        if not is_here(known.hostname, known.place) and not found.cleared(node).exists()
+    }
+    over = state.phase in ("stopped", "failed")
+    if beside := [node for node, known in there.items() if is_beside(known.hostname, known.place)]:
+        if any(there[node].lost or not over for node in beside):
+            report(
+                f"{', '.join(beside)}: in another container (PID namespace) of this machine, and nothing was signalled "
+                "there; if it still runs, the same typed in it clears up, or end it"
+            )
+        there = {node: known for node, known in there.items() if node not in beside}
+    for node, known in there.items():
+        if known.lost:
+            report(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
+    if (rest := [node for node, known in there.items() if not known.lost]) and not over:
+        lease = found.read_plan().timeouts.agent_lease_seconds
+        report(
+            f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "
+            f"stop what runs there by themselves, at the latest {lease:g} s after it"
+        )
+
+
+async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
+    """Supervisors that still live are doing it already; what they do not do in time is done here."""
+    here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
+    waits = (pid_end(one.pid) for node in here for one in (node.agent, node.guard) if one.alive())
+    async with none_held(state, lambda line: report(f"{state.name}: {line}")):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)
+    await stop_left(state, run)

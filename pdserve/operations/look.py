@@ -1,0 +1,161 @@
+"""A look at the nodes of a deployment before anything starts there, and the plan for what is there.
+
+`up`, `up --dry-run` and `preflight` use the same functions on this machine as on others: this machine is looked at in
+this process, others through a probe on each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pdserve.errors import PreflightError
+from pdserve.installed.versions import Versions
+from pdserve.operations.interpreters import as_running
+from pdserve.operations.plan_recipe import Planned, located, plan_for
+from pdserve.plan.model import LmcacheServer, Node, Plan
+from pdserve.preflight.engine_packages import check_installed
+from pdserve.preflight.facts import gather
+from pdserve.preflight.finding import Finding, of_error, raise_failed
+from pdserve.preflight.memory import given_back
+from pdserve.preflight.node_checks import check_node
+from pdserve.preflight.nodes.agreement import compare
+from pdserve.preflight.nodes.survey import survey
+from pdserve.reach.candidates import Candidates, in_containers
+from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.run.change import recorded_change
+from pdserve.run.directory import RunDir, home, new_run_id
+from pdserve.system.host import local_node
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The plan for nodes that were looked at, and what keeps it from being started."""
+
+    planned: Planned
+    findings: tuple[Finding, ...]
+    nodes: tuple[str, ...] = ()
+    """One line a node of other machines: its address and how it came to it."""
+    notes: tuple[str, ...] = ()
+    """Differences from the plan that runs which a user may not expect."""
+    cluster: LoadedCluster | None = None
+
+    def raise_failed(self) -> None:
+        """Raises one PreflightError with all that has failed."""
+        with located(self.planned.loaded, self.cluster):
+            raise_failed(self.findings)
+
+
+def look(loaded: LoadedRecipe, machines: Candidates | None, run: RunDir, *, running: bool = False) -> Looked:
+    """`machines` None: this one. `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
+    be started or replaced is looked at. Raises PreflightError and RecipeError when there is no plan to be had."""
+    if machines is None:
+        return _look_here(loaded, run, running=running)
+    return _look_there(loaded, machines, run, running=running)
+
+
+def look_once(loaded: LoadedRecipe, machines: Candidates | None) -> Looked:
+    """`look` through a run directory that is gone afterwards. It stays when a node cannot be looked at: the error names
+    a log in it."""
+    if machines is None:
+        return _look_here(loaded, None, running=False)
+    run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
+    seen = look(loaded, machines, run)
+    shutil.rmtree(run.path)
+    return seen
+
+
+def _look_here(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> Looked:
+    """`run` None: the plan names placeholders in its place."""
+    node = local_node(loaded.recipe.platform)
+    planned = plan_for(
+        loaded,
+        [node],
+        run_dir="RUN_DIR" if run is None else str(run.path),
+        run_id="RUN_ID" if run is None else run.run_id,
+    )
+    if run is None or not running:
+        return Looked(planned, _check_here(planned))
+    planned, notes = _fitted(planned, run)
+    changes = recorded_change(run, planned.plan)
+    findings = _check_here(
+        planned,
+        starting=changes.starting,
+        held_by_us=changes.ports[node.name],
+        gives_back=given_back(run.read_plan(), node.name, changes.replaced),
+    )
+    return Looked(planned, findings, notes=notes)
+
+
+def _look_there(loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, running: bool) -> Looked:
+    with located(loaded):
+        there = in_containers(
+            machines,
+            loaded.recipe,
+            run_id=run.run_id,
+            run_dir=str(run.path),
+            recipe_dir=str(loaded.path.parent.absolute()),
+        )
+    planned: Planned | None = None
+    notes: tuple[str, ...] = ()
+
+    def plan(nodes: Sequence[Node], versions: Versions) -> Plan:
+        nonlocal planned, notes
+        python = there.machines[0].command[-1]
+        planned = plan_for(loaded, nodes, run_dir=str(run.path), run_id=run.run_id, versions=versions, python=python)
+        if running:
+            planned, notes = _fitted(planned, run)
+        return planned.plan
+
+    with located(loaded, there.file):
+        seen = asyncio.run(
+            survey(
+                there,
+                loaded.recipe,
+                run_dir=run.path,
+                plan_for=plan,
+                change_for=(lambda plan: recorded_change(run, plan)) if running else None,
+            )
+        )
+    assert planned is not None
+    lines = tuple(f"{node}: {address}" for node, address in seen.addresses.items())
+    return Looked(planned, seen.findings, lines, notes, there.file)
+
+
+def _fitted(planned: Planned, run: RunDir) -> tuple[Planned, tuple[str, ...]]:
+    plan, notes = as_running(run.read_plan(), planned.plan)
+    return replace(planned, plan=plan), notes
+
+
+def _check_here(
+    planned: Planned,
+    *,
+    starting: Collection[str] | None = None,
+    held_by_us: Collection[int] = (),
+    gives_back: Collection[LmcacheServer] = (),
+) -> tuple[Finding, ...]:
+    """All checks of this machine, which the plan is for. The rest is as `check_node` has it."""
+    (node,) = (one.name for one in planned.plan.nodes)
+    recipe = planned.loaded.recipe
+    facts = gather(platform=recipe.platform, python=recipe.engine.python)
+    checked = check_node(
+        planned.plan, node, facts=facts, starting=starting, held_by_us=held_by_us, gives_back=gives_back
+    )
+    lacking = list(_installed(planned, node))
+    compared = compare(planned.plan, {node: facts})
+    if lacking:
+        # The same finding, with how to get it.
+        compared = [one for one in compared if (one.check, one.status) != ("versions", "failed")]
+    return (*lacking, *compared, *checked)
+
+
+def _installed(planned: Planned, node: str) -> Iterator[Finding]:
+    """Only what is missing: versions are compared elsewhere."""
+    try:
+        check_installed(planned.versions, planned.plan, planned.loaded.recipe)
+    except PreflightError as error:
+        yield of_error(node, "versions", "the packages of the plan", error)

@@ -1,0 +1,23 @@
+"""`pdserve restart`: one process of a deployment that runs, by its launcher."""
+
+from __future__ import annotations
+
+import os
+
+from pdserve.errors import ReportedError, StateError
+from pdserve.run.directory import find, home, lives
+from pdserve.run.inbox import Restart, ask
+
+
+def restart(process: str, name: str | None) -> str:
+    """What the launcher answers. Raises StateError, and ReportedError with the launcher's own exit code when the
+    process does not come back."""
+    run = find(home(os.environ), name)
+    state, timeouts = run.read_state(), run.read_plan().timeouts
+    if not lives(run, state):
+        raise StateError(f"{state.name} is not running", todo="pdserve up")
+    seconds = 2 * (timeouts.engine_seconds + timeouts.stop_seconds + timeouts.attach_seconds)
+    reply = ask(run, Restart(name=process), seconds=seconds, alive=lambda: lives(run, run.read_state()))
+    if reply.exit_code:
+        raise ReportedError(reply.message, reply.exit_code)
+    return reply.message

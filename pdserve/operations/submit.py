@@ -1,0 +1,138 @@
+"""`pdserve up --slurm`: submits the job of a recipe from a login node and follows it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pdserve.errors import PdserveError, ReportedError, StateError
+from pdserve.operations.current_run import last_run
+from pdserve.operations.plan_recipe import batch_script, load, plan_for, recipe_words
+from pdserve.plan.nodes.reach import Srun
+from pdserve.reach.slurm_job import Job, cancel, look, submit
+from pdserve.run.directory import RunDir, home, lives
+from pdserve.run.inbox import Down, ask
+
+_POLL_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 5.0
+"""A network file system may show the end of the job's output after Slurm reports its end."""
+_DOWN_SECONDS = 600.0
+_AWAY_SECONDS = 600.0
+_AWAY = "Slurm's controller does not answer; waiting for it"
+
+
+Print = Callable[[str], None]
+"""Gets text as the job has written it, line ends included."""
+
+
+def submit_and_follow(recipe: Path, set_: Sequence[str], unset: Sequence[str], show: Print, *, detach: bool) -> None:
+    """Returns when the job is over, or with `detach` once the deployment is ready. Raises ReportedError with the job's
+    own exit code when it fails."""
+    loaded = load(recipe, set_, unset)
+    planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
+    words = recipe_words(recipe.absolute(), set_, unset)
+    last_run(home(os.environ), loaded.recipe.name)  # a record that is not ours is refused before a job waits for it
+    job = submit(batch_script(planned, words))
+    show(f"submitted job {job}; pdserve down {loaded.recipe.name} stops it in order, scancel {job} at once\n")
+    following = _Following(job, loaded.recipe.name, show, detach=detach)
+    try:
+        following.until_over()
+    except KeyboardInterrupt:
+        following.stop()
+        raise
+
+
+class _Following:
+    """Shows what the job prints, and its state in Slurm."""
+
+    def __init__(self, job: str, name: str, show: Print, *, detach: bool) -> None:
+        self._job = job
+        self._name = name
+        self._print = show
+        self._detach = detach
+        self._offset = 0
+        self._shown = ""
+
+    def until_over(self) -> None:
+        while True:
+            job = self._look()
+            if str(job) != self._shown:
+                self._shown = str(job)
+                self._print(f"{self._shown}\n")
+            self._show(job)
+            if job.over:
+                self._end(job)
+                return
+            if self._detach and self._is_up():
+                self._print(f"next: pdserve status {self._name} | pdserve logs -f | pdserve down {self._name}\n")
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """In order, if its launcher runs already; a second Ctrl-C cancels the job."""
+        run = self._run()
+        try:
+            if run is None:
+                cancel(self._job)
+            else:
+                with contextlib.suppress(PdserveError):
+                    ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
+            while not (job := self._look()).over:
+                self._show(job)
+                time.sleep(_POLL_SECONDS)
+            self._show(job)
+        except KeyboardInterrupt:
+            cancel(self._job)
+
+    def _look(self) -> Job:
+        """Waits for a controller that is away, as when it is restarted: the job goes on without it."""
+        deadline = time.monotonic() + _AWAY_SECONDS
+        while (job := look(self._job)) is None:
+            if time.monotonic() > deadline:
+                raise StateError(
+                    f"Slurm's controller has not answered for {_AWAY_SECONDS:.0f} s; job {self._job} may go on",
+                    todo=f"scontrol ping; then squeue --job {self._job}, pdserve status {self._name}",
+                )
+            if self._shown != _AWAY:
+                self._shown = _AWAY
+                self._print(f"{_AWAY}\n")
+            time.sleep(_POLL_SECONDS)
+        return job
+
+    def _end(self, job: Job) -> None:
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._show(job) or (self._offset == 0 and time.monotonic() < deadline):
+            time.sleep(_POLL_SECONDS)
+        if job.state != "COMPLETED":
+            raise ReportedError(
+                f"job {job.id} ended: {job.state.lower()}; its output: {job.output}", job.exit_code or 1
+            )
+
+    def _show(self, job: Job) -> bool:
+        """Prints what is new in the job's output; False if nothing is."""
+        if job.output is None:
+            return False
+        try:
+            with job.output.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except OSError:
+            return False
+        whole = new if job.over else new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._print(whole.decode(errors="replace"))
+        return bool(whole)
+
+    def _run(self) -> RunDir | None:
+        """The run of this job, once it has one."""
+        if (last := last_run(home(os.environ), self._name)) is None:
+            return None
+        run, plan = last
+        reach = plan.nodes[0].reach
+        return run if isinstance(reach, Srun) and reach.job == self._job else None
+
+    def _is_up(self) -> bool:
+        return (run := self._run()) is not None and any(event["event"] == "up" for event in run.read_events()[0])

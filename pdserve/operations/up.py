@@ -1,0 +1,178 @@
+"""`pdserve up`: one way for this machine, the hosts of a cluster file and the nodes of a Slurm job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets as random_secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.errors import NotOursError, PdserveError, StateError
+from pdserve.launch.failure_report import report
+from pdserve.launch.launch_record import record_run
+from pdserve.operations.apply import apply, check_place
+from pdserve.operations.current_run import running
+from pdserve.operations.launcher_process import end_launcher, follow, held_back, interruptible, run_here, start_detached
+from pdserve.operations.look import Looked, look, look_once
+from pdserve.operations.plan_recipe import Planned, plan_for
+from pdserve.operations.progress import Progress
+from pdserve.operations.where import Where
+from pdserve.plan.model import Plan
+from pdserve.preflight import resolve_secrets
+from pdserve.preflight.finding import strange
+from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
+from pdserve.run.orphans import living, stop_left, supervised
+from pdserve.run.retention import mebibytes, prune
+from pdserve.system import procfs
+from pdserve.system.host import local_node
+from pdserve.system.process import Child
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a deployment is brought up."""
+
+    detach: bool = False
+    """Return once it is ready; its launcher serves on."""
+    keep: bool = False
+    """Leave what is healthy running when something fails."""
+    replace: bool = False
+    """Restart running engines whose command has changed."""
+
+
+def up(loaded: LoadedRecipe, there: Where, show: Progress, options: Options) -> None:
+    """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
+    StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
+    began = _process_start()
+    root, name = home(os.environ), loaded.recipe.name
+    if (run := running(root, name)) is not None:
+        names = [local_node(loaded.recipe.platform).name]
+        if there.machines is not None:
+            names = [machine.name for machine in there.machines.machines]
+        check_place(run, names, job=there.job)
+        seen = look(loaded, there.machines, run, running=True)
+        for line in seen.notes:
+            show.result(line)
+        show.warn(strange(seen.findings))
+        seen.raise_failed()
+        apply(run, seen, show, replace=options.replace)
+        return
+    check_no_orphans(root, name)
+    run = RunDir(root / name / new_run_id())
+    if there.machines is not None:
+        # Probes log into it, and every node must see it. A failed look at this machine leaves nothing.
+        run.make()
+    try:
+        seen = _looked(loaded, there, run, show)
+        key = random_secrets.token_urlsafe(32)
+        secrets = resolve_secrets(seen.planned.plan, os.environ, key)
+    except PdserveError as error:
+        if there.machines is not None:
+            run.write(run.failure, report(error, name, None, ()))
+        raise
+    run.make()
+    _bring_up(run, seen.planned, key, secrets, show, options, began)
+
+
+def dry_run(loaded: LoadedRecipe, there: Where) -> Planned:
+    """The plan for where it would go. Other machines are looked at, and nothing is left there."""
+    if there.machines is None:
+        return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
+    seen = look_once(loaded, there.machines).planned
+    python = there.machines.machines[0].command[-1]
+    return plan_for(loaded, seen.plan.nodes, run_dir="run", run_id="dry-run", versions=seen.versions, python=python)
+
+
+def recorded_recipe(root: Path) -> Path:
+    """The recipe of the one deployment that there is, for an `up` that names none. Raises StateError."""
+    return find(root, None).recipe
+
+
+def check_no_orphans(root: Path, name: str) -> None:
+    """Raises StateError when another launcher holds the lock, which a detached one could write to its log only; or
+    when processes of the last run, whose supervisors are all dead, still hold devices, memory and ports."""
+    check_no_launcher(root, name)
+    try:
+        run = find(root, name)
+        state = run.read_state()
+    except NotOursError:
+        raise
+    except StateError:
+        return
+    if supervised(state):
+        return
+    if left := living(state, run):
+        raise StateError(
+            f"{len(left)} process(es) of the last run of {name} still live",
+            where=str(run.path),
+            cause="launcher, agent and guard were all killed at once",
+            todo=f"pdserve down {name}",
+            evidence=tuple(left),
+        )
+    asyncio.run(stop_left(state, run))
+
+
+def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: Progress) -> Looked:
+    seen = look(loaded, there.machines, run)
+    show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
+    if there.machines is not None:
+        show.note(f"{there.machines.origin}: {len(there.machines.machines)} node(s)", *seen.nodes)
+    seen.raise_failed()
+    return seen
+
+
+def _bring_up(
+    run: RunDir,
+    planned: Planned,
+    key: str,
+    secrets: Mapping[str, str],
+    show: Progress,
+    options: Options,
+    began: float,
+) -> None:
+    plan = planned.plan
+    record_run(run, plan, planned.loaded.to_yaml(model_path=plan.model_path), planned.versions)
+    interruptible()
+    launcher: Child | None = None
+    try:
+        run.save_key(key)
+        show.begin(run, plan)
+        _prune(run, plan, show)
+        if options.detach:
+            with held_back():
+                launcher = start_detached(run, keep=options.keep)
+            follow(run, launcher, show.event, keep=options.keep)
+        else:
+            run_here(run, plan, secrets, show.event, keep=options.keep, began=began)
+    except KeyboardInterrupt:
+        if launcher is not None:
+            end_launcher(launcher)
+        raise
+    finally:
+        # A launcher that lives needs it, as one that keeps what is healthy of a failure; one that was killed, or was
+        # still importing when the stop came, has not removed it.
+        if launcher is None or launcher.poll() is not None:
+            run.forget_key()
+        if not options.detach:
+            show.end(detached=False)
+    if options.detach:
+        show.end(detached=True)
+
+
+def _prune(run: RunDir, plan: Plan, show: Progress) -> None:
+    removed = prune(run.path.parent, plan.retention)
+    show.warn(f"the old run {one.path} stays: {one.problem}" for one in removed if one.problem is not None)
+    if gone := [one for one in removed if one.problem is None]:
+        show.note(f"{len(gone)} old run(s) removed, {mebibytes(sum(one.size for one in gone))} (`retention`)")
+
+
+def _process_start() -> float:
+    """time.monotonic() at which this command was started, interpreter and imports included."""
+    identity = procfs.identify(os.getpid())
+    assert identity is not None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - max(0.0, age)

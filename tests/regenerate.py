@@ -1,0 +1,28 @@
+"""Writes every generated file of the repository anew: python -m tests.regenerate. The diff is for you to read.
+
+Not pdserve/patches/fingerprints.json: that takes the sources of every release (python -m tests.upstream.fingerprints).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tests.docs.regenerate
+import tests.plan.regenerate
+from pdserve.cli.schema import cluster_schema
+from pdserve.recipe.schema import schema_text
+
+SCHEMAS = Path(__file__).parents[1] / "schema"
+
+
+def main() -> None:
+    """The JSON Schemas, docs/recipe.md, docs/cli.md, docs/patches.md, tests/golden and slurm/disagg.sh."""
+    (SCHEMAS / "recipe.schema.json").write_text(schema_text())
+    (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
+    tests.docs.regenerate.main()
+    tests.plan.regenerate.main()
+
+
+if __name__ == "__main__":
+    main()
