@@ -18,7 +18,7 @@ from pdserve.errors import RecipeError
 from pdserve.reach.candidates import of_cluster
 from pdserve.reach.cluster_file import Cluster, Host, LoadedCluster, load_cluster
 from pdserve.recipe.load import yaml12
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "clusters" / "example.yaml"
@@ -276,7 +276,7 @@ def test_the_example_means_what_it_shows() -> None:
     assert cluster.hosts[1] == Host(
         name="gpu-b", address="10.1.0.12", devices=[0, 1, 2, 3], python="/opt/pdserve/bin/python"
     )
-    assert cluster.network == NetworkSection(cidr="10.1.0.0/24")
+    assert cluster.network == Network(cidr="10.1.0.0/24")
 
 
 def test_editors_have_a_schema_that_knows_the_example() -> None:

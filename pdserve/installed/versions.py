@@ -13,7 +13,7 @@ KNOWN = {"vllm": ">=0.26,<0.34", "lmcache": ">=0.5.6,<0.6", "mooncake": ">=0.3.1
 """Versions whose code was read for the facts that plans rest on. Outside of them a plan is a guess."""
 
 TITLES = {"vllm": "vLLM", "lmcache": "LMCache", "mooncake": "Mooncake's transfer engine", "nixl": "NIXL"}
-"""The parts of an engine environment, in the order in which they are reported -> their names for people."""
+"""The parts of an engine environment, in the order in which they are shown -> their names for people."""
 
 PACKAGES = tuple(TITLES)
 

@@ -18,7 +18,7 @@ from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.reach.slurm_job import gpus_asked_per_node
 from pdserve.reach.ssh_destination import machine_of
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 from pdserve.system.process import output_of
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
@@ -59,7 +59,7 @@ class Candidates:
     """Of the job, those included that the recipe excludes."""
 
     @property
-    def network(self) -> NetworkSection | None:
+    def network(self) -> Network | None:
         """Of the cluster file; it wins over the recipe's."""
         return None if self.file is None else self.file.cluster.network
 

@@ -23,7 +23,7 @@ from pdserve.recipe.load.problems import Origin, Path, Problem, did_you_mean, er
 from pdserve.recipe.load.shape import Shape
 from pdserve.recipe.load.validation import reset_nulls, validate
 from pdserve.recipe.rules.nodes import names_problems, network_problems
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 
 _SSH_OPTION = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S.*)")
 _OWNED_OPTIONS = {
@@ -92,7 +92,7 @@ class Cluster(Strict):
     hosts: list[Host] = Field(
         min_length=1, description="The machines; roles are placed on them in this order, the proxy on the first."
     )
-    network: NetworkSection | None = Field(
+    network: Network | None = Field(
         default=None, description="Where the hosts reach each other, as in a recipe; it wins over the recipe's."
     )
     exclude_nodes: list[str] = Field(default=[], description="Names of hosts of this file that are not used now.")

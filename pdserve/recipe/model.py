@@ -10,7 +10,7 @@ from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Str
 from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
 from pdserve.recipe.sections.container import Container as Container
 from pdserve.recipe.sections.lmcache import Lmcache
-from pdserve.recipe.sections.nodes import NetworkSection as NetworkSection
+from pdserve.recipe.sections.nodes import Network as Network
 from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.sections.proxy import Proxy as Proxy
 from pdserve.recipe.sections.restart import RestartPolicy as RestartPolicy
@@ -246,7 +246,7 @@ class Recipe(Strict):
     logs: Logs = Field(default=Logs(), description="The size of the log files in the run directory.")
     retention: Retention = Field(default=Retention(), description="Which old runs of the deployment are kept.")
     verify: Verify = Field(default=Verify(), description="How `pdserve verify` proves the deployment.")
-    network: NetworkSection | None = Field(
+    network: Network | None = Field(
         default=None,
         description="Where the nodes reach each other; null: the address from which a node reaches the other nodes.",
     )

@@ -83,7 +83,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("logs", "`logs:`", model.Logs),
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
-    ("network", "`network:`", nodes.NetworkSection),
+    ("network", "`network:`", nodes.Network),
     ("slurm", "`slurm:`", slurm.Slurm),
     ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),

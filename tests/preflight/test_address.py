@@ -10,7 +10,7 @@ import pytest
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.nodes.address import Asked, Chosen, NetworkSettings, choose, choose_all, find_addresses
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 from tests.preflight.kit import LOOPBACK, facts, interface
 
 
@@ -41,7 +41,7 @@ def chosen(
 
 
 def test_the_recipe_s_own_section_is_a_network() -> None:
-    assert chosen(NetworkSection(interface="eth0")).address == "10.1.0.7"
+    assert chosen(Network(interface="eth0")).address == "10.1.0.7"
 
 
 def test_by_interface() -> None:

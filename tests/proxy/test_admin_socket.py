@@ -57,7 +57,7 @@ def refused(path: Path) -> str:
 
 
 def test_a_socket_at_which_somebody_answers_is_left_to_them(path: Path, listening: socket.socket) -> None:
-    assert "somebody answers there" in refused(path)
+    assert "another process answers there" in refused(path)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
     # Also while their queue is full: they are busy, and not gone.
@@ -73,9 +73,9 @@ def test_a_socket_at_which_somebody_answers_is_left_to_them(path: Path, listenin
 def test_a_second_proxy_is_refused_and_the_first_ones_socket_stays(path: Path) -> None:
     async def both() -> None:
         first = server(path)
-        assert "somebody answers there" in refused(path)
+        assert "another process answers there" in refused(path)
         first.start()
-        assert "somebody answers there" in refused(path)
+        assert "another process answers there" in refused(path)
         await first.stop()
 
     asyncio.run(both())

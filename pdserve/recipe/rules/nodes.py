@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.nodes import NetworkSection
+from pdserve.recipe.sections.nodes import Network
 
 NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
@@ -43,7 +43,7 @@ def network(recipe: Recipe) -> Iterator[Problem]:
         yield from network_problems(recipe.network, ("network",))
 
 
-def network_problems(found: NetworkSection, path: Path) -> Iterator[Problem]:
+def network_problems(found: Network, path: Path) -> Iterator[Problem]:
     """What is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
     if (found.interface is None) == (found.cidr is None):
         what = "neither interface nor cidr is set" if found.cidr is None else "both interface and cidr are set"

@@ -11,7 +11,7 @@ from pdserve.recipe.base import Strict
 OnNodeLoss = Literal["fail", "degrade"]
 
 
-class NetworkSection(Strict):
+class Network(Strict):
     """Where engines, LMCache and the proxy reach each other. Exactly one of `interface` and `cidr`."""
 
     interface: str | None = Field(
