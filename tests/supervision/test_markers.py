@@ -17,6 +17,7 @@ from pdserve.system.markers import MARKER
 from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
 from tests.supervision.agents import NEVER_READY, AgentUnderTest, agent, planned
+from tests.supervision.test_shared_memory import until
 
 LEAVES_A_MEMBER = """
 import os, sys, time
@@ -63,12 +64,18 @@ def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path)
     assert not asyncio.run(scenario()).alive(), "the agent leaves nothing"
 
 
+def environment(pid: int) -> dict[bytes, bytes]:
+    return dict(each.split(b"=", 1) for each in procfs.environment(pid) if b"=" in each)
+
+
 def test_who_copies_the_environment_of_a_process_is_touched_by_no_stop(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
             under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
             started = await under_test.expect(Started, "engine")
-            copied = dict(each.split(b"=", 1) for each in procfs.environment(started.id.pid) if each)
+            # In the middle of an exec a process shows no environment.
+            await until(lambda: MARKER.encode() in environment(started.id.pid))
+            copied = environment(started.id.pid)
             assert copied[MARKER.encode()] == b"run-1/t/engine.1"
             with subprocess.Popen(["sleep", "600"], env=copied, start_new_session=True) as stranger:
                 try:
