@@ -22,7 +22,7 @@ from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.run.directory import LIVES_SECONDS, find, home
 
-_COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "says")
+_COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")
 _STYLES = {
     "ready": "green",
     "done": "green",
@@ -125,11 +125,11 @@ def _row(view: StatusView, name: str) -> tuple[str, ...]:
         process.phase,
         "-" if uptime is None else _duration(uptime),
         " ".join(f"{purpose}:{port}" for purpose, port in plan.ports.items()),
-        _says(view, name),
+        _report(view, name),
     )
 
 
-def _says(view: StatusView, name: str) -> str:
+def _report(view: StatusView, name: str) -> str:
     note = view.state.processes[name].note
     restarts = view.state.processes[name].restarts
     parts = [note] if note else []
