@@ -32,9 +32,9 @@ def separate() -> bool:
 
 
 def _add(asking: socket.socket, label: bytes, one: Interface) -> None:
-    mask = (0xFFFFFFFF << (32 - one.prefix)) & 0xFFFFFFFF
+    """Without its neighbours: on loopback the kernel takes every address of a subnet for one of this machine."""
     fcntl.ioctl(asking, _SIOCSIFADDR, _request(label, socket.inet_aton(one.address)))
-    fcntl.ioctl(asking, _SIOCSIFNETMASK, _request(label, mask.to_bytes(4, "big")))
+    fcntl.ioctl(asking, _SIOCSIFNETMASK, _request(label, b"\xff" * 4))
 
 
 def _request(label: bytes, address: bytes) -> bytes:
