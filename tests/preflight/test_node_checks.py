@@ -212,9 +212,9 @@ def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: 
     written: list[Path] = []
     real = Path.write_text
 
-    def write_text(path: Path, text: str) -> int:
+    def write_text(path: Path, text: str, encoding: str | None = None) -> int:
         written.append(path)
-        return real(path, text)
+        return real(path, text, encoding)
 
     monkeypatch.setattr(Path, "write_text", write_text)
     assert {find_run_dir("a", tmp_path, mark, seconds=0).status for mark in marks} == {"ok"}

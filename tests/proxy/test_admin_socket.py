@@ -65,7 +65,7 @@ def test_a_socket_at_which_somebody_answers_is_left_to_them(path: Path, listenin
     for one in waiting:
         one.setblocking(False)
         one.connect_ex(str(path))
-    assert "somebody may use" in refused(path)
+    assert "that may be in use" in refused(path)
     for one in waiting:
         one.close()
 
