@@ -138,7 +138,7 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
         held.kill()
         code = held.wait()
     assert code == -signal.SIGKILL
-    assert said[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and was told to go on"
+    assert said[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and got a SIGCONT"
     assert said[-1] == f"agent@n (PID {held.pid}) stood still all the same (a debugger?) and was killed"
 
 

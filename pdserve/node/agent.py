@@ -111,7 +111,7 @@ class Agent:
         self._behind = False
 
     async def serve(self) -> None:
-        """Obeys until the pipe closes, a signal arrives or the launcher says so; then stops everything."""
+        """Obeys until the pipe closes, a signal arrives or the launcher orders it; then stops everything."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, self._told_to_go, signum)
@@ -168,7 +168,7 @@ class Agent:
             before = loop.time()
             self._emit(Pulse())
             await asyncio.sleep(pulse)
-            # Time in which this node itself was held says nothing about the launcher.
+            # Time in which this node itself was held is no silence of the launcher.
             self._heard += max(0.0, loop.time() - before - 2 * pulse)
             if not self._leave.is_set() and loop.time() - self._heard > lease:
                 self._leave_saying("lease", f"it heard nothing from the launcher for {lease:g} s, its lease")
@@ -241,7 +241,7 @@ class Agent:
         task.add_done_callback(among.discard)
 
     async def _stop_everything(self) -> None:
-        """In stop order. With an end that somebody else has set, each stage gets its part of what is left."""
+        """In stop order. With an end set from outside, each stage gets its part of what is left."""
         living = [process for process in self._processes.values() if not process.done]
         order = sorted(living, key=lambda process: process.plan.stop_stage)
         stages = [list(stage) for _, stage in groupby(order, key=lambda process: process.plan.stop_stage)]
@@ -346,7 +346,7 @@ def _end_of(agent_pid: int) -> int:
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads, or nobody reads any more
+    with contextlib.suppress(OSError):  # its reader has gone
         print(text, file=sys.stderr, flush=True)
 
 

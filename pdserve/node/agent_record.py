@@ -44,12 +44,12 @@ class AgentRecord(BaseModel):
 
     def shows_all(self) -> bool:
         """Whether the kernel shows every process of it here: nothing that it has started gets away from a guard that
-        lives, nor out of a cgroup. Of one that was removed nobody was left."""
+        lives, nor out of a cgroup. One that was removed was empty."""
         return self.over or self.guard.alive() or (self.cgroup is not None and cgroup.is_known(self.cgroup))
 
 
 def note(run_dir: Path, node: str, made: Cgroup | None, *, over: bool = False) -> None:
-    """For the guard. One that cannot be written is missed by nobody but who comes after a launcher that was killed."""
+    """For the guard. One that cannot be written is missed only after the launcher was killed too."""
     guard = procfs.identify(os.getpid())
     assert guard is not None
     record = AgentRecord(
@@ -79,7 +79,7 @@ def _records(run_dir: Path) -> Iterator[tuple[Path, AgentRecord]]:
 
 
 def remove_empty_cgroups(run_dir: Path, run_id: str) -> None:
-    """Those of guards of this machine that are dead, as far as nobody lives in them."""
+    """Those of guards of this machine that are dead, as far as no process is in them."""
     for _, record in _records(run_dir):
         if record.cgroup is None or not record.here or record.guard.alive():
             continue

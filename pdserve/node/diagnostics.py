@@ -16,7 +16,7 @@ _STACK_SECONDS = 10.0
 
 
 async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: str) -> None:
-    """Writes one text file. Best effort by design: whatever a tool cannot see is said in the file."""
+    """Writes one text file. Best effort by design: what a tool cannot see is noted in the file."""
     members = sorted(pids)
     parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
     parts.append(f"process tree ({len(members)}):")
@@ -41,7 +41,7 @@ def _python_stack(pid: int) -> str:
     if not Path(tool).exists():
         return "unknown: py-spy is not installed (pip install 'pdserve[diagnose]')"
     said = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
-    return said.out.rstrip() if said.code == 0 else f"unknown: py-spy says: {said.err.strip()}"
+    return said.out.rstrip() if said.code == 0 else f"unknown: py-spy: {said.err.strip()}"
 
 
 def _wait_channel(pid: int) -> str:

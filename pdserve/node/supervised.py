@@ -29,7 +29,7 @@ from pdserve.system.process import Child, pid_end, spawn, stop_family
 from pdserve.system.shared_memory import ShmLedger
 
 TAIL_LINES = 400
-"""Of a log that go with a death. What vLLM says of its cause stands up to 200 lines before the end (hints.py)."""
+"""Of a log that go with a death. vLLM's own cause stands up to 200 lines before the end (hints.py)."""
 _TAIL_BYTES = 64 * 1024
 _MIB = 1 << 20
 _SIZE_SECONDS = 1.0
@@ -37,9 +37,9 @@ _CUT_AGAIN_SECONDS = 60.0
 _FOLLOW_SECONDS = 0.5
 _BEHIND_SECONDS = 0.02
 _SILENT_SECONDS = 60.0
-"""A loading engine writes several lines a minute: silence for longer is said, so that slow differs from stalled."""
+"""A loading engine writes several lines a minute: silence for longer is an event, so that slow differs from stalled."""
 _FATAL_GRACE_SECONDS = 10.0
-"""From the log line that says that a start has failed to its report, should the process itself not end by then: vLLM's
+"""From the log line of a failed start to its report, should the process itself not end by then: vLLM's
 worker can hang in the teardown of its KV transport for good."""
 _WATCH_SECONDS = 2.0
 _RETURN_SECONDS = 0.2
@@ -134,14 +134,14 @@ class Supervised:
         self._spawn_task(self._bound_log())
 
     def push(self, about: str, line: str) -> None:
-        """Writes a line to the process's stdin, as far as that reads; a process that no longer does is said in the
+        """Writes a line to the process's stdin, as far as that reads; a process that no longer does is noted in the
         agent's log, and about to be reported as one that does not answer, or dead."""
         if self._child is not None:
             self._child.tell(about, line, self._reads)
 
     def _reads(self, behind: bool) -> None:
         what = "does not read its control channel: it gets the newest states when it does" if behind else "reads again"
-        with contextlib.suppress(OSError):  # nobody reads our own log
+        with contextlib.suppress(OSError):  # no reader of our own log
             print(f"{self.name} {what}", file=sys.stderr, flush=True)
 
     async def stop(self, grace: float) -> None:
@@ -275,8 +275,8 @@ class Supervised:
         return await self._prober.check(self.plan.probe)
 
     async def _follow_log(self, child: Child) -> None:
-        """Turns what the log says into Progress events; the text, not the speed, is the news. Its failure is a death,
-        even if it does not die: whoever waits for it would wait for the limit of the whole stage."""
+        """Turns lines of the log into Progress events; the text, not the speed, is the news. Its failure is a death,
+        even if it does not die: a wait for it would last for the limit of the whole stage."""
         log, said, last_line = GrowingLog(self._log, self._log_from), "", time.monotonic()
         failed_at: float | None = None
         while True:
@@ -350,7 +350,7 @@ def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, s
 
 
 def say_failure(task: asyncio.Task[None]) -> None:
-    """For tasks that nobody waits for: a watch that has ended by a fault of ours must not be missed in silence. It goes
+    """For tasks that are not awaited: a watch that has ended by a fault of ours must not be missed in silence. It goes
     to the agent's log, with its traceback."""
     if not task.cancelled() and (error := task.exception()) is not None:
         about = {"message": f"{task.get_coro()} has failed", "exception": error, "task": task}
@@ -358,7 +358,7 @@ def say_failure(task: asyncio.Task[None]) -> None:
 
 
 def reap_adopted(own: Iterable[int | None]) -> None:
-    """Collects orphans that were re-parented to us and have ended; never a child that somebody waits for."""
+    """Collects orphans that were re-parented to us and have ended; never a child that is waited for."""
     roots = set(own)
     while True:
         try:

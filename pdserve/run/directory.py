@@ -5,7 +5,7 @@
         recipe.yaml  plan.json  versions.json      written before anything starts
         state.json                                 the launcher's view, replaced atomically
         failure.md                                 of a deployment that failed: cause first, then the evidence
-        beat                                       when the launcher last said that it lives
+        beat                                       the last sign of life of the launcher
         agent@<node>-<guard>.json                  who guards a node of this run, and in which cgroup (agent_record.py)
         key-folder                                 in which folder of its user the engine key is
         cleared@<node>                             `down`, typed on a node that was lost, has left nothing there
@@ -41,7 +41,7 @@ from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here, is_named_here
 
 BEAT_SECONDS = 2.0
-"""How often a launcher says that it lives."""
+"""Between two signs of life of a launcher."""
 LIVES_SECONDS = 30.0
 """A sign of life that old still counts: clocks of two machines differ, and a network file system shows a file late."""
 _LATE_SECONDS = 3 * BEAT_SECONDS
@@ -164,7 +164,7 @@ class RunDir:
             self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
 
     def cleared(self, node: str) -> Path:
-        """Whose presence says that nothing is left on a node that was lost."""
+        """Its presence means that nothing is left on a node that was lost."""
         return self.path / f"cleared@{node}"
 
     def say_gone(self) -> None:
@@ -195,7 +195,7 @@ class RunDir:
         return folder / f"pdserve-{self.run_id}.key"
 
     def read_key_folder(self) -> Path | None:
-        """Where the launcher's session keeps its keys; None where that is not said, or torn."""
+        """Where the launcher's session keeps its keys; None where that is not recorded, or torn."""
         try:
             said = _contents(self.key_folder).decode()
         except (OSError, NotOursError, ValueError):
@@ -229,7 +229,7 @@ class RunDir:
 
 
 def check_no_launcher(root: Path, name: str) -> None:
-    """StateError: the lock of this deployment is held, by whom the error says."""
+    """StateError: the lock of this deployment is held, by whom is in the error."""
     launcher_lock.check_free(_lock(root / name))
 
 
@@ -250,19 +250,19 @@ def _make_ours(folder: Path) -> None:
 
 def _check_folders(deployment: Path, run: RunDir) -> None:
     """`deployment`: of the deployment, whose `current` may lead anywhere. NotOursError: what is recorded there may be
-    somebody else's word, and it says which processes are killed."""
+    another user's word, and it decides which processes are killed."""
     for folder in (deployment, run.path.parent, run.path):
         try:
             status = folder.stat()
             _check_ours(folder, status.st_uid, status.st_mode, folder)
         except FileNotFoundError:
-            return  # nothing is recorded, and whoever reads it says so
+            return  # nothing is recorded: reading it is the error
         except OSError as error:
             raise _no_record(folder, error) from None
 
 
 def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
-    """As ssh asks it of its files: they belong to who reads them, or to root, and nobody else can write them."""
+    """As ssh asks it of its files: they belong to who reads them, or to root, and no other user can write them."""
     if uid not in (0, os.geteuid()) and uid != _owner_in(folder):
         raise NotOursError(
             "this record belongs to another user, and is not obeyed",
@@ -282,7 +282,7 @@ def _check_ours(path: Path, uid: int, mode: int, folder: Path) -> None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """Whose what we make there is: a network file system may take root for nobody."""
+    """Whose what we make there is: a network file system may map root to another user."""
     try:
         with tempfile.TemporaryFile(dir=folder) as new:
             return os.fstat(new.fileno()).st_uid
@@ -291,12 +291,12 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _contents(file: Path) -> bytes:
-    """Of a file that is ours. Raises NotOursError, and OSError: also of a pipe, for which nobody must wait."""
+    """Of a file that is ours. Raises NotOursError, and OSError: also of a pipe, which would block."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no file", str(file))
-        # Where nobody else comes, a umask of 002 does no harm to a file.
+        # Where no other user comes, a umask of 002 does no harm to a file.
         mode = status.st_mode if file.parent.stat().st_mode & 0o011 else 0
         _check_ours(file, status.st_uid, mode, file.parent)
         return stream.read()
@@ -340,7 +340,7 @@ def _current(root: Path, name: str) -> RunDir | None:
     current = root / name / "current"
     try:
         return RunDir(current.resolve()) if current.is_symlink() else None
-    except RuntimeError:  # a link that leads to itself: whoever reads there says so
+    except RuntimeError:  # a link that leads to itself: reading there is the error
         return RunDir(current)
     except OSError as error:
         raise _no_record(current, error) from None
@@ -353,9 +353,9 @@ def _no_record(where: Path, error: OSError) -> StateError:
 def lives(run: RunDir, state: DeploymentState) -> bool:
     """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
     sign of life, up to half a minute late. In another container of its machine, or before that was booted again, the
-    lock says at once that it is dead: nobody holds it.
+    lock shows at once that it is dead: it is not held.
 
-    How old that is, the clock of the shared file system says: those of two machines may differ by more.
+    How old that is, is by the clock of the shared file system: those of two machines may differ by more.
     """
     if is_here(state.host, state.place):
         return state.launcher.alive()
@@ -367,7 +367,7 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
 
 def unheard(run: RunDir) -> float | None:
     """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
-    since, on another machine, or is stopped, or cannot write. None: it is heard, or has said nothing at all."""
+    since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
     since = _beaten_since(run)
     return since if since is not None and since > _LATE_SECONDS else None
 

@@ -1,4 +1,4 @@
-"""The file of a run's engine key: outside the run directory, in a folder of its user, readable by nobody else.
+"""The file of a run's engine key: outside the run directory, in a folder of its user, readable by that user only.
 
 It is there for `verify`, and for a detached launcher, which takes it over from `up`. The launcher writes it again when
 it is gone: a logout removes XDG_RUNTIME_DIR, and the next login makes it anew.
@@ -66,7 +66,7 @@ def read(file: Path) -> str:
             where=str(file),
             cause="a logout has removed the folder (XDG_RUNTIME_DIR ends with the last session of its user), a cleaner "
             "of /tmp has taken it, or the deployment is down or was started on another host",
-            todo="if `pdserve status` says that it serves: log in again, so that the folder is there, and its launcher "
+            todo="if it is ready in `pdserve status`: log in again, so that the folder is there, and its launcher "
             "writes the file anew within seconds; `loginctl enable-linger` keeps the folder for good",
         ) from None
     except OSError as error:
@@ -79,7 +79,7 @@ def read(file: Path) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """StateError: the folder is a link, or somebody else's, who would read what we put there and say what we read."""
+    """StateError: the folder is a link, or another user's, who could read and replace the key."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(

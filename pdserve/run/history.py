@@ -1,8 +1,8 @@
 """The history of a run, one JSON object a line: events.jsonl, and what was before it in events.jsonl.1.
 
 It has one writer, who opens it for each line: a full one is renamed, not copied as a log is (log_rotation.py), which
-needs no room on a full disk. The next one says first how much was before it, so that who follows the history by an
-offset from its beginning finds his place, however late he comes.
+needs no room on a full disk. The first line of the next one has how much was before it, so that a reader with an offset
+from the beginning of the history finds its place, however late it comes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdserve.logs.lines import read_from
 from pdserve.logs.rotation import earlier
 
 _FULL_BYTES = 8 << 20
-"""Tens of thousands of events. Whoever tells of a failure reads all that is kept, twice as much."""
+"""Tens of thousands of events. The report of a failure reads all that is kept, twice as much."""
 _CONTINUED = re.compile(rb'\{"at": [0-9.]+, "event": "continued", "bytes_before": ([0-9]+)\}\n')
 _HEAD_BYTES = 120
 _SHOWN_BYTES = 200
@@ -40,7 +40,7 @@ def append(file: Path, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         if not size and earlier(file).exists():
             line = _continued(earlier(file), event["at"]) + line
         if size and os.pread(stream.fileno(), 1, size - 1) != b"\n":
-            line = b"\n" + line  # half a line of somebody who was killed, or had no space
+            line = b"\n" + line  # half a line of a writer that was killed, or had no space
         try:
             written = stream.write(line)
         except OSError:
@@ -76,7 +76,7 @@ def _continued(before: Path, at: float) -> bytes:
 
 
 def _before(file: Path) -> int:
-    """Bytes of the history that were before this file; 0 where it has none, or does not say."""
+    """Bytes of the history that were before this file; 0 where it has none, or does not record it."""
     found = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
     return 0 if found is None else int(found[1])
 

@@ -111,7 +111,7 @@ def ask(
     raise StateError(
         "the launcher did not answer" if alive() else "the launcher ended before it answered",
         where=str(run.path),
-        todo=f"pdserve status; what the launcher said is in {log if log.exists() else 'the terminal of pdserve up'}",
+        todo=f"pdserve status; the launcher's output is in {log if log.exists() else 'the terminal of pdserve up'}",
     )
 
 
@@ -125,7 +125,7 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
             said = file.read_bytes()
             file.unlink()
         except OSError:
-            continue  # whoever asked has taken it back, or the next look may succeed
+            continue  # the request was taken back, or the next look may succeed
         try:
             taken.append((file.stem, _REQUESTS.validate_json(said)))
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The lock of a deployment, which its one launcher holds: nobody else can open its file, and who holds it is named."""
+"""The lock of a deployment, which its launcher holds: only its user can open it, and errors name the holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdserve.system import procfs
 
 _COMMAND_CHARACTERS = 100
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
-"""Who makes the folder says best what is wrong with it."""
+"""Making the folder has the better error."""
 
 
 class TakenError(StateError):
@@ -23,14 +23,14 @@ class TakenError(StateError):
 
 
 class Lock:
-    """In the hands of the launcher. A lock whose file is removed or replaced keeps nobody out: it is taken anew."""
+    """In the hands of the launcher. A lock whose file is removed or replaced protects nothing: it is taken anew."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Raises TakenError when somebody else holds it, StateError when it cannot be opened, and OSError."""
+        """Raises TakenError when another process holds it, StateError when it cannot be opened, and OSError."""
         while not self._held():
             descriptor = _open(self._file, os.O_CREAT)
             try:
@@ -59,7 +59,7 @@ class Lock:
 def held(file: Path) -> Iterator[Lock]:
     """Holds it for the block; the kernel lets go of it when this process dies, however it dies.
 
-    Raises TakenError when somebody else holds it, and StateError when it cannot be opened.
+    Raises TakenError when another process holds it, and StateError when it cannot be opened.
     """
     lock = Lock(file)
     try:
@@ -70,7 +70,7 @@ def held(file: Path) -> Iterator[Lock]:
 
 
 def check_free(file: Path) -> None:
-    """StateError: somebody holds it. Where nothing was ever started there is none."""
+    """StateError: a process holds it. Where nothing was ever started there is none."""
     with contextlib.suppress(*_NO_FOLDER):
         descriptor = _open(file, 0)
         try:
@@ -80,7 +80,7 @@ def check_free(file: Path) -> None:
 
 
 def is_free(file: Path) -> bool:
-    """Whether nobody holds it, in whatever PID namespace. False where there is none, or it cannot be opened."""
+    """Whether no process holds it, in whatever PID namespace. False where there is none, or it cannot be opened."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -137,7 +137,7 @@ def _taken(file: Path, pid: int | None) -> TakenError:
         f"{name} cannot be started: its lock is held by another user",
         where=str(file),
         cause=who,
-        todo=f"have {_user(uid)} or root end PID {pid}; nobody else can open the file from now on (mode 0600)",
+        todo=f"have {_user(uid)} or root end PID {pid}; no other user can open the file from now on (mode 0600)",
     )
 
 

@@ -24,7 +24,7 @@ from pdserve.system.shared_memory import ShmLedger
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 _HELD_SECONDS = 2.0
-"""What a supervisor that stands still gets to go on, once it was told to."""
+"""What a stopped supervisor gets after a SIGCONT."""
 _ENDED = ("dead", "done", "stopped")
 _CLOCK_SECONDS = 2.0
 """By which two accounts of when something happened may differ."""
@@ -49,9 +49,9 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
     run, and, where the kernel does not show all of them by that, who carries a name of it in its environment.
 
-    A session whose leader is dead may be somebody else's: the kernel gives a number again once nobody has it. Its
-    members are ours if they began before the leader died, or, where nobody has seen that, before the run was last
-    heard of. A PID that belongs to somebody else is never among them.
+    A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its
+    members are ours if they began before the leader died, or, where that was not seen, before the run was last
+    heard of. A PID of another process is never among them.
     """
     inside = {pid for one in _cgroups(state, run) for pid in one.members()}
     seen = procfs.relations()
@@ -136,7 +136,7 @@ def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
 @asynccontextmanager
 async def none_held(state: DeploymentState, say: Callable[[str], None]) -> AsyncIterator[None]:
     """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
-    is left, and it would wait for them. One is told to go on; one that does not is killed, and then the other one of
+    is left, and it would wait for them. One gets a SIGCONT; one that does not is killed, and then the other one of
     the two does its work, or `stop_left`."""
     watch = asyncio.create_task(_let_go_on(state, say))
     try:
@@ -156,7 +156,7 @@ async def _let_go_on(state: DeploymentState, say: Callable[[str], None]) -> None
             elif name not in told:
                 told[name] = now
                 if send(one, signal.SIGCONT):
-                    say(f"{name} (PID {one.pid}) stood still (SIGSTOP) and was told to go on")
+                    say(f"{name} (PID {one.pid}) stood still (SIGSTOP) and got a SIGCONT")
             elif now - told[name] >= _HELD_SECONDS:
                 told[name] = now
                 if send(one, signal.SIGKILL):
@@ -182,7 +182,7 @@ def living(state: DeploymentState, run: RunDir) -> list[str]:
 
 async def stop_left(state: DeploymentState, run: RunDir) -> str:
     """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
-    run's, also when nothing lives that had it. What became of those that lived; empty: nobody did."""
+    run's, also when nothing lives that had it. What became of those that lived; empty: none did."""
     ledgers = [
         ShmLedger(run.path / f"shm@{node}.json")
         for node, agents in state.nodes.items()

@@ -1,5 +1,5 @@
 """The logs of our own processes, kept as small as the agents keep those of the engines: of a detached launcher, of the
-agents (what they or their ssh or srun say on stderr is written here) and of the node probes.
+agents (stderr of them, or of their ssh or srun, is written here) and of the node probes.
 
 Their writers append, and never ask: a log that was cut goes on at its new end.
 """

@@ -28,7 +28,7 @@ from pdserve.system.markers import MARKER
 
 _DAY_SECONDS = 86400.0
 _UNSEEN_SECONDS = _DAY_SECONDS
-"""A run that may live where nobody here sees it (another node, a start that has not begun, the record of another
+"""A run that may live where it cannot be seen (another node, a start that has not begun, the record of another
 version) is left alone until nothing was written for so long: a launcher writes every two seconds."""
 _RUN = re.compile(r"(?:preflight-)?([0-9]{8}-[0-9]{6}-[0-9a-f]{6})")
 _GOING = ".removed-"
@@ -49,7 +49,7 @@ class Removed:
 
 
 def rule_of(deployment: Path) -> Retention:
-    """What the recipe of its current run says; the defaults where nothing can be read."""
+    """By the recipe of its current run; the defaults where nothing can be read."""
     try:
         return RunDir(deployment / "current").read_plan().retention
     except (StateError, NotOursError):
@@ -81,7 +81,7 @@ def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[R
 
 
 def remove_empty_cgroups(deployment: Path) -> None:
-    """Of all runs whose agents and guards are gone: who was killed has not removed them, and nobody lives in them."""
+    """Of all runs whose agents and guards are gone: a killed one has not removed its own, and no process is in them."""
     with contextlib.suppress(OSError):
         for path in deployment.iterdir():
             if _RUN.fullmatch(path.name) and _is_ours(path):
@@ -144,7 +144,7 @@ def _remove(path: Path, *, dry_run: bool) -> Removed:
             path.rename(going)
             shutil.rmtree(going)
     except FileNotFoundError:
-        pass  # somebody else removes it too
+        pass  # removed by another process meanwhile
     except OSError as error:
         return Removed(path, size, str(error))
     return Removed(path, size)
@@ -174,7 +174,7 @@ def _everything(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """A folder, no link to one, of this user, and nobody else can write it: what stands in it we have put there."""
+    """A folder, no link to one, of this user, which no other user can write: what stands in it we have put there."""
     try:
         status = folder.lstat()
     except OSError:
@@ -194,7 +194,7 @@ def _is(path: Path, status: os.stat_result | None) -> bool:
 
 
 def _last_written(path: Path) -> float:
-    """By its launcher, or whoever prepared it. The folder's own time does not count: also a look may change it."""
+    """By its launcher or what prepared it. The folder's own time does not count: also a look may change it."""
     run = RunDir(path)
     times = [
         file.stat().st_mtime

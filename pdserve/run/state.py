@@ -34,7 +34,7 @@ class ProcessState(BaseModel):
     """Of its last end; it counts while the phase is dead, done or stopped."""
     restarts: int = 0
     note: str = ""
-    """Why it is not ready: how it died, what its log says."""
+    """Why it is not ready: how it died, the cause by its log."""
     open_ports: dict[str, int] = {}
     """Ports read after the start because they cannot be pinned."""
 

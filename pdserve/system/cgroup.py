@@ -95,7 +95,7 @@ class Cgroup:
                 os.close(file)
 
     def remove(self) -> bool:
-        """Removes it and what was made inside it, as far as nobody lives there. True once it is gone."""
+        """Removes it and what was made inside it, as far as no process is there. True once it is gone."""
         if not self.exists():
             return True
         for folder, _, _ in os.walk(self.path, topdown=False):
@@ -206,7 +206,7 @@ def recorded(identity: CgroupId | None, run_id: str) -> Cgroup | None:
 
 
 def is_known(identity: CgroupId) -> bool:
-    """Whether it can be seen from here what is in it: it is there, or it was removed, which the kernel lets nobody do
+    """Whether it can be seen from here what is in it: it is there, or it was removed, which the kernel does not allow
     while anything lives in it."""
     if Cgroup(identity).exists():
         return True
@@ -252,7 +252,7 @@ def _pids(folder: Path) -> list[int]:
 
 def _enter(folder: Path) -> None:
     with (folder / "cgroup.procs").open("wb", buffering=0) as file:
-        file.write(b"0")  # whoever writes it
+        file.write(b"0")  # the writer
 
 
 def _why(error: OSError) -> str:

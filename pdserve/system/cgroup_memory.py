@@ -58,7 +58,7 @@ class OomWatch:
 
     def __init__(self, cgroup: Cgroup | None) -> None:
         """`cgroup`: the process's own. Without one, or where it does not count memory, what counts is shared with
-        others: then a kill may have been another one's, and is told as what it is."""
+        others: then a kill may have been another one's, and is reported as that."""
         self._at = _place(cgroup)
         self._own = cgroup is not None and self._at is not None and self._at[0] == cgroup.path
         before = self._look()
@@ -68,7 +68,7 @@ class OomWatch:
         return None if self._at is None else counts(*self._at)
 
     def told(self, how: str, code: int | None) -> tuple[str, bool]:
-        """How something ended, with what the kernel says of it; True: it, or a process of its, was killed for memory.
+        """How something ended, with the kernel's counts; True: it, or a process of its, was killed for memory.
 
         `code`: as in protocol.Died.
         """

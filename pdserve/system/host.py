@@ -26,7 +26,7 @@ class MemoryFacts:
 
     @property
     def usable(self) -> int:
-        """What a process can still get before somebody is killed."""
+        """What a process can still get before the kernel kills one."""
         return self.available if self.limit_free is None else min(self.available, self.limit_free)
 
 

@@ -14,7 +14,7 @@ _MANY_BYTES = 64 * 1024
 
 class NewNames:
     """Watches one folder from now on, in the running event loop; `close` ends it. Where the user has no watch left
-    (fs.inotify.max_user_instances) it only tells the time."""
+    (fs.inotify.max_user_instances) it only waits for the time."""
 
     def __init__(self, folder: Path) -> None:
         self._new = asyncio.Event()

@@ -3,9 +3,9 @@
     PDSERVE_PROCESS=<run id>/<token of the run>/<process>.<life>
 
 The token is random and stands in the run's state.json and in environments of its processes only, which other users
-cannot read: nobody writes it by hand. The life counts the starts of an agent, so that what is left of an earlier life
+cannot read: it is not written by hand. The life counts the starts of an agent, so that what is left of an earlier life
 of a process is none of the next one. Whoever copies a whole environment copies the name too; what the kernel knows of
-births is therefore asked as well, wherever it can tell.
+births is therefore asked as well, wherever it shows them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def born_outside(
     began; `above`: who was above it then; None: not recorded. `named`: all that carry a name of ours; `ours`: those
     that are known without it.
 
-    A session cannot be joined: one that began before us holds nobody of ours. And an orphan falls to one that was above
+    A session cannot be joined: one that began before us holds none of ours. And an orphan falls to one that was above
     its parent: another one that is its parent has started it.
     """
     if pid not in seen:

@@ -1,6 +1,6 @@
 """From when to when a PID was that of a process of ours: the kernel gives the number to others before and after.
 
-What a process has made often says who made it by the number alone, when the process is long gone.
+What a process has made often has its maker's number alone, when the process is long gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lives:
     """Of the processes that were seen at a look; one that came and went between two looks is not among them."""
 
     def __init__(self, kept: Kept, until: float) -> None:
-        """`kept`: by whoever looked before, and no longer than `until` (wall-clock seconds)."""
+        """`kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
         self._lives = {ProcessId(pid=pid, start_ticks=ticks): _Life(began, ended) for pid, ticks, began, ended in kept}
         for one, life in self._lives.items():
             if life.ended is None and not one.alive():
@@ -62,7 +62,7 @@ class Lives:
         return changed or len(self._lives) != known
 
     def of(self, pid: int, when: float) -> ProcessId | None:
-        """Who of ours had this PID at that wall-clock time; None: nobody."""
+        """Who of ours had this PID at that wall-clock time; None: none."""
         for one, life in self._lives.items():
             until = time.time() if life.ended is None else life.ended
             if one.pid == pid and life.began - _CLOCK_SECONDS <= when <= until + _CLOCK_SECONDS:

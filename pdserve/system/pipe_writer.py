@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 BEHIND_SECONDS = 5.0
-"""A peer that takes nothing for so long is said to be behind."""
+"""A peer that takes nothing for so long is behind."""
 
 
 class Outlet:
@@ -77,11 +77,11 @@ class Outlet:
 
 
 class Newest:
-    """Lines to somebody who may not read for a while: of those about one thing only the newest waits, and what waits
-    is bounded. For states, which the newest one says in whole."""
+    """Lines to a reader that may pause: of those about one thing only the newest waits, and what waits
+    is bounded. For states, which the newest line has in whole."""
 
     def __init__(self, descriptor: int, behind: Callable[[bool], None]) -> None:
-        """`behind`: told True when lines have waited for some seconds, and False when they have been taken after all.
+        """`behind`: called with True when lines have waited for some seconds, with False when they have been taken.
         `descriptor` as for Outlet."""
         self._outlet = Outlet(descriptor, self._pump)
         self._behind = behind

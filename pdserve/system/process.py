@@ -36,7 +36,7 @@ _KILL_SECONDS = 30.0
 _REFUSED_SECONDS = 2.0
 """For those that we may not signal (another user's): what they wait for was killed, and they may end by themselves."""
 _OUTPUT_BYTES = 64 << 20
-"""What a tool may say: one whose output has no end would take all memory."""
+"""The output of a tool: one without an end would take all memory."""
 _PART_BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -71,7 +71,7 @@ class Child:
         self.identity: ProcessId = identity
         self.started = time.monotonic()
         self._reaped: int | None = None
-        """Clock ticks since boot; from then on its PID may be somebody else's."""
+        """Clock ticks since boot; from then on its PID may be another process's."""
 
     @property
     def pid(self) -> int:
@@ -84,7 +84,7 @@ class Child:
 
     def family(self) -> set[int]:
         """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
-        session too are known by their marker among our own descendants: whoever owns a child has adopted orphans."""
+        session too are known by their marker among our own descendants: the owner of a child has adopted orphans."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
@@ -108,14 +108,14 @@ class Child:
         if (ended := self.poll()) is None:
             await pid_end(self.pid)
             ended = self.poll()
-        while ended is None:  # a debugger that holds it is told of its end before us
+        while ended is None:  # a debugger that holds it learns of its end before us
             await asyncio.sleep(_POLL_SECONDS)
             ended = self.poll()
         return ended
 
     def tell(self, about: str, line: str, behind: Callable[[bool], None]) -> None:
         """Sends a line to its stdin, without waiting for it: while it does not read, only the newest line about each
-        thing waits. `behind` is told when that lasts, and when it is over. One that has gone is no error here."""
+        thing waits. `behind` is called when that lasts, and when it is over. One that has gone is no error here."""
         if self._popen.stdin is None or self._popen.stdin.closed:
             return
         if self._control is None:
@@ -160,10 +160,10 @@ async def stop_family(
     before_kill: Callable[[], None] | None = None,
     cgroups: Sequence[Cgroup] = (),
 ) -> bool:
-    """TERM, short grace, then KILL until `members` returns nobody, or for `_KILL_SECONDS`: there are some who cannot
+    """TERM, short grace, then KILL until `members` returns none, or for `_KILL_SECONDS`: there are some who cannot
     end. Those whom we may not signal are waited for `_REFUSED_SECONDS`, once no others are left. True when KILL was
     needed. `cgroups`: all that is in them is of the family; each is removed at the end, and killed before it if
-    somebody has come meanwhile."""
+    a process has come meanwhile."""
     forced = False
     left = _identities(members())
     for member in left:
@@ -227,7 +227,7 @@ def send(target: ProcessId, signum: signal.Signals) -> bool:
 def pass_on(child: int, signums: Iterable[signal.Signals]) -> None:
     """From now on this process hands these signals on to a child of its own that it has not waited for yet.
 
-    Once the child was waited for they do nothing: its number may be somebody else's by then, its pidfd is nobody's.
+    Once the child was waited for they do nothing: its number may be another process's by then, and its pidfd is closed.
     """
     pidfd = os.pidfd_open(child)  # kept for as long as a signal may come, which is as long as we live
 
@@ -303,7 +303,7 @@ def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) ->
 
 
 class Output(NamedTuple):
-    """What a short-lived tool said. `code` None: it could not be run, took too long or said too much; `err` says so."""
+    """Of a short-lived tool. `code` None: it could not be run, took too long or wrote too much; `err` has which."""
 
     code: int | None
     out: str
@@ -346,7 +346,7 @@ def output_of(
 
 
 class _TooMuchError(Exception):
-    """A tool says more than anybody reads."""
+    """A tool wrote more than the limit."""
 
 
 def _talk(tool: subprocess.Popen[bytes], said: bytes, deadline: float) -> tuple[bytes, bytes]:

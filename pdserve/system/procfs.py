@@ -1,4 +1,4 @@
-"""What Linux's /proc says of processes: identity, trees, listening sockets, shared memory. Reads only."""
+"""Processes as Linux's /proc shows them: identity, trees, listening sockets, shared memory. Reads only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Place(BaseModel):
 
 
 def place() -> Place | None:
-    """Of this process; None where /proc does not say."""
+    """Of this process; None where /proc does not show it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return Place(boot=boot, pids=Path("/proc/self/ns/pid").stat().st_ino)
@@ -164,7 +164,7 @@ def in_session(number: int) -> set[int]:
 
 
 def started_at(process: ProcessId) -> float:
-    """Wall-clock seconds, to about a second: the kernel says when it booted in whole ones."""
+    """Wall-clock seconds, to about a second: the kernel's boot time is in whole ones."""
     lines = lines_of(_PROC / "stat")
     booted = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     return booted + process.start_ticks / os.sysconf("SC_CLK_TCK")
@@ -210,7 +210,7 @@ def owner(pid: int) -> int | None:
 
 
 def lock_holder(file: os.stat_result) -> int | None:
-    """The PID that holds an flock on a file. None: nobody of this machine does, or one that cannot be seen from this
+    """The PID that holds an flock on a file. None: no process here does, or one that cannot be seen from this
     PID namespace."""
     place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
@@ -280,7 +280,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, int]:
 
 
 def listener_owner(port: int) -> str | None:
-    """`PID command` of whoever listens on a port; None when nobody does, `another user's process` when hidden."""
+    """`PID command` of the listener on a port; None without one, `another user's process` when hidden."""
     inodes = listeners(port)
     if not inodes:
         return None

@@ -1,17 +1,17 @@
 """The ledger of shared memory that our processes made or used, so that a killed engine leaves nothing behind.
 
 A SIGKILLed engine leaves `psm_*` (Python, vLLM), `torch_PID_*` and `lmcache_kv_PID_N` (LMCache leaves the latter after
-SIGTERM too) in /dev/shm, and whatever its libraries made as SysV segments. Nothing in the kernel says whose they are
-once nobody has them mapped, so the agent records them while their owners live. One is ours
+SIGTERM too) in /dev/shm, and whatever its libraries made as SysV segments. The kernel does not record whose they are
+once no process has them mapped, so the agent records them while their owners live. One is ours
 
 - if one of ours has it mapped or open at a look, which is taken as soon as a name appears, or
-- if it says who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
+- if it shows who made it (SysV: the kernel's record of its creator; POSIX: libraries that put the PID into the name),
   and that was the PID of one of ours when it was made (`lives`). A PID in a name counts only where all have the same
   PIDs: containers may share /dev/shm and number their processes each for itself.
 
 It is removed only if besides that it is ours by user, it did not exist before the agent, no living process has it
 mapped, open or attached, and who is known to have made it is dead. A POSIX segment is a plain file directly in
-/dev/shm: a model, a cache or a virtual environment that somebody keeps in a folder there is not.
+/dev/shm: a model, a cache or a virtual environment in a folder there is not.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ShmLedger:
         self._makers = {name: ProcessId(pid=pid, start_ticks=ticks) for name, (pid, ticks) in makers.items()}
         self._others: set[str] = set()
         self._foreign = foreign
-        """Keys of those that say who made them and were not ours when they were first looked at: their maker's PID may
+        """Keys of those that show who made them and were not ours when they were first looked at: their maker's PID may
         be one of ours by now, and the time that they show is that of their last change."""
 
     def unknown(self) -> bool:
@@ -147,7 +147,7 @@ class ShmLedger:
             temporary.rename(self._file)
 
     def remove_orphans(self) -> list[str]:
-        """Removes recorded segments that nobody uses any more; returns their names."""
+        """Removes recorded segments that no process uses any more; returns their names."""
         if not self._names:
             return []
         removed = []
@@ -177,7 +177,7 @@ class ShmLedger:
 
 
 def existing() -> dict[str, int]:
-    """Every segment that there is now -> what tells it from a later one of the same name."""
+    """Every segment that there is now -> what makes it another one than a later one of the same name."""
     return {one.name: one.mark for one in _existing()}
 
 

@@ -1,6 +1,6 @@
 """SysV shared memory of this IPC namespace: what there is, who made it, and its removal.
 
-Semaphores and message queues are not here: the kernel tells nobody who made one.
+Semaphores and message queues are not here: the kernel does not record who made one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SysvSegment(NamedTuple):
 
     id: int
     creator: int
-    """The PID that made it, as our PID namespace counts; 0: from outside. It may be somebody else's by now."""
+    """The PID that made it, as our PID namespace counts; 0: from outside. It may be another process's by now."""
     uid: int
     attached: int
     """How many times it is attached now, over all processes."""

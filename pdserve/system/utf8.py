@@ -1,4 +1,4 @@
-"""Text is UTF-8 wherever we run, as it is in recipes, in JSON and in what engines say."""
+"""Text is UTF-8 wherever we run, as it is in recipes, in JSON and in the output of engines."""
 
 from __future__ import annotations
 
