@@ -19,9 +19,10 @@ from pdserve.plan.model import Env, LmcacheServer, Plan, Process, Versions
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed, read_versions
 from pdserve.recipe.model import Recipe, Timeouts, Verify
+from tests.plan.kit import plan as planned
+from tests.plan.kit import recipe as planned_recipe
 
 ALL = Versions(vllm="0.32.0", lmcache="0.5.6", mooncake="0.3.13", nixl="1.5.1")
-MULTI = '{"connectors": [{"kv_connector": "MooncakeConnector"}, {"kv_connector": "LMCacheMPConnector"}]}'
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +42,11 @@ def interpreter(folder: Path, script: str) -> str:
     return str(path)
 
 
-def process(name: str, role: Any, *argv: str, patches: tuple[str, ...] = ()) -> Process:
+def process(name: str, role: Any, *packages: str, patches: tuple[str, ...] = (), **libraries: str) -> Process:
     return Process(
-        name=name, role=role, node="n", argv=("python", *argv), env=Env(), log=f"{name}.log", probe=None,
-        start_stage=0, stop_stage=0, ready_seconds=1, stop_seconds=1, patches=patches,
+        name=name, role=role, node="n", argv=("python",), env=Env(), log=f"{name}.log", probe=None,
+        start_stage=0, stop_stage=0, ready_seconds=1, stop_seconds=1, patches=patches, packages=packages,
+        libraries=libraries,
     )  # fmt: skip
 
 
@@ -69,8 +71,8 @@ def recipe(**values: Any) -> Recipe:
     return Recipe.model_validate({**base, **values})
 
 
-PREFILL = process("prefill-0", "prefill", "--kv-transfer-config", MULTI)
-PROXY = process("proxy", "proxy", "-m", "pdserve.proxy")
+PREFILL = process("prefill-0", "prefill", "vllm", "mooncake", "lmcache")
+PROXY = process("proxy", "proxy")
 
 
 def test_the_running_interpreter_is_asked_without_starting_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_a_missing_engine_is_refused_with_what_to_install_on_this_platform(platf
 
 
 def test_only_what_the_plan_uses_is_asked_for() -> None:
-    plain = process("decode-0", "decode", "--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
+    plain = process("decode-0", "decode", "vllm", "nixl")
     with pytest.raises(PreflightError, match=r": NIXL$") as caught:
         check_installed(Versions(vllm="0.32.0"), plan(plain, PROXY, platform="cuda"), recipe())
     assert caught.value.todo == "pip install nixl"
@@ -170,8 +172,11 @@ def test_only_what_the_plan_uses_is_asked_for() -> None:
 
 
 def test_nothing_is_asked_of_commands_of_the_recipes_own() -> None:
-    own = recipe(engine={"command": ["wrapper"]}, lmcache={"l1_size_gb": 1.0, "command": ["wrapper"]})
-    check_installed(Versions(), plan(PREFILL, PROXY, lmcache=True), own)
+    own = planned_recipe({"engine": {"command": ["wrapper"], "patches": []}})
+    check_installed(Versions(), planned(own), own)
+    usual = planned_recipe()
+    with pytest.raises(PreflightError):
+        check_installed(Versions(), planned(usual), usual)
 
 
 @pytest.mark.process
@@ -185,9 +190,9 @@ def test_patches_need_pdserve_where_the_engine_runs(tmp_path: Path) -> None:
     check_installed(ALL, plan(process("prefill-0", "prefill")), recipe(engine={"python": python}))
 
 
-def test_mooncakes_system_libraries_are_checked_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_packages, "_MOONCAKE_LIBRARIES", ("libc.so.6", "libnowhere.so.1"))
+def test_system_libraries_are_checked_before_the_start() -> None:
+    linked = process("prefill-0", "prefill", "vllm", **{"libc.so.6": "libc6", "libnowhere.so.1": "libnowhere1"})
     with pytest.raises(PreflightError, match=r"missing: libnowhere\.so\.1$") as caught:
-        check_installed(ALL, plan(PREFILL), recipe())
-    assert "apt-get install" in str(caught.value.todo)
-    check_installed(ALL, plan(PREFILL), recipe(engine={"env": {"LD_LIBRARY_PATH": "/opt/lib"}}))
+        check_installed(ALL, plan(linked), recipe())
+    assert caught.value.todo == "apt-get install -y libnowhere1"
+    check_installed(ALL, plan(linked), recipe(engine={"env": {"LD_LIBRARY_PATH": "/opt/lib"}}))

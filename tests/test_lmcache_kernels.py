@@ -18,7 +18,7 @@ from pdserve.plan.model import Plan
 from pdserve.preflight import engine_packages
 from pdserve.preflight.engine_packages import check_installed
 from pdserve.run.directory import RunDir
-from tests.test_engine_env import ALL, MULTI, plan, process, recipe
+from tests.test_engine_env import ALL, plan, process, recipe
 
 CUDA = b"\x7fELF\0libcudart.so.13\0libc10_cuda.so\0"
 HIP = b"\x7fELF\0libamdhip64.so.7\0libc10_hip.so\0"
@@ -84,9 +84,9 @@ def test_pypis_wheel_is_one_for_cuda() -> None:
 
 def on(platform: str) -> Plan:
     return plan(
-        process("lmcache-0", "lmcache"),
-        process("prefill-0", "prefill", MULTI).model_copy(update={"lmcache": "lmcache-0"}),
-        process("decode-0", "decode", '"MooncakeConnector"'),
+        process("lmcache-0", "lmcache", "lmcache"),
+        process("prefill-0", "prefill", "vllm", "mooncake", "lmcache").model_copy(update={"lmcache": "lmcache-0"}),
+        process("decode-0", "decode", "vllm", "mooncake"),
         platform=platform,
         lmcache=True,
     )
@@ -95,7 +95,7 @@ def on(platform: str) -> Plan:
 @pytest.fixture
 def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_packages, "_check_plugin", lambda python: None)
-    monkeypatch.setattr(engine_packages, "_check_libraries", lambda: None)
+    monkeypatch.setattr(engine_packages, "_check_libraries", lambda needed: None)
 
 
 @pytest.mark.usefixtures("_plugin_and_libraries")
