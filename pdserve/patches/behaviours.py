@@ -130,6 +130,13 @@ BEHAVIOURS: tuple[Finding, ...] = (
         since="vllm 0.30.0",
     ),
     Finding(
+        "E",
+        "the same for NIXL, whose worker says nothing of it",
+        "ours",
+        "nixl-failed-groups, vllm < 0.30",
+        f"{_UPSTREAM}nixl_failed_groups.py",
+    ),
+    Finding(
         "F",
         "a request that ends before it has blocks leaves no read locks at LMCache",
         "ours",
@@ -187,6 +194,21 @@ BEHAVIOURS: tuple[Finding, ...] = (
         "blocks are sliced by tokens (lmcache#3419)",
         f"{_UPSTREAM}hybrid_groups.py",
         since="lmcache 0.4.7 with vllm 0.22.1",
+    ),
+    Finding(
+        "G",
+        "recurrent state goes on where there is one",
+        "ours",
+        "common-local-hit, vllm 0.24 to 0.27",
+        f"{_UPSTREAM}common_local_hit.py",
+    ),
+    Finding(
+        "G",
+        "the same on newer vLLM",
+        "upstream",
+        "a connector has to say that it brings states (vllm#50344)",
+        f"{_UPSTREAM}common_local_hit.py",
+        since="vllm 0.28.0",
     ),
     Finding(
         "G",

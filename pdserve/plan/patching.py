@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pdserve.errors import RecipeError
-from pdserve.patches import registry
+from pdserve.patches import lmcache_host_events, registry
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.plan import kv_transfer
 from pdserve.recipe import effective
 from pdserve.recipe.connectors import Raw
 from pdserve.recipe.effective import AnyConnector
+from pdserve.recipe.lmcache import Lmcache
 from pdserve.recipe.model import Recipe, Role
 from pdserve.versions import Versions
 
@@ -33,7 +34,14 @@ def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> f
         found.add("max_tokens_per_load")
     if any(leaf.min_load_tokens for leaf in lmcache):
         found.add("min_load_tokens")
+    if lmcache and recipe.lmcache is not None and is_on(recipe.lmcache, lmcache_host_events.SWITCH):
+        found.add(lmcache_host_events.SWITCH)
     return frozenset(found)
+
+
+def is_on(section: Lmcache, switch: str) -> bool:
+    """Whether lmcache.env asks for what this variable switches on."""
+    return str(section.env.get(switch, "")).strip() == "1"
 
 
 def load_cap(recipe: Recipe) -> int | None:

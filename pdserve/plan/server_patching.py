@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pdserve.errors import RecipeError
-from pdserve.patches import lmcache_block_copy, lmcache_demand_pinned, registry
+from pdserve.patches import lmcache_block_copy, lmcache_demand_pinned, lmcache_host_events, registry
 from pdserve.patches.patch import Deployment
-from pdserve.plan.patching import left_out, runs_in_server
+from pdserve.plan.patching import is_on, left_out, runs_in_server
 from pdserve.recipe.lmcache import Lmcache
 from pdserve.recipe.model import Recipe
 from pdserve.versions import Versions
 
 SERVER_MAIN = "pdserve.patches.lmcache_server_main"
-SWITCHES = (lmcache_demand_pinned.SWITCH, lmcache_block_copy.SWITCH)
+SWITCHES = (lmcache_demand_pinned.SWITCH, lmcache_block_copy.SWITCH, lmcache_host_events.SWITCH)
 """Variables of lmcache.env that ask for patches: 1 is on."""
 
 
@@ -22,7 +22,7 @@ def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) 
         versions=versions,
         platform=recipe.platform,
         connectors=frozenset({"LMCacheMPConnector"}),
-        settings=frozenset(name for name in SWITCHES if str(section.env.get(name, "")).strip() == "1"),
+        settings=frozenset(name for name in SWITCHES if is_on(section, name)),
     )
     named = registry.select(recipe.patches, deployment)
     selected = tuple(name for name in named if runs_in_server(registry.find(name)))
