@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pdserve.plan.server_patching import SERVER_MAIN
 from pdserve.plan.vllm_argv import flags
@@ -13,10 +15,15 @@ HOST = "127.0.0.1"
 """Requests and HTTP alike have no authentication, and /env prints the environment."""
 
 
+_STAGING = frozenset({"fs", "fs_native"})
+"""L2 adapters that write a file under another name and rename it."""
+
+
 def lmcache_argv(
     section: Lmcache,
     *,
     instance_id: str,
+    staging: str,
     port: int,
     http_port: int,
     workers: int,
@@ -25,7 +32,8 @@ def lmcache_argv(
     patched: bool = False,
 ) -> tuple[str, ...]:
     """`workers`: engine workers that will attach; each gets a transfer thread unless the recipe says otherwise.
-    `patched`: the server is started through the main that loads patches."""
+    `staging`: a name that no other server of the deployment has; folders of it below L2's. `patched`: the server is
+    started through the main that loads patches."""
     module = SERVER_MAIN if patched else "lmcache.v1.multiprocess.http_server"
     program = section.command if section.command is not None else [python, "-m", module]
     argv = [*program, "--instance-id", instance_id]
@@ -47,8 +55,17 @@ def lmcache_argv(
     if section.shm_name is not None:
         argv += ["--shm-name", section.shm_name]
     for adapter in section.l2:
-        argv += ["--l2-adapter", json.dumps(adapter)]
+        argv += ["--l2-adapter", json.dumps(_staged(adapter, staging))]
     return (*argv, *flags(section.extra_args))
+
+
+def _staged(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
+    """An adapter whose unfinished files are its server's own. LMCache names such a file after its key: when two servers
+    store one key at the same time, the one that fails leaves a cut file under the final name, which lookups find for
+    ever and no load can read (lmcache#4991)."""
+    if adapter.get("type") not in _STAGING:
+        return dict(adapter)
+    return {"relative_tmp_dir": f".staging-{staging}", **adapter}
 
 
 def _number(value: float) -> str:
