@@ -234,14 +234,15 @@ def _warnings(case: _Case) -> Iterator[str]:
             f"state N as {case.flag('block-size')}"
         )
     if case.lmcache and case.hints.recurrent:
-        yield (
-            f"{case.name}: wrong KV was reported where LMCache keeps that of models with recurrent state (GDN layers, "
-            "and MTP drafts beside them; lmcache#4984, lmcache#4247; seen with lmcache 0.5.5rc5): let `pdserve verify` "
-            "compare a reload; where it differs, take LMCache off this model"
-        )
-    if case.name == "decode" and "NixlConnector" in case.classes and case.hints.several and not case.one_group:
-        instead = "" if case.hints.recurrent else f", or {case.name}.args.{MANAGER_OFF}: true"
-        yield (
-            "decode: with NIXL and several KV groups a failed receive is not noticed, and its request is answered with "
-            f"200 and nonsense (vllm#52234; {case.why()}): use connectors of kind mooncake{instead}"
-        )
+        yield f"{case.name}: {_STATE_BEFORE_0_5_6 if case.known('lmcache', '<0.5.6') else _STATE}"
+
+
+_STATE_BEFORE_0_5_6 = (
+    "this lmcache stores wrong recurrent state beside MTP drafts, and wrong KV where the attention backend has smaller "
+    "blocks than vLLM (lmcache#4984, lmcache#4247): use lmcache >= 0.5.6"
+)
+_STATE = (
+    "of the wrong KV that was reported where LMCache keeps that of models with recurrent state, the known causes are "
+    "corrected in lmcache 0.5.6 (lmcache#4984, lmcache#4247); one report, of a load that continues a local prefix, has "
+    "none: let `pdserve verify` compare a reload; where it differs, take LMCache off this model"
+)

@@ -149,8 +149,10 @@ def test_transfers_that_were_reported_to_mix_kv_are_a_warning_on_accelerators() 
 
 
 def test_a_second_level_of_lmcache_comes_with_a_warning() -> None:
-    l2 = with_lmcache(l2=[{"type": "fs", "base_path": "/cache"}])
-    assert [w for w in plan(recipe(l2)).warnings if "lmcache#4991" in w and "leave lmcache.l2 out" in w]
+    l2 = recipe(with_lmcache(l2=[{"type": "fs", "base_path": "/cache"}]))
+    assert [w for w in plan(l2).warnings if "lmcache#5263" in w and "lmcache.l1_write_ttl_seconds" in w]
+    assert not [w for w in plan(l2).warnings if "lmcache#4991" in w]
+    assert [w for w in plan(l2, versions=installed(lmcache="0.5.5")).warnings if "lmcache#4991" in w]
 
 
 def test_a_range_that_is_none_is_the_recipes_fault() -> None:
