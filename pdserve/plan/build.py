@@ -146,6 +146,7 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
                 connectors=classes,
                 per_tp_rank=recipe.lmcache is not None and recipe.lmcache.per == "tp-rank",
                 device_name=isinstance(transfer, Mooncake) and bool(transfer.device_name),
+                mooncake_protocol=transfer.protocol if isinstance(transfer, Mooncake) else None,
                 lmcache_driven=any(
                     effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
                     for leaf in effective.lmcache_leaves(connector)

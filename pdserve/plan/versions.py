@@ -120,11 +120,19 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         {},
-        frozenset({"MooncakeConnector", "role=decode", "accelerator"}),
+        frozenset({"MooncakeConnector", "role=decode", "accelerator", "mooncake.protocol=rdma"}),
         "when several transfers run at once over RDMA, decode was reported to have other KV than prefill (Mooncake "
         "0.3.10); with 0.3.13 that was not reproduced",
         "vllm#44238, vllm#42395",
         "let `pdserve verify` compare the output with one engine's; where it differs, use connectors of kind nixl",
+    ),
+    Defect(
+        {"mooncake": "<0.3.12.post1"},
+        frozenset({"MooncakeConnector", "mooncake.protocol=tcp"}),
+        "over TCP this Mooncake reports a write as done before its bytes are there: decode reads other KV",
+        "Mooncake#2850; seen with 0.3.11.post1",
+        "use mooncake >= 0.3.13",
+        refuse=True,
     ),
     Defect(
         {"lmcache": "<0.5.6"},
@@ -150,6 +158,7 @@ def features(
     connectors: frozenset[str],
     per_tp_rank: bool,
     device_name: bool,
+    mooncake_protocol: str | None = None,
     lmcache_driven: bool = False,
     async_scheduling: bool = True,
     l2: bool = False,
@@ -170,6 +179,8 @@ def features(
         found.add("lmcache.l2")
     if device_name:
         found.add("mooncake.device_name")
+    if mooncake_protocol is not None:
+        found.add(f"mooncake.protocol={mooncake_protocol}")
     return frozenset(found)
 
 
