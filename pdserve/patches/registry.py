@@ -11,6 +11,8 @@ from pdserve.patches.lmcache import (
     computed_count,
     demand_pinned,
     final_capacity,
+    host_events,
+    host_events_worker,
     identity,
     load_cap,
     lookup_locks,
@@ -20,9 +22,10 @@ from pdserve.patches.lmcache import (
 )
 from pdserve.patches.mooncake import bootstrap, cpu_device, pulls, requests, sends
 from pdserve.patches.multiconnector import prom_metrics, selection
-from pdserve.patches.nixl import abandoned_kv
+from pdserve.patches.nixl import abandoned_kv, failed_groups
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.patches.scheduler import (
+    common_local_hit,
     failed_group,
     failed_loads_stand_back,
     load_timeout,
@@ -37,6 +40,7 @@ REGISTRY: tuple[Patch, ...] = (
     ready_waiters_first.PATCH,
     failed_loads_stand_back.PATCH,
     failed_group.PATCH,
+    common_local_hit.PATCH,
     load_timeout.PATCH,
     lost_send.PATCH,
     computed_count.PATCH,
@@ -47,9 +51,12 @@ REGISTRY: tuple[Patch, ...] = (
     bootstrap.PATCH,
     cpu_device.PATCH,
     abandoned_kv.PATCH,
+    failed_groups.PATCH,
     identity.PATCH,
     demand_pinned.PATCH,
     final_capacity.PATCH,
+    host_events_worker.PATCH,
+    host_events.PATCH,
     lookup_locks.PATCH,
     load_cap.PATCH,
     min_load.PATCH,

@@ -120,19 +120,33 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         {},
-        frozenset({"MooncakeConnector", "role=decode", "accelerator"}),
-        "when several transfers run at once, decode was reported to have other KV than prefill, twice, and once the "
-        "report was not reproduced",
+        frozenset({"MooncakeConnector", "role=decode", "accelerator", "mooncake.protocol=rdma"}),
+        "when several transfers run at once over RDMA, decode was reported to have other KV than prefill (Mooncake "
+        "0.3.10); with 0.3.13 that was not reproduced",
         "vllm#44238, vllm#42395",
         "let `pdserve verify` compare the output with one engine's; where it differs, use connectors of kind nixl",
     ),
     Defect(
+        {"mooncake": "<0.3.12.post1"},
+        frozenset({"MooncakeConnector", "mooncake.protocol=tcp"}),
+        "over TCP this Mooncake reports a write as done before its bytes are there: decode reads other KV",
+        "Mooncake#2850; seen with 0.3.11.post1",
+        "use mooncake >= 0.3.13",
+        refuse=True,
+    ),
+    Defect(
+        {"lmcache": "<0.5.6"},
+        frozenset({"LMCacheMPConnector", "lmcache.l2"}),
+        "memory that a failed load from L2 was to fill can become readable: wrong KV",
+        "lmcache#5032, lmcache#4991",
+        "use lmcache >= 0.5.6, or leave lmcache.l2 out",
+    ),
+    Defect(
         {},
         frozenset({"LMCacheMPConnector", "lmcache.l2"}),
-        "with an L2 a store that has failed stays visible to lookups, and on MI355X the end of a TTL freed buffers "
-        "that were in use",
-        "lmcache#4991, lmcache#5263",
-        "leave lmcache.l2 out, or let `pdserve verify` prove a reload from it before it serves",
+        "memory that a load from L2 writes to, or a store to L2 reads, is given to others when its lease ends before",
+        "lmcache#5263",
+        "let lmcache.l1_write_ttl_seconds and lmcache.l1_read_ttl_seconds be far above the slowest transfer of L2",
     ),
 )
 

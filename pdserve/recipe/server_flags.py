@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pdserve.recipe.owned import Condition, Each, OwnedFlag
 from pdserve.recipe.sections.lmcache import Lmcache
 
 LOOPBACK = "127.0.0.1"
 """A server serves its own node only. Neither requests nor HTTP are authenticated, and /env prints the environment."""
+_STAGING = frozenset({"fs", "fs_native"})
+"""L2 adapters that write a file under another name and rename it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +23,8 @@ class ServerLine:
 
     section: Lmcache
     instance_id: str
+    staging: str
+    """A name that no other server of the deployment has; folders of it are below L2's."""
     port: int
     http_port: int
     workers: int
@@ -35,6 +41,15 @@ def _initial_l1(line: ServerLine) -> str | None:
     if line.on_cpu:
         return None
     return str(max(1, math.floor(min(line.section.l1_init_size_gb, line.section.l1_size_gb))))
+
+
+def _staged(adapter: Mapping[str, Any], staging: str) -> dict[str, Any]:
+    """An adapter whose unfinished files are its server's own. LMCache names such a file after its key: when two servers
+    store one key at the same time, the one that fails leaves a cut file under the final name, which lookups find for
+    ever and no load can read (lmcache#4991)."""
+    if adapter.get("type") not in _STAGING:
+        return dict(adapter)
+    return {"relative_tmp_dir": f".staging-{staging}", **adapter}
 
 
 SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
@@ -68,6 +83,7 @@ SERVER_FLAGS: dict[str, OwnedFlag[ServerLine]] = {
     ),
     "shm-name": OwnedFlag("set lmcache.shm_name", lambda line: line.section.shm_name),
     "l2-adapter": OwnedFlag(
-        "set lmcache.l2", lambda line: Each(tuple(json.dumps(adapter) for adapter in line.section.l2))
+        "set lmcache.l2",
+        lambda line: Each(tuple(json.dumps(_staged(adapter, line.staging)) for adapter in line.section.l2)),
     ),
 }

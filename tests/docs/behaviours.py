@@ -129,6 +129,13 @@ BEHAVIOURS: tuple[Outcome, ...] = (
         since="vllm 0.30.0",
     ),
     Outcome(
+        "failed and late loads",
+        "the same for NIXL, whose worker says nothing of it",
+        "ours",
+        "nixl-failed-groups, vllm < 0.30",
+        f"{_UPSTREAM}nixl_failed_groups.py",
+    ),
+    Outcome(
         "reloads from LMCache",
         "a request that ends before it has blocks leaves no read locks at LMCache",
         "ours",
@@ -186,6 +193,21 @@ BEHAVIOURS: tuple[Outcome, ...] = (
         "blocks are sliced by tokens (lmcache#3419)",
         f"{_UPSTREAM}hybrid_groups.py",
         since="lmcache 0.4.7 with vllm 0.22.1",
+    ),
+    Outcome(
+        "hybrid models",
+        "recurrent state goes on where there is one",
+        "ours",
+        "common-local-hit, vllm < 0.28",
+        f"{_UPSTREAM}common_local_hit.py",
+    ),
+    Outcome(
+        "hybrid models",
+        "the same on newer vLLM",
+        "upstream",
+        "a connector has to say that it brings states (vllm#50344)",
+        f"{_UPSTREAM}common_local_hit.py",
+        since="vllm 0.28.0",
     ),
     Outcome(
         "hybrid models",

@@ -37,7 +37,8 @@ this environment and what is active where.
 - `python -m tests.upstream.canary` prints what a newer vLLM or LMCache release has changed under the patches.
 
 What was wrong in the pull requests that these patches grew from, and how each claim was checked, is in
-[published-patches.md](published-patches.md).
+[published-patches.md](published-patches.md). Which reports of upstream have no patch, and why, is in
+[reported-defects.md](reported-defects.md).
 """
 
 _VERSIONS = """\

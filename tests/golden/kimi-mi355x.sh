@@ -2,10 +2,9 @@
 # kimi-mi355x: disaggregated, rocm, 5 processes on 1 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that is not ordered with the device's stream, which can store wrong KV (lmcache#4870, lmcache#4419); install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1
-# warning: when several transfers run at once, decode was reported to have other KV than prefill, twice, and once the report was not reproduced (vllm#44238, vllm#42395); let `pdserve verify` compare the output with one engine's; where it differs, use connectors of kind nixl
 # warning: whether this model's KV has several groups (windows, recurrent state) is not known: its config.json is not here; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven
 # warning: the recipe kimi-mi355x is untested on the hardware that it names
-# warning: prefill: with lmcache_driven the start or the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): let `pdserve verify` prove a reload; where it hangs, set lmcache.transfer_mode: engine_driven, or build LMCache with the patch of that issue
+# warning: prefill: with lmcache_driven the start or the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): let `pdserve verify` prove a reload; where it hangs, set lmcache.env.LMCACHE_ROCM_HOST_EVENTS: 1 (patch lmcache-host-events), or lmcache.transfer_mode: engine_driven. Not the change that the issue proposes: with it KV is copied before it is written
 set -euo pipefail
 
 # Unsets every exported variable that is not named in its arguments.

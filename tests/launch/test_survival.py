@@ -229,7 +229,7 @@ def test_down_lets_supervisors_go_on_that_stand_still(
         assert code == 0, output
         for name in held:
             pid = deployment.id_of(name).pid
-            assert re.search(rf"fake: stopped; .*{name}@\S+ \(PID {pid}\) stood still \(SIGSTOP\) and was told", output)
+            assert re.search(rf"fake: stopped; .*{name}@\S+ \(PID {pid}\) stood still \(SIGSTOP\) and got", output)
         assert deployment.command.finish() == 0, deployment.command.output
         assert "stood still (SIGSTOP) and got a SIGCONT" in deployment.command.output
         # They did their own work, and nobody waited for them in vain.

@@ -71,6 +71,23 @@ def test_an_engine_without_a_connector_gets_no_patch() -> None:
     assert auto("0.32.0", connectors=frozenset()) == ()
 
 
+HYBRID, HIT = "nixl-failed-groups", "common-local-hit"
+
+
+@pytest.mark.parametrize(
+    ("vllm", "nixl", "hit"),
+    [("0.26.0", True, True), ("0.27.1", True, True), ("0.28.0", True, False), ("0.29.0", True, False),
+     ("0.30.0", False, False), ("0.33.0", False, False), (None, True, True)],
+)  # fmt: skip
+def test_models_with_several_groups_are_patched_on_the_versions_that_get_them_wrong(
+    vllm: str | None, nixl: bool, hit: bool
+) -> None:
+    chosen = auto(vllm, "cuda", frozenset({"NixlConnector"}))
+    assert (HYBRID in chosen, HIT in chosen) == (nixl, hit)
+    assert HYBRID not in auto(vllm, "cuda"), "no NIXL"
+    assert (HIT in auto(vllm, "cuda")) is hit
+
+
 def test_what_a_setting_provides_is_not_applied_without_it() -> None:
     provided = {patch.name for patch in REGISTRY if patch.settings}
     assert provided

@@ -58,20 +58,25 @@ def test_recurrent_state_is_taken_with_a_word_about_its_block() -> None:
     assert "engine.args.block-size" in warning
 
 
-def test_recurrent_state_in_lmcache_is_a_warning() -> None:
-    (warning,) = said(STATE, *ON_GPU, BLOCKS)
+@pytest.mark.parametrize("lmcache", ["0.5.6", None, "a-branch"])
+def test_recurrent_state_in_lmcache_is_a_warning(lmcache: str | None) -> None:
+    (warning,) = said(STATE, *ON_GPU, BLOCKS, lmcache=lmcache)
     assert warning.startswith("prefill: ")
-    assert "lmcache#4984" in warning
+    assert "pdserve verify" in warning
+    assert "corrected in lmcache 0.5.6" in warning
 
 
-@pytest.mark.parametrize(("config", "way_out"), [(WINDOWS, True), (STATE, False)])
-def test_nixl_with_several_groups_is_a_warning(config: dict[str, Any], way_out: bool) -> None:
+def test_of_an_lmcache_that_stores_wrong_state_the_cure_is_named() -> None:
+    warnings = [one for one in said(STATE, *ON_GPU, BLOCKS, lmcache="0.5.5") if "lmcache#4984" in one]
+    assert [one.rpartition(": ")[2] for one in warnings] == ["use lmcache >= 0.5.6"]
+
+
+@pytest.mark.parametrize("config", [PLAIN, WINDOWS, STATE])
+@pytest.mark.parametrize("vllm", ["0.27.1", "0.32.0", None])
+def test_nothing_is_said_of_nixl_with_several_groups(config: dict[str, Any], vllm: str | None) -> None:
+    """What goes wrong there before vllm 0.30 (vllm#52234) is the patch nixl-failed-groups'."""
     nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
-    (warning,) = said(config, on_gpus(), nixl)
-    assert "vllm#52234" in warning
-    assert ("decode.args.disable-hybrid-kv-cache-manager: true" in warning) is way_out
-    assert said(PLAIN, on_gpus(), nixl) == []
-    assert said(WINDOWS, on_gpus(), nixl, ONE_GROUP) == []
+    assert said(config, on_gpus(), nixl, vllm=vllm) == []
 
 
 @pytest.mark.parametrize("config", [WINDOWS, STATE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -52,10 +53,30 @@ def test_adapters_and_further_flags_are_data() -> None:
     }
     argv = plan(recipe(with_lmcache(**section))).process("lmcache-0").argv
     adapters = [argv[i + 1] for i, word in enumerate(argv) if word == "--l2-adapter"]
-    assert adapters == ['{"type": "fs", "base_path": "/tmp/a b"}', '{"type": "resp", "port": 1}']
+    assert [json.loads(one) for one in adapters] == [
+        {"type": "fs", "base_path": "/tmp/a b", "relative_tmp_dir": ".staging-test-lmcache-0-localhost"},
+        {"type": "resp", "port": 1},
+    ]
     assert argv[argv.index("--shm-name") + 1] == "pool"
     assert argv[argv.index("--max-workers") + 1] == "3"
     assert argv[-3:] == ("--session-ttl-seconds", "60", "--no-isolated-ipc")
+
+
+def test_servers_that_share_a_folder_of_l2_stage_apart_unless_the_recipe_says_where() -> None:
+    """lmcache#4991: two that write one key into one unfinished file leave a cut one under the final name."""
+
+    def staged(**adapter: Any) -> list[str | None]:
+        section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", l2=[{"base_path": "/cache", **adapter}])
+        built = plan(recipe(on_gpus(2, 1), section), *hosts(8))
+        argvs = [one for one in built.processes if one.role == "lmcache"]
+        return [json.loads(value_of(one, "--l2-adapter")).get("relative_tmp_dir") for one in argvs]
+
+    for kind in ("fs", "fs_native"):
+        folders = staged(type=kind)
+        assert len(folders) == len(set(folders)) == 2
+        assert all(folder and folder.startswith(".staging-") and "/" not in folder for folder in folders)
+    assert staged(type="fs", relative_tmp_dir="mine") == ["mine", "mine"]
+    assert staged(type="s3") == [None, None]
 
 
 def test_it_is_healthy_only_under_our_instance_id() -> None:

@@ -19,6 +19,8 @@ def test_lmcache_driven_on_rocm_comes_with_a_word_about_its_hang() -> None:
     (warning,) = warned(on_gpus(platform="rocm"), with_lmcache(transfer_mode="lmcache_driven"))
     assert warning.startswith("prefill: ")
     assert "engine_driven" in warning
+    assert "LMCACHE_ROCM_HOST_EVENTS: 1" in warning
+    assert "Not the change that the issue proposes" in warning
     assert "gfx950" in warning, "ROCm 7.2.3 is not safe on every device"
 
 
@@ -34,3 +36,13 @@ def test_lmcache_driven_on_rocm_comes_with_a_word_about_its_hang() -> None:
 )  # fmt: skip
 def test_no_other_platform_or_mode_is_warned_of_it(changes: tuple[dict[str, Any], ...]) -> None:
     assert warned(*changes) == []
+
+
+def test_who_has_host_events_on_is_told_what_that_is_worth() -> None:
+    changes = (
+        on_gpus(platform="rocm"),
+        with_lmcache(transfer_mode="lmcache_driven", env={"LMCACHE_ROCM_HOST_EVENTS": "1"}),
+    )
+    assert warned(*changes) == []
+    (warning,) = (one for one in plan(recipe(*changes), *hosts(8)).warnings if "lmcache#4419" in one and "is on" in one)
+    assert "by simulation only" in warning

@@ -82,3 +82,24 @@ def test_a_command_of_the_recipes_own_must_load_them_itself() -> None:
 def test_unknown_code_is_allowed_for_the_server_by_name() -> None:
     server = planned(GROW, allow_unknown_upstream=["lmcache-final-capacity"]).process("lmcache-0")
     assert server.env.set["PDSERVE_PATCHES_ALLOW_UNKNOWN"] == "lmcache-final-capacity"
+
+
+HOST_EVENTS = {"LMCACHE_ROCM_HOST_EVENTS": 1}
+
+
+def test_host_events_are_for_both_sides_or_neither() -> None:
+    """A side that sends marks and one that opens handles cannot talk."""
+    on = planned(HOST_EVENTS)
+    assert on.process("lmcache-0").patches == (*ALWAYS, "lmcache-host-events-server")
+    assert "lmcache-host-events" in on.process("prefill-0").patches
+    assert "lmcache-host-events" not in on.process("decode-0").patches, "it has no LMCache"
+    for env, platform in (({}, "rocm"), ({"LMCACHE_ROCM_HOST_EVENTS": 0}, "rocm"), (HOST_EVENTS, "cuda")):
+        off = planned(env, platform=platform)
+        assert not [name for process in off.processes for name in process.patches if "host-events" in name]
+
+
+@pytest.mark.parametrize("left_out", ["lmcache-host-events", "lmcache-host-events-server"])
+def test_a_list_must_name_both_halves_of_host_events(left_out: str) -> None:
+    names = {name for process in planned(HOST_EVENTS).processes for name in process.patches}
+    with pytest.raises(RecipeError, match=f"LMCACHE_ROCM_HOST_EVENTS needs the patch {left_out}, not in"):
+        planned(HOST_EVENTS, patches=sorted(names - {left_out}))

@@ -141,16 +141,30 @@ def test_a_build_without_tags_is_judged_as_the_release_whose_code_it_has() -> No
         plan(wanted, versions=installed(**branch))
 
 
-def test_transfers_that_were_reported_to_mix_kv_are_a_warning_on_accelerators() -> None:
-    assert [w for w in plan(recipe(on_gpus())).warnings if "vllm#44238" in w and "kind nixl" in w]
+def test_transfers_that_were_reported_to_mix_kv_are_a_warning_on_accelerators_over_rdma() -> None:
+    rdma = {role: {"connector": {"kind": "mooncake", "protocol": "rdma"}} for role in ("prefill", "decode")}
+    assert [w for w in plan(recipe(on_gpus(), rdma)).warnings if "vllm#44238" in w and "kind nixl" in w]
+    assert not [w for w in plan(recipe(on_gpus())).warnings if "vllm#44238" in w]
     assert not [w for w in plan(recipe()).warnings if "vllm#44238" in w]
     nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
     assert not [w for w in plan(recipe(on_gpus(), nixl)).warnings if "vllm#44238" in w]
 
 
+def test_a_mooncake_whose_writes_over_tcp_are_done_too_early_is_refused() -> None:
+    """tests/upstream/test_mooncake_writes.py says what was seen of it, and shows that the installed one is right."""
+    with pytest.raises(PreflightError, match=r"Mooncake#2850") as caught:
+        plan(recipe(), versions=installed(mooncake="0.3.11.post1"))
+    assert caught.value.todo == "use mooncake >= 0.3.13"
+    assert plan(recipe(), versions=installed(mooncake="0.3.12.post1")).names()
+    rdma = {role: {"connector": {"kind": "mooncake", "protocol": "rdma"}} for role in ("prefill", "decode")}
+    assert plan(recipe(on_gpus(), rdma), versions=installed(mooncake="0.3.11.post1")).names()
+
+
 def test_a_second_level_of_lmcache_comes_with_a_warning() -> None:
-    l2 = with_lmcache(l2=[{"type": "fs", "base_path": "/cache"}])
-    assert [w for w in plan(recipe(l2)).warnings if "lmcache#4991" in w and "leave lmcache.l2 out" in w]
+    l2 = recipe(with_lmcache(l2=[{"type": "fs", "base_path": "/cache"}]))
+    assert [w for w in plan(l2).warnings if "lmcache#5263" in w and "lmcache.l1_write_ttl_seconds" in w]
+    assert not [w for w in plan(l2).warnings if "lmcache#4991" in w]
+    assert [w for w in plan(l2, versions=installed(lmcache="0.5.5")).warnings if "lmcache#4991" in w]
 
 
 def test_a_range_that_is_none_is_the_recipes_fault() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / ".cache" / "tiny-model"
@@ -47,10 +47,22 @@ def engine_config(
     )
 
 
-def kv_cache_config(num_blocks: int, block_size: int, sliding_window: int | None) -> Any:
-    """A KVCacheConfig of a group with full attention, and one of that window in tokens unless it is None."""
+def kv_cache_config(
+    num_blocks: int, block_size: int, sliding_window: int | None, *, recurrent_state: bool = False, drafts: int = 0
+) -> Any:
+    """A KVCacheConfig of a group with full attention, one of that window in tokens unless it is None, and one of
+    recurrent state, of which the last one at the end of a block is kept; with blocks for so many draft tokens."""
     common: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**common))]
     if sliding_window is not None:
         groups.append(KVCacheGroupSpec(["sliding"], SlidingWindowSpec(**common, sliding_window=sliding_window)))
+    if recurrent_state:
+        state = MambaSpec(
+            block_size=block_size,
+            shapes=((1, 1),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+            num_speculative_blocks=drafts,
+        )
+        groups.append(KVCacheGroupSpec(["state"], state))
     return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)

@@ -71,7 +71,7 @@ class Prefill:
         layout = KVCacheConfig(
             num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
         )
-        with set_current_vllm_config(self.lab.config), _without_the_library():
+        with set_current_vllm_config(self.lab.config), without_the_library():
             connector = KVConnectorFactory.create_connector(self.lab.config, KVConnectorRole.WORKER, layout)
             try:
                 connector.register_kv_caches({LAYER: torch.zeros(BLOCKS, 1, BLOCK_SIZE, 2)})
@@ -121,7 +121,7 @@ def _report(worker: Any, output: Any) -> Any:
 
 
 @contextmanager
-def _without_the_library() -> Iterator[None]:
+def without_the_library() -> Iterator[None]:
     """And a tensor-parallel group of one, as far as the worker asks."""
     stands_in: dict[str, Any] = {
         "NixlWrapper": Agent,

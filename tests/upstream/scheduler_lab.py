@@ -65,8 +65,9 @@ class Lab:
     """A Scheduler with its connector, and an engine's steps.
 
     `connector`: a kv-transfer-config (any connector that has a scheduler role); one mock by default. `sliding_window`:
-    adds a second KV group of that window, in tokens. `async_scheduling`: the AsyncScheduler (steps are not
-    overlapped unless the caller overlaps `schedule` and `update`). `scheduler`: fields of SchedulerConfig.
+    adds a second KV group of that window, in tokens. `recurrent_state`: adds one of recurrent state; `drafts`: it has
+    blocks for so many draft tokens. `async_scheduling`: the AsyncScheduler (steps are not overlapped unless the caller
+    overlaps `schedule` and `update`). `scheduler`: fields of SchedulerConfig.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Lab:
         connector: Mapping[str, Any] | None = None,
         load_failure_policy: str = "recompute",
         sliding_window: int | None = None,
+        recurrent_state: bool = False,
+        drafts: int = 0,
         async_scheduling: bool = False,
         prefix_caching: bool = True,
         scheduler: Mapping[str, Any] | None = None,
@@ -98,9 +101,14 @@ class Lab:
             },
         )
         self.config.cache_config.num_gpu_blocks = num_blocks
+        if recurrent_state:
+            self.config.cache_config.mamba_cache_mode = "align"
+            self.config.cache_config.mamba_block_size = block_size
         self.scheduler: Any = (scheduler_class or (AsyncScheduler if async_scheduling else Scheduler))(
             vllm_config=self.config,
-            kv_cache_config=kv_cache_config(num_blocks, block_size, sliding_window),
+            kv_cache_config=kv_cache_config(
+                num_blocks, block_size, sliding_window, recurrent_state=recurrent_state, drafts=drafts
+            ),
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=block_size,
             log_stats=True,

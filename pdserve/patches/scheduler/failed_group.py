@@ -10,6 +10,8 @@ from pdserve.patches.patch import Patch, PatchTarget
 from pdserve.patches.wrap import wrap
 
 NAME = "failed-group"
+RECOMPUTATIONS = "whole-recomputations"
+"""What it counts."""
 _RANGE = "<0.30"
 
 
@@ -17,14 +19,21 @@ def apply() -> None:
     """Wraps Scheduler._update_requests_with_invalid_blocks; matters in EngineCore."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    wrap(Scheduler, "_update_requests_with_invalid_blocks", patch=NAME, around=_whole_requests)
+    wrap(
+        Scheduler,
+        "_update_requests_with_invalid_blocks",
+        patch=NAME,
+        around=lambda original: whole_requests(original, NAME),
+    )
 
 
 Affected = tuple[set[str], int, set[int]]
 """Ids of requests, tokens to be computed again, blocks to be evicted."""
 
 
-def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected]:
+def whole_requests(original: Callable[..., Affected], patch: str) -> Callable[..., Affected]:
+    """`patch`: under whose name a recomputation is counted."""
+
     def _update_requests_with_invalid_blocks(
         self: Any,
         requests: Iterable[Any],
@@ -51,11 +60,16 @@ def _whole_requests(original: Callable[..., Affected]) -> Callable[..., Affected
                 tokens + computed,
                 evicted | (held if evict_blocks else set()),
             )
-            effects.count(NAME, "whole-recomputations")
+            effects.count(patch, RECOMPUTATIONS)
         return affected
 
     return _update_requests_with_invalid_blocks
 
+
+TARGETS = (
+    PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
+    PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
+)
 
 PATCH = Patch(
     name=NAME,
@@ -67,14 +81,11 @@ PATCH = Patch(
     ),
     issue="https://github.com/vllm-project/vllm/issues/45474",
     vllm=_RANGE,
-    targets=(
-        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._update_requests_with_invalid_blocks", body=True),
-        PatchTarget("vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks", body=True),
-    ),
+    targets=TARGETS,
     runs_in=("engine-core",),
     connectors=frozenset({"LMCacheMPConnector"}),
     required=False,
-    effects={"whole-recomputations": "requests of hybrid models that are computed anew after a failed load"},
+    effects={RECOMPUTATIONS: "requests of hybrid models that are computed anew after a failed load"},
     remove_when="vllm 0.30 is the oldest supported version: it does the same (vllm#50388)",
     apply=apply,
 )

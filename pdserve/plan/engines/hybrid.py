@@ -17,7 +17,7 @@ from pdserve.patches.patch import in_range
 from pdserve.plan.engines.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal
 from pdserve.plan.engines.model_hints import KvHints, hints_of
 from pdserve.recipe import effective
-from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names
 from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe, Role
 from pdserve.recipe.rules.engines import flag_path
@@ -232,13 +232,15 @@ def _warnings(case: _Case) -> Iterator[str]:
             f"state N as {case.flag('block-size')}"
         )
     if case.lmcache and case.hints.recurrent:
-        yield (
-            f"{case.name}: wrong KV was reported where LMCache keeps that of models with recurrent state (GDN layers, "
-            "and MTP drafts beside them; lmcache#4984, lmcache#4247; seen with lmcache 0.5.5rc5): let `pdserve verify` "
-            "compare a reload; where it differs, take LMCache off this model"
-        )
-    if case.name == "decode" and case.hints.several and not case.one_group:
-        instead = "" if case.hints.recurrent else f", or {case.name}.args.{MANAGER_OFF}: true"
-        for kind in kinds_of(case.connector):
-            if kind.several_groups_on_decode:
-                yield f"decode: {kind.several_groups_on_decode}{instead} ({case.why()})"
+        yield f"{case.name}: {_STATE_BEFORE_0_5_6 if case.known('lmcache', '<0.5.6') else _STATE}"
+
+
+_STATE_BEFORE_0_5_6 = (
+    "this lmcache stores wrong recurrent state beside MTP drafts, and wrong KV where the attention backend has smaller "
+    "blocks than vLLM (lmcache#4984, lmcache#4247): use lmcache >= 0.5.6"
+)
+_STATE = (
+    "of the wrong KV that was reported where LMCache keeps that of models with recurrent state, the known causes are "
+    "corrected in lmcache 0.5.6 (lmcache#4984, lmcache#4247); one report, of a load that continues a local prefix, has "
+    "none: let `pdserve verify` compare a reload; where it differs, take LMCache off this model"
+)

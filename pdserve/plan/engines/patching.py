@@ -5,10 +5,12 @@ from __future__ import annotations
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches import registry
+from pdserve.patches.lmcache import host_events
 from pdserve.patches.patch import Deployment, Patch
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, class_names
 from pdserve.recipe.model import Recipe, Role
+from pdserve.recipe.sections.lmcache import Lmcache
 
 
 def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, versions: Versions) -> Deployment:
@@ -31,7 +33,14 @@ def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> f
         found.add("max_tokens_per_load")
     if any(leaf.min_load_tokens for leaf in lmcache):
         found.add("min_load_tokens")
+    if lmcache and recipe.lmcache is not None and is_on(recipe.lmcache, host_events.SWITCH):
+        found.add(host_events.SWITCH)
     return frozenset(found)
+
+
+def is_on(section: Lmcache, switch: str) -> bool:
+    """Whether lmcache.env asks for what this variable switches on."""
+    return str(section.env.get(switch, "")).strip() == "1"
 
 
 def load_cap(recipe: Recipe) -> int | None:

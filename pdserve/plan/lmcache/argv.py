@@ -13,6 +13,7 @@ def lmcache_argv(
     section: Lmcache,
     *,
     instance_id: str,
+    staging: str,
     port: int,
     http_port: int,
     workers: int,
@@ -20,8 +21,8 @@ def lmcache_argv(
     python: str,
     patched: bool = False,
 ) -> tuple[str, ...]:
-    """`workers`: engine workers that will attach. `patched`: the server is started through the main that loads
-    patches."""
+    """`workers`: engine workers that will attach. `staging`: a name that no other server of the deployment has.
+    `patched`: the server is started through the main that loads patches."""
     module = SERVER_MAIN if patched else "lmcache.v1.multiprocess.http_server"
     program = section.command if section.command is not None else [python, "-m", module]
     own = own_flags(
@@ -29,6 +30,7 @@ def lmcache_argv(
         ServerLine(
             section=section,
             instance_id=instance_id,
+            staging=staging,
             port=port,
             http_port=http_port,
             workers=workers,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pdserve.errors import RecipeError
 from pdserve.installed.versions import Versions
 from pdserve.patches import registry
-from pdserve.patches.lmcache import demand_pinned
+from pdserve.patches.lmcache import demand_pinned, host_events
 from pdserve.patches.patch import Deployment
-from pdserve.plan.engines.patching import left_out, runs_in_server
+from pdserve.plan.engines.patching import is_on, left_out, runs_in_server
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
 
 SERVER_MAIN = "pdserve.patches.lmcache_server_main"
-SWITCHES = (demand_pinned.SWITCH,)
+SWITCHES = (demand_pinned.SWITCH, host_events.SWITCH)
 """Variables of lmcache.env that ask for patches: 1 is on."""
 
 
@@ -24,7 +24,7 @@ def select_server_patches(recipe: Recipe, section: Lmcache, versions: Versions) 
         versions=versions,
         platform=recipe.platform,
         connectors=frozenset({LmcacheMpSection.ABOUT.class_name}),
-        settings=frozenset(name for name in SWITCHES if str(section.env.get(name, "")).strip() == "1"),
+        settings=frozenset(name for name in SWITCHES if is_on(section, name)),
     )
     named = registry.select(recipe.patches, deployment)
     selected = tuple(name for name in named if runs_in_server(registry.find(name)))

@@ -108,6 +108,7 @@ def server_process(
         argv=lmcache_argv(
             server.section,
             instance_id=instance_id,
+            staging=f"{recipe.name}-{server.name}-{server.node.name}",
             port=pinned["request"],
             http_port=pinned["http"],
             workers=server.workers,

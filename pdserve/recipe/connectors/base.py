@@ -116,8 +116,6 @@ class ConnectorKind:
     rdma_devices: Callable[[Mapping[str, Any], Mapping[str, str]], tuple[str, ...] | None] = _no_rdma
     """Its mapping, and the engine's environment -> the RDMA devices that it uses, none when it may choose; None: it
     moves KV without RDMA."""
-    several_groups_on_decode: str = ""
-    """What goes wrong on decode with a model that has several KV groups."""
 
 
 class LeafSection(Strict, ABC):

@@ -123,7 +123,8 @@ class MooncakeSection(LeafSection):
         return (("mooncake uses rdma, and few CPU machines have RDMA devices", "set protocol: tcp"),)
 
     def features(self) -> frozenset[str]:
-        return frozenset({"mooncake.device_name"} if self.device_name else ())
+        named = {"mooncake.device_name"} if self.device_name else set()
+        return frozenset({f"mooncake.protocol={self.protocol}", *named})
 
     def proxy_settings(self) -> dict[str, Any]:
         """vLLM runs two transfers for each sender thread of a prefill worker."""

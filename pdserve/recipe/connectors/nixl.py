@@ -47,8 +47,6 @@ class NixlSection(LeafSection):
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "it is the address of the engine's node",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": "set ports.nixl",
         },
-        several_groups_on_decode="with NIXL and several KV groups a failed receive is not noticed, and its request is "
-        "answered with 200 and nonsense (vllm#52234): use connectors of kind mooncake",
     )
 
     kind: Literal["nixl"] = Field(default="nixl", description="NIXL, decode pulls.")

@@ -70,7 +70,9 @@ class Lmcache(Strict):
         "L1 then counts against free /dev/shm.",
     )
     l2: list[dict[str, Any]] = Field(
-        default=[], description="L2 adapters, one mapping each (type: fs, resp, ...), passed as JSON."
+        default=[],
+        description="L2 adapters, one mapping each (type: fs, resp, ...), passed as JSON. Of fs and fs_native each "
+        "server keeps its unfinished files in a folder of its own (relative_tmp_dir), unless the mapping names one.",
     )
     mq_timeout_seconds: Seconds = Field(
         default=60,

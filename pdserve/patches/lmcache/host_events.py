@@ -1,0 +1,102 @@
+"""LMCache's two sides must be able to wait for each other without opening an event of another process.
+
+In the mode lmcache_driven each side sends the other a handle of a device event, and the other makes its own stream wait
+for that event. On some ROCm stacks opening such a handle never returns (in HIP, below PyTorch), and the engine hangs.
+
+With this patch a side waits itself, on the host, for the work that it would have sent an event of, and sends a mark
+that says so. The other side has nothing to open and nothing to wait for. That is the same order, without the overlap:
+an engine waits for the end of a step that stores, a server for each copy. The patch that was proposed upstream instead
+answers a handle with an event that is complete already, and the server then copies KV that is not written yet.
+
+This file is the server's half. host_events_worker.py is that of the engines; both are asked for by one switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdserve.patches import effects
+from pdserve.patches.patch import Patch, PatchTarget
+from pdserve.patches.wrap import wrap
+
+SWITCH = "LMCACHE_ROCM_HOST_EVENTS"
+"""1 in `lmcache.env` asks for both halves."""
+MARK = b"pdserve: complete"
+"""In place of a handle. No device's handle has this length (HIP and CUDA: 64 bytes)."""
+AWAITED = "transfers-awaited"
+"""What it counts."""
+_NAME = "lmcache-host-events-server"
+_BACKEND = "lmcache.v1.platform.base.event_ipc.DefaultEventIPCBackend"
+
+
+class Complete:
+    """An event of the other side that has happened."""
+
+    def wait(self, _stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def apply() -> None:
+    """Wraps two methods of DefaultEventIPCBackend."""
+    take_hold(_NAME)
+
+
+def take_hold(patch: str) -> None:
+    """The same in both processes; `patch`: under whose name."""
+    from lmcache.v1.platform.base.event_ipc import DefaultEventIPCBackend
+
+    wrap(DefaultEventIPCBackend, "export_event", patch=patch, around=lambda original: _awaiting(original, patch))
+    wrap(DefaultEventIPCBackend, "import_event", patch=patch, around=_opening_nothing)
+
+
+def _awaiting(_original: Callable[..., bytes], patch: str) -> Callable[..., bytes]:
+    """The original is not called: it makes the handle that must not be opened."""
+
+    def export_event(self: Any, event: Any, device: Any) -> bytes:
+        self.synchronize_event(event, device)
+        effects.count(patch, AWAITED)
+        return MARK
+
+    return export_event
+
+
+def _opening_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def import_event(self: Any, handle: bytes, device: Any) -> Any:
+        return Complete() if handle == MARK else original(self, handle, device)
+
+    return import_event
+
+
+TARGETS = tuple(
+    PatchTarget(f"{_BACKEND}.{name}", body=name in ("export_event", "import_event"))
+    for name in ("export_event", "import_event", "synchronize_event", "wait_event", "query_event")
+)
+ISSUE = "https://github.com/LMCache/LMCache/issues/4419"
+REMOVE_WHEN = "LMCache's import_event has a way of its own for ROCm that keeps the order"
+
+PATCH = Patch(
+    name=_NAME,
+    behaviour="LMCache server",
+    summary=(
+        "The server's half of lmcache-host-events: it answers when a copy is done, not when it is queued, and opens no "
+        "event of an engine."
+    ),
+    issue=ISSUE,
+    targets=TARGETS,
+    runs_in=("lmcache-server",),
+    platforms=("rocm",),
+    settings=frozenset({SWITCH}),
+    required=True,
+    instead=f"leave {SWITCH} out of lmcache.env",
+    effects={AWAITED: "copies whose end was waited for on the host"},
+    remove_when=REMOVE_WHEN,
+    apply=apply,
+)

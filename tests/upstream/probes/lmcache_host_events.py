@@ -1,0 +1,140 @@
+"""LMCache's event backend on a device whose events cannot be opened by another process, without and with the patch.
+
+The device is made up: work on a stream is a list that somebody else works off, and an event has happened when all that
+was queued before it is done. What is looked at is LMCache's own backend, and its own future.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from lmcache.v1.multiprocess.futures import DeviceMessagingFuture, MessagingFuture
+from lmcache.v1.platform.base.event_ipc import DefaultEventIPCBackend
+
+from pdserve.patches import effects
+from pdserve.patches.lmcache import host_events
+
+WITHIN_SECONDS = 60.0
+
+
+class Hang(Exception):  # noqa: N818  # no error: what would go on for ever
+    """Somebody opens an event of another process."""
+
+
+class Stream:
+    """What is queued on it is done when `done` is called."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+
+    def queue(self) -> None:
+        self._open.clear()
+
+    def done(self) -> None:
+        self._open.set()
+
+    @property
+    def idle(self) -> threading.Event:
+        return self._open
+
+
+class Event:
+    """Of one process; `interprocess` events have handles, but opening one never returns."""
+
+    def __init__(self, interprocess: bool = False) -> None:
+        self._before = threading.Event()
+        self._before.set()
+        self.waited_for = threading.Event()
+
+    def record(self, stream: Stream) -> None:
+        self._before = stream.idle
+
+    def ipc_handle(self) -> bytes:
+        return bytes(64)
+
+    @classmethod
+    def from_ipc_handle(cls, device: object, handle: bytes) -> Event:
+        raise Hang
+
+    def wait(self, stream: object) -> None:
+        raise AssertionError("an event of the own process is waited for on a stream")
+
+    def query(self) -> bool:
+        return self._before.is_set()
+
+    def synchronize(self) -> None:
+        self.waited_for.set()
+        assert self._before.wait(WITHIN_SECONDS)
+
+
+class Device:
+    """In place of torch.cuda."""
+
+    Event = Event
+
+
+def exported(backend: Any, pending: bool) -> dict[str, Any]:
+    """What one side sends of a stream with work on it, and what the other makes of that. `pending`: the work is done
+    only when somebody has asked for it."""
+    stream, event, sent = Stream(), Event(interprocess=True), []
+    if pending:
+        stream.queue()
+    backend.record_event(event, stream)
+    sender = threading.Thread(target=lambda: sent.append(backend.export_event(event, "gpu")), daemon=True)
+    sender.start()
+    if pending:
+        # Either the sender waits for the work, or it has sent a handle of work that is not done.
+        while sender.is_alive() and not event.waited_for.wait(0.01):
+            pass
+    early = pending and bool(sent)
+    stream.done()
+    sender.join(WITHIN_SECONDS)
+    assert not sender.is_alive()
+    try:
+        opened = backend.import_event(sent[0], "gpu")
+        backend.wait_event(opened, Stream())
+        backend.synchronize_event(opened, "gpu")
+        seen = "complete" if backend.query_event(opened) else "pending"
+    except Hang:
+        seen = "hangs"
+    return {"sent_before_the_work_was_done": early, "the_other_side": seen}
+
+
+def answered(backend: Any, handle: bytes) -> Any:
+    """An engine's future, once the server has answered."""
+    raw: Any = MessagingFuture()
+    future = DeviceMessagingFuture(raw, "gpu", backend)
+    before = future.query()
+    raw.set_result((handle, True))
+    try:
+        return [before, future.query(), future.wait(WITHIN_SECONDS), future.result(WITHIN_SECONDS)]
+    except Hang:
+        return "hangs"
+
+
+def look() -> dict[str, Any]:
+    backend = DefaultEventIPCBackend(Device(), "gpu")
+    idle = Event()
+    return {
+        "work is pending": exported(backend, pending=True),
+        "nothing is pending": exported(backend, pending=False),
+        "a future": answered(backend, backend.export_event(idle, "gpu")),
+        "a future without work": answered(backend, b""),
+        "an unpatched other side": answered(backend, bytes(64)),
+    }
+
+
+def main() -> None:
+    found: dict[str, Any] = {"unpatched": look()}
+    host_events.apply()
+    host_events.apply()
+    found["patched"] = look()
+    found["counted"] = effects.totals()[(host_events.PATCH.name, host_events.AWAITED)]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
