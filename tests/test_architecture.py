@@ -145,3 +145,12 @@ def test_nothing_is_swallowed_or_shelled(module: str) -> None:
 def test_modules_are_small(module: str) -> None:
     lines = len(MODULES[module].read_text().splitlines())
     assert lines <= LONGEST_MODULE, f"{module} has {lines} lines: is it one concept?"
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}

@@ -93,13 +93,13 @@ def up(
         run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
         return
     from pdserve.cli.up import run
-    from pdserve.operations.up import Options
+    from pdserve.operations.up import UpOptions
 
     run(
         recipe,
         set_ or [],
         unset or [],
-        Options(detach=detach, keep=keep_on_failure, replace=replace),
+        UpOptions(detach=detach, keep=keep_on_failure, replace=replace),
         dry=dry_run,
         cluster=cluster,
         this_machine=this_machine,

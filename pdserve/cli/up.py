@@ -11,7 +11,7 @@ import typer
 from pdserve.cli.console import Console
 from pdserve.cli.options import one_place
 from pdserve.operations.plan_recipe import load, recipe_words
-from pdserve.operations.up import Options, dry_run, recorded_recipe, up
+from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
 from pdserve.operations.where import where
 from pdserve.plan.render.bash import render_shell
 from pdserve.run.directory import home
@@ -21,7 +21,7 @@ def run(
     recipe: Path | None,
     set_: Sequence[str],
     unset: Sequence[str],
-    options: Options,
+    options: UpOptions,
     *,
     dry: bool,
     cluster: Path | None,

@@ -22,7 +22,7 @@ NO_ANSWER = ChildAnswer(None, False)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChildChoice:
     """The child that loads, none, or: ask again in the next step."""
 
     winner: int | None = None
@@ -31,7 +31,7 @@ class Choice:
     """The wait is for a heavier child while another could load now. Such a wait has a limit."""
 
 
-_NO_CHILD, _NOT_YET = Choice(), Choice(wait=True)
+_NO_CHILD, _NOT_YET = ChildChoice(), ChildChoice(wait=True)
 
 
 def decide(
@@ -40,7 +40,7 @@ def decide(
     *,
     unreleasable: Collection[int] = (),
     patient: bool = True,
-) -> Choice:
+) -> ChildChoice:
     """The child with the most tokens x weight. Among equals the first in the configuration wins, as upstream.
 
     A child whose lookup is pending is waited for when no other child has tokens. When another has, the pending child
@@ -61,12 +61,12 @@ def decide(
     scores = {index: (answer.tokens or 0) * weights[index] for index, answer in enumerate(answers)}
     best = max(scores, key=lambda index: scores[index])  # max() takes the first among equals
     if scores[best] <= 0:
-        return Choice(wait=bool(pending))
+        return ChildChoice(wait=bool(pending))
     if pending & set(unreleasable):
-        return Choice(wait=True)
+        return ChildChoice(wait=True)
     if patient and any(weights[index] > weights[best] for index in pending):
-        return Choice(wait=True, impatient=True)
-    return Choice(winner=best)
+        return ChildChoice(wait=True, impatient=True)
+    return ChildChoice(winner=best)
 
 
 def load_weight(extra_config: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdserve.errors import ReportedError, StateError
 from pdserve.operations.look import Looked
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import VerbProgress
 from pdserve.plan.nodes.reach import Srun
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.inbox import Apply, ask
@@ -30,7 +30,7 @@ def check_place(run: RunDir, nodes: Sequence[str], *, job: str | None) -> None:
     )
 
 
-def apply(run: RunDir, seen: Looked, show: Progress, *, replace: bool) -> None:
+def apply(run: RunDir, seen: Looked, show: VerbProgress, *, replace: bool) -> None:
     """Asks the launcher of `run`. `replace`: also engines whose command has changed. Raises ReportedError with the
     launcher's own exit code when it refuses or fails."""
     planned = seen.planned

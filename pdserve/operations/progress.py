@@ -9,7 +9,7 @@ from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 
 
-class Progress(Protocol):
+class VerbProgress(Protocol):
     """What a verb has to report, in the order in which it happens."""
 
     def warn(self, warnings: Iterable[str]) -> None:

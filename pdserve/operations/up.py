@@ -18,7 +18,7 @@ from pdserve.operations.current_run import running
 from pdserve.operations.launcher_process import end_launcher, follow, held_back, interruptible, run_here, start_detached
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
-from pdserve.operations.progress import Progress
+from pdserve.operations.progress import VerbProgress
 from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets
@@ -33,7 +33,7 @@ from pdserve.system.process import Child
 
 
 @dataclass(frozen=True)
-class Options:
+class UpOptions:
     """How a deployment is brought up."""
 
     detach: bool = False
@@ -44,7 +44,7 @@ class Options:
     """Restart running engines whose command has changed."""
 
 
-def up(loaded: LoadedRecipe, there: Where, show: Progress, options: Options) -> None:
+def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:
     """Brings a deployment up, or what one that runs lacks. Raises RecipeError, PreflightError, StartError, ServeError,
     StateError and ReportedError, and KeyboardInterrupt for a stop that was asked for before it was ready."""
     began = _process_start()
@@ -114,7 +114,7 @@ def check_no_orphans(root: Path, name: str) -> None:
     asyncio.run(stop_left(state, run))
 
 
-def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: Progress) -> Looked:
+def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:
     seen = look(loaded, there.machines, run)
     show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
     if there.machines is not None:
@@ -128,8 +128,8 @@ def _bring_up(
     planned: Planned,
     key: str,
     secrets: Mapping[str, str],
-    show: Progress,
-    options: Options,
+    show: VerbProgress,
+    options: UpOptions,
     began: float,
 ) -> None:
     plan = planned.plan
@@ -161,7 +161,7 @@ def _bring_up(
         show.end(detached=True)
 
 
-def _prune(run: RunDir, plan: Plan, show: Progress) -> None:
+def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
     removed = prune(run.path.parent, plan.retention)
     show.warn(f"the old run {one.path} stays: {one.problem}" for one in removed if one.problem is not None)
     if gone := [one for one in removed if one.problem is None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.connectors.selection import ChildAnswer, Choice, decide, labels, load_weight, patience_seconds
+from pdserve.connectors.selection import ChildAnswer, ChildChoice, decide, labels, load_weight, patience_seconds
 from pdserve.connectors.selection_lookups import GIVE_UP_SECONDS, LookupKeeper, keep_lookups
 from pdserve.patches import effects
 
@@ -39,22 +39,22 @@ def hit(tokens: int) -> ChildAnswer:
 def test_the_most_tokens_times_weight_win_and_the_first_of_equal_ones(
     answers: list[ChildAnswer], weights: list[float], winner: int | None
 ) -> None:
-    assert decide(answers, weights) == Choice(winner=winner)
+    assert decide(answers, weights) == ChildChoice(winner=winner)
 
 
 @pytest.mark.parametrize("answers", [[PENDING, hit(0)], [hit(0), PENDING], [PENDING, PENDING]])
 def test_who_has_no_answer_is_waited_for_when_nobody_has_tokens_however_long(answers: list[ChildAnswer]) -> None:
-    assert decide(answers, [1, 1], patient=False) == Choice(wait=True)
+    assert decide(answers, [1, 1], patient=False) == ChildChoice(wait=True)
 
 
 def test_more_weight_is_worth_a_wait_that_ends() -> None:
-    assert decide([hit(512), PENDING], [1, 2]) == Choice(wait=True, impatient=True)
-    assert decide([hit(512), PENDING], [1, 2], patient=False) == Choice(winner=0)
+    assert decide([hit(512), PENDING], [1, 2]) == ChildChoice(wait=True, impatient=True)
+    assert decide([hit(512), PENDING], [1, 2], patient=False) == ChildChoice(winner=0)
 
 
 def test_a_lookup_that_cannot_be_given_up_is_always_waited_for() -> None:
-    assert decide([hit(512), PENDING], [1, 1], unreleasable={1}, patient=False) == Choice(wait=True)
-    assert decide([hit(512), PENDING], [1, 1], unreleasable={0}) == Choice(winner=0)
+    assert decide([hit(512), PENDING], [1, 1], unreleasable={1}, patient=False) == ChildChoice(wait=True)
+    assert decide([hit(512), PENDING], [1, 1], unreleasable={0}) == ChildChoice(winner=0)
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "2", True, None])
@@ -229,7 +229,7 @@ def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
 def test_while_nobody_has_tokens_a_poll_makes_no_new_decision(answers: list[ChildAnswer]) -> None:
     """It is the answer to nearly every poll."""
     assert decide(answers, [1, 2]) is decide(answers, [2, 1], unreleasable={0}, patient=False)
-    assert decide(answers, [1, 2]) == Choice(wait=answers[0].tokens is None)
+    assert decide(answers, [1, 2]) == ChildChoice(wait=answers[0].tokens is None)
 
 
 def test_one_without_an_answer_for_a_minute_is_left_to_the_servers_time_limit(kept: Kept) -> None:
