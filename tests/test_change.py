@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pdserve.errors import StateError
 from pdserve.plan.model import Node, Plan
 from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir
+from pdserve.run.inbox import Apply, request_text
 from pdserve.run.state import DeploymentState, ProcessPhase, ProcessState
 from pdserve.system.procfs import ProcessId
 from tests.plan import kit
@@ -94,3 +96,25 @@ def test_a_port_of_ours_on_one_node_is_a_strangers_on_another(tmp_path: Path) ->
 def test_a_run_without_a_record_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError):
         recorded_change(RunDir(tmp_path), planned())
+
+
+def test_a_launcher_of_an_earlier_version_gets_only_the_fields_that_it_knows(tmp_path: Path) -> None:
+    """It refuses others, and so would refuse every `up` on the deployment that it serves."""
+    new = planned(args={"max-num-seqs": 3})
+    run = running(tmp_path, planned())
+    old = json.loads(run.plan.read_text())
+    old.pop("revision")
+    for process in old["processes"]:
+        for name in ("connectors", "packages", "libraries", "port_ranges", "reached_by"):
+            process.pop(name)
+    run.write(run.plan, json.dumps(old))
+    sent = json.loads(request_text(run, Apply(plan=new, recipe="")))
+    assert sent["plan"].keys() == old.keys()
+    assert {name for process in sent["plan"]["processes"] for name in process} == set(old["processes"][0])
+    assert Plan.model_validate(sent["plan"]).process("decode-0").argv == new.process("decode-0").argv
+
+
+def test_a_launcher_of_this_version_gets_the_whole_plan(tmp_path: Path) -> None:
+    new = planned(args={"max-num-seqs": 3})
+    sent = json.loads(request_text(running(tmp_path, planned()), Apply(plan=new, recipe="")))
+    assert Plan.model_validate(sent["plan"]) == new

@@ -77,6 +77,19 @@ class NotAskedError(StateError):
     """The request cannot be written: no space, or a folder that is not ours."""
 
 
+def request_text(run: RunDir, request: Request) -> str:
+    """A request as JSON. The launcher refuses what it does not know, and may be of an earlier version: a plan has only
+    the fields that the plan of the run has, which that launcher wrote whole."""
+    if not isinstance(request, Apply):
+        return request.model_dump_json()
+    running = json.loads(run.plan.read_text(encoding="utf-8"))
+    known = {name for process in running["processes"] for name in process}
+    message = request.model_dump(mode="json")
+    plan = {name: value for name, value in message["plan"].items() if name in running}
+    plan["processes"] = [{name: value for name, value in one.items() if name in known} for one in plan["processes"]]
+    return json.dumps({**message, "plan": plan})
+
+
 def ask(
     run: RunDir, request: Request, *, seconds: float, alive: Callable[[], bool], taken_within: float | None = None
 ) -> Reply:
@@ -89,7 +102,7 @@ def ask(
     answer = run.inbox / f"{name}.reply"
     waiting = run.inbox / f"{name}.json"
     try:
-        run.write(waiting, request.model_dump_json())
+        run.write(waiting, request_text(run, request))
     except OSError as error:
         raise NotAskedError(
             "the request to the launcher cannot be written",

@@ -14,7 +14,8 @@ from pathlib import Path
 from pdserve.logs import rotation
 from pdserve.recipe.model import Logs
 
-_PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log")
+_PATTERNS = ("launcher.log", "agent@*.log", "probe@*.log", "scout@*.log")
+"""The last one of an earlier version."""
 _LOOK_SECONDS = 2.0
 _AGAIN_SECONDS = 60.0
 _MIB = 1 << 20
