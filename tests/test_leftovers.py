@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from typing import Literal
 
 import pytest
 
+from pdserve.errors import StateError
 from pdserve.launch.fleet import Fleet
 from pdserve.node.agent_record import AgentRecord
 from pdserve.plan.model import ExitProbe
@@ -76,6 +78,29 @@ def test_a_session_that_began_after_our_process_had_died_is_a_strangers(
     assert [str(pid) in line for line in living(state(session, began + 60), run)] == [True]
 
 
+def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(tmp_path: Path) -> None:
+    """Whatever it has: a session of PID 1, or the command's own parent as an engine that lives."""
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    run.say_alive()
+    assert members(state(1, time.time() + 60), run) == set()
+    parent = procfs.identify(os.getppid())
+    assert parent is not None
+    recorded = state(parent.pid, None)
+    lives = recorded.processes["d"].model_copy(update={"id": parent, "phase": "ready"})
+    assert not members(recorded.model_copy(update={"processes": {"d": lives}}), run) & {1, parent.pid, os.getpid()}
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -> None:
+    """Session 0 is that of PID 1 and the kernel's threads: `down` once took all of them for ours."""
+    run = RunDir.create(tmp_path, "fake", "run-1")
+    written = json.loads(state(GONE.pid, 1.0).model_dump_json())
+    written["processes"]["d"]["id"]["pid"] = pid
+    run.write(run.state, json.dumps(written))
+    with pytest.raises(StateError, match="this is not a"):
+        run.read_state()
+
+
 def test_of_a_death_that_nobody_saw_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
@@ -124,7 +149,7 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     held = subprocess.Popen([sys.executable, "-c", STANDS_STILL])
     one = procfs.identify(held.pid)
     assert one is not None
-    deployment = state(0, None)
+    deployment = state(4_194_000, None)
     deployment.nodes["n"].agent = one
     said: list[str] = []
 
@@ -291,7 +316,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.orphans import stop_left
 from pdserve.system.procfs import identify
 from tests.test_leftovers import state
-deployment = state(0, None)
+deployment = state(4_194_000, None)
 deployment.processes["d"].id, deployment.processes["d"].phase = identify(int(sys.argv[1])), "ready"
 if sys.argv[2] == "another user":
     os.setgroups([]), os.setgid(65534), os.setuid(65534)

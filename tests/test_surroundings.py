@@ -72,6 +72,22 @@ main()
     assert file.read_bytes() == before
 
 
+def test_a_start_whose_record_finds_no_room_is_an_error_with_its_fix(tmp_path: Path, pdserve_home: Path) -> None:
+    limited = f"""
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+from pdserve.cli.main import main
+sys.argv = ["pdserve", "up", {str(recipe(tmp_path))!r}, "--detach"]
+main()
+"""
+    done = run(sys.executable, "-c", limited)
+    assert done.returncode == 8, done.stderr
+    assert "the record of this run cannot be written" in done.stderr
+    assert "make room there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_names_of_folders_move_no_terminal(tmp_path: Path, pdserve_home: Path) -> None:
     name = "fake\x1b]52;c;aGk=\x07"
     RunDir.create(pdserve_home, name, "r1").point_current()

@@ -133,7 +133,15 @@ def _bring_up(
     began: float,
 ) -> None:
     plan = planned.plan
-    record_run(run, plan, planned.loaded.to_yaml(model_path=plan.model_path), planned.versions)
+    try:
+        record_run(run, plan, planned.loaded.to_yaml(model_path=plan.model_path), planned.versions)
+    except OSError as error:
+        raise StateError(
+            "the record of this run cannot be written",
+            where=str(run.path),
+            cause=error.strerror or str(error),
+            todo="make room there, or set PDSERVE_HOME to a folder on another disk",
+        ) from error
     interruptible()
     launcher: Child | None = None
     try:

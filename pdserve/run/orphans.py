@@ -7,6 +7,7 @@ killed at once (a process group, the OOM killer), this is what is left to clear 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -51,7 +52,8 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
 
     A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its
     members are ours if they began before the leader died, or, where that was not seen, before the run was last
-    heard of. A PID of another process is never among them.
+    heard of. A PID of another process is never among them, nor is PID 1, the caller, or a process above it, whatever
+    the record has.
     """
     inside = {pid for one in _cgroups(state, run) for pid in one.members()}
     seen = procfs.relations()
@@ -59,7 +61,8 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     roots = {one.pid for one in known.values() if one.alive()}
     heard = _last_heard_of(run)
     for name, one in known.items():
-        if procfs.identify(one.pid) is None:
+        # Session 1, as 0, is that of what every process descends from.
+        if one.pid > 1 and procfs.identify(one.pid) is None:
             process = state.processes.get(name)
             # One that was restarted since has the time of an earlier end, and another root.
             died_at = process.died_at if process is not None and process.phase in _ENDED else None
@@ -69,9 +72,10 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
                 for each in procfs.identities(pid for pid, of in seen.items() if of.session == one.pid)
                 if procfs.started_at(each) <= until + _CLOCK_SECONDS
             }
-    found = procfs.family(roots | inside, seen=seen)
+    never = procfs.ancestry(os.getpid(), seen)
+    found = procfs.family((roots | inside) - never, seen=seen)
     # Also without a recorded PID: its launcher may have ended before it wrote it.
-    return found | procfs.family(_named(state, run, found, seen), seen=seen)
+    return (found | procfs.family(_named(state, run, found, seen) - never, seen=seen)) - never
 
 
 def _named(state: DeploymentState, run: RunDir, found: set[int], seen: Mapping[int, Relations]) -> set[int]:

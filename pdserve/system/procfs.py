@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 _PROC = Path("/proc")
 _STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_START = 0, 1, 3, 19
@@ -23,8 +23,9 @@ class ProcessId(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    pid: int
-    start_ticks: int
+    pid: int = Field(ge=1)
+    """Never 0: that is the session of the kernel's own threads and of PID 1, and to signal it reaches a whole group."""
+    start_ticks: int = Field(ge=0)
 
     def alive(self) -> bool:
         """True while exactly this process runs. A zombie is dead."""
@@ -138,6 +139,15 @@ def family(
         others = grown({within}, seen) - {within} - members
         members = grown(members | {pid for pid in others if marker in environment(pid)}, seen)
     return members
+
+
+def ancestry(pid: int, seen: Mapping[int, Relations]) -> set[int]:
+    """A process and all above it, up to PID 1."""
+    line = {1}
+    while pid not in line and pid in seen:
+        line.add(pid)
+        pid = seen[pid].parent
+    return line
 
 
 def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
