@@ -42,5 +42,11 @@ def made_inside() -> set[str]:
     return set() if _own is None else {each.name for each in _own.iterdir() if each.is_dir()}
 
 
+def lost(node: str) -> bool:
+    """A node that loses its power takes its cgroups along; those of a test's node are this machine's. True once all of
+    them are gone."""
+    return _own is None or all(Cgroup.at(each).remove() for each in _own.glob(f"pdserve-*@{node}-*"))
+
+
 def _enter(folder: Path) -> None:
     (folder / "cgroup.procs").write_bytes(b"0")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from tests import own_cgroup
 from tests.cluster.commands import NodeProcess, Stream, run_in_node
 from tests.cluster.errors import LabError
 from tests.cluster.files import write_files
@@ -162,9 +163,10 @@ class Cluster:
         self._link.order("join", node)
 
     def power_off(self, node: str) -> None:
-        """Silence, then everything on the node is gone at once, with its /dev/shm and its connections."""
+        """Silence, then everything on the node is gone at once, with its /dev/shm, its cgroups and its connections."""
         self._link.order("power_off", node)
         del self._inits[node]
+        wait_until(f"the cgroups of {node} are gone", lambda: own_cgroup.lost(node), 60)
 
     def power_on(self, node: str) -> None:
         """Returns when the node's daemons have been started; `wait_idle` waits for Slurm to see it."""
