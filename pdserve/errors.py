@@ -9,8 +9,8 @@
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
-    ├── NotOursError                     8    there is one, and it may be somebody else's word: it is not obeyed
-    └── AgentProtocolError               4    an agent said something that the launcher cannot read
+    ├── NotOursError                     8    there is one, and another user may have written it: it is not obeyed
+    └── AgentProtocolError               4    an agent sent a line that the launcher cannot read
 
 Each says what failed, where, the likely cause and what to do next. Exit code 1 is left to bugs
 (a traceback), 130 to Ctrl-C.

@@ -32,10 +32,10 @@ _PROVEN_AGAIN = 15
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """One try. `said` is for people: the last answer is part of every failure report."""
+    """One try. `text` is for people: the last answer is part of every failure report."""
 
     ready: bool
-    said: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ async def wait_ready(
     `death` is a future that its owner completes; it is awaited, never cancelled. `clock` counts in seconds.
     """
     start = clock()
-    said = "no answer yet"
+    last_answer = "no answer yet"
     while True:
         attempt = asyncio.ensure_future(probe())
         remaining = seconds - (clock() - start)
@@ -72,15 +72,15 @@ async def wait_ready(
             if not attempt.done():
                 attempt.cancel()
         if death.done():
-            return Waited(ready=False, died=death.result(), seconds=clock() - start, last_answer=said)
+            return Waited(ready=False, died=death.result(), seconds=clock() - start, last_answer=last_answer)
         if attempt.done() and not attempt.cancelled():
             answer = attempt.result()
-            said = answer.said
+            last_answer = answer.text
             if answer.ready:
-                return Waited(ready=True, died=None, seconds=clock() - start, last_answer=said)
+                return Waited(ready=True, died=None, seconds=clock() - start, last_answer=last_answer)
         remaining = seconds - (clock() - start)
         if remaining <= 0:
-            return Waited(ready=False, died=None, seconds=clock() - start, last_answer=said)
+            return Waited(ready=False, died=None, seconds=clock() - start, last_answer=last_answer)
         await asyncio.wait({death}, timeout=min(interval, remaining))
 
 
@@ -135,7 +135,7 @@ class Prober:
         except (httpx.HTTPError, OSError) as error:
             self._proven = None
             return ProbeAnswer(False, f"GET {path}: {type(error).__name__}")
-        # As long as a connection lives, the process at its other end is the one that was found to be ours.
+        # As long as a connection lives, the process at its other end is the one that was proven ours.
         if connection != self._proven:
             if (stranger := self._stranger(port)) is not None:
                 return ProbeAnswer(False, stranger)
@@ -153,7 +153,7 @@ class Prober:
 
 
 async def _refused(host: str, port: int) -> bool:
-    """Whether connections are refused there. Other faults are found by the probe itself."""
+    """Whether connections are refused there. The probe itself notices other faults."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             _, writer = await asyncio.open_connection(host, port)

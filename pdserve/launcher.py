@@ -117,7 +117,7 @@ class Launcher:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            self._run_dir.say_gone()
+            self._run_dir.remove_beat()
         if error is not None:
             raise error
         return self._state.ready_at is not None
@@ -154,7 +154,7 @@ class Launcher:
                 await self._race(self._fleet.until(lambda names=names: all(map(self._is_up, names))))  # type: ignore[misc]
                 if any(self._fleet.plan.process(name).fetches_weights for name in names):
                     await self._race(self._proofs.same_weights())
-            self._proofs.patched(process.name for process in processes)
+            self._proofs.patches_active(process.name for process in processes)
             await self._race(self._proofs.attached())
             await self._race(self._proofs.reached())
             self._fleet.release_all()
@@ -305,7 +305,7 @@ class Launcher:
                 self._fleet.save()
             if time.monotonic() - last_beat >= BEAT_SECONDS:
                 last_beat = time.monotonic()
-                self._run_dir.say_alive()
+                self._run_dir.write_beat()
             # A full disk or a deleted run directory: the next look may succeed.
             with contextlib.suppress(OSError):
                 for name, request in inbox.take(self._run_dir):

@@ -98,7 +98,7 @@ async def wait_attached(
     """
     deadline = clock() + seconds
     while True:
-        found = list(await asyncio.gather(*(attachment(server, on_node_of(server.process)) for server in servers)))
-        if all(one.complete for one in found) or clock() >= deadline:
-            return found
+        answers = list(await asyncio.gather(*(attachment(server, on_node_of(server.process)) for server in servers)))
+        if all(answer.complete for answer in answers) or clock() >= deadline:
+            return answers
         await asyncio.sleep(_POLL_SECONDS)

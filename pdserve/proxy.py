@@ -55,12 +55,12 @@ class ListenSettings(NamedTuple):
 
 
 def start_of(path: Path) -> ListenSettings:
-    """What the file says, as far as it can be read without the modules that serve; else what they say of it.
+    """What the file has, as far as it can be read without the modules that serve; else their error.
     RecipeError: it cannot be used."""
     try:
         text = path.read_bytes()
     except OSError:
-        load_config(path)  # says why
+        load_config(path)  # raises the reason
         raise
     try:
         fields = json.loads(text)
@@ -118,7 +118,7 @@ def listening(wanted: ListenSettings) -> list[socket.socket]:
 
 
 def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *, with_control: bool) -> int:
-    """As many processes on one port as the configuration says; the exit code. RecipeError: it cannot be used.
+    """As many processes on one port as the configuration has; the exit code. RecipeError: it cannot be used.
     StartError: the address cannot be had."""
     wanted = None
     refused = ""
@@ -149,7 +149,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
         from pdserve.pd.serve import member  # see the top of this module
         from pdserve.pd.serve.gateway import Gateway
 
-        def tell(message: dict[str, Any]) -> None:
+        def notify(message: dict[str, Any]) -> None:
             os.write(asks, line_of(message))
 
         try:
@@ -168,7 +168,7 @@ def serve_together(path: Path, inherited: Inheritance | None, key: str | None, *
             control=source,
             with_states=with_control,
             pages=None if count == 1 else Pages(files, index),
-            tell=tell,
+            notify=notify,
             beats=signs,
             generation=generation,
             succeeds=processes.rolling,
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdserve.proxy", description="Prefill/decode proxy for vLLM.")
     parser.add_argument("--config", type=Path, required=True, help="ProxyConfig as JSON")
     parser.add_argument("--no-control", action="store_true", help="all workers are ready from the start")
-    parser.add_argument(handover.CHECK, action="store_true", help="only say whether it could start")
+    parser.add_argument(handover.CHECK, action="store_true", help="only check whether it could start")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.info("pdserve %s, %s", __version__, compiled.how())

@@ -189,7 +189,7 @@ def test_what_is_told_of_a_death(
     monkeypatch.setattr(cgroup_memory, "place", lambda controller: (unit, tmp_path))
     watch = OomWatch(Cgroup.at(unit / "decode-0.1"))
     write(unit / "decode-0.1" if own else unit, {"memory.events": f"oom_kill {3 + kills}"})
-    told, so = watch.told("ended", code)
+    told, so = watch.explain("ended", code)
     assert told.startswith(how.format(at=unit))
     assert so == out_of_memory
 

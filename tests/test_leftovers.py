@@ -71,7 +71,7 @@ def test_a_session_that_began_after_our_process_had_died_is_a_strangers(
 ) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     began = procfs.started_at(procfs.identities([pid])[0])
     assert members(state(session, began - 60), run) == set()
     assert members(state(session, began + 60), run) == {pid}
@@ -81,7 +81,7 @@ def test_a_session_that_began_after_our_process_had_died_is_a_strangers(
 def test_no_record_makes_pid_1_the_caller_or_what_is_above_it_a_member(tmp_path: Path) -> None:
     """Whatever it has: a session of PID 1, or the command's own parent as an engine that lives."""
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     assert members(state(1, time.time() + 60), run) == set()
     parent = procfs.identify(os.getppid())
     assert parent is not None
@@ -104,18 +104,18 @@ def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -
 def test_of_a_death_that_nobody_saw_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     assert members(state(session, None), run) == {pid}
     os.utime(run.beat, (time.time() - 60, time.time() - 60))
     assert members(state(session, None), run) == set()
-    run.say_gone()
+    run.remove_beat()
     assert members(state(session, None), run) == set()
 
 
 def test_the_death_of_an_earlier_life_does_not_count(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     restarted = state(session, procfs.started_at(procfs.identities([pid])[0]) - 60)
     restarted.processes["d"].phase = "ready"
     assert members(restarted, run) == {pid}
@@ -127,7 +127,7 @@ def test_what_has_ended_on_purpose_owns_no_session_that_began_later(
 ) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     began = procfs.started_at(procfs.identities([pid])[0])
     before, after = state(session, began - 60), state(session, began + 60)
     for one in (before, after):
@@ -170,7 +170,7 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
 def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
-    run.say_alive()
+    run.write_beat()
     began = procfs.started_at(procfs.identities([pid])[0])
     nothing, something = state(session, began - 60), state(session, began + 60)
     assert (may_be_busy(nothing, run, "n"), may_be_busy(something, run, "n")) == (False, True)

@@ -123,7 +123,7 @@ def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_pat
         member = int(leader.stdout.readline())
         run = record(tmp_path, leader, beside())
         leader.wait()
-        run.say_alive()
+        run.write_beat()
         try:
             assert seen(run) == set()
         finally:
@@ -151,7 +151,7 @@ def test_a_dead_launcher_of_another_container_is_told_at_once_by_its_lock(
 ) -> None:
     """A container that was started again has a fresh sign of life of the one before."""
     run = record(tmp_path, engine, beside())
-    run.say_alive()
+    run.write_beat()
     with run.only_launcher():
         assert lives(run, run.read_state())
     assert not lives(run, run.read_state())

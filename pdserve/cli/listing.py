@@ -40,25 +40,25 @@ def prune(*, as_json: bool, dry_run: bool) -> None:
     """One line a run that is removed, or would be; exit 8 when one could not be."""
     removed = prune_all(home(os.environ), dry_run=dry_run)
     if as_json:
-        typer.echo(json.dumps([_row(one, dry_run=dry_run) for one in removed], indent=2))
+        typer.echo(json.dumps([_row(run, dry_run=dry_run) for run in removed], indent=2))
     else:
-        for one in removed:
-            if one.problem is None:
+        for run in removed:
+            if run.problem is None:
                 done = "would remove" if dry_run else "removed"
-                typer.echo(printable(f"{done} {one.path} {mebibytes(one.size)}"))
+                typer.echo(printable(f"{done} {run.path} {mebibytes(run.size)}"))
             else:
-                typer.echo(printable(f"left {one.path}: {one.problem}"), err=True)
-        gone = [one for one in removed if one.problem is None]
-        size = mebibytes(sum(one.size for one in gone))
+                typer.echo(printable(f"left {run.path}: {run.problem}"), err=True)
+        gone = [run for run in removed if run.problem is None]
+        size = mebibytes(sum(run.size for run in gone))
         typer.echo(f"{len(gone)} old run(s), {size}" if gone else "no old runs")
-    if any(one.problem is not None for one in removed):
+    if any(run.problem is not None for run in removed):
         raise typer.Exit(StateError.exit_code)
 
 
-def _row(one: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:
+def _row(run: Removed, *, dry_run: bool) -> dict[str, str | int | bool | None]:
     return {
-        "run": str(one.path),
-        "bytes": one.size,
-        "removed": one.problem is None and not dry_run,
-        "problem": one.problem,
+        "run": str(run.path),
+        "bytes": run.size,
+        "removed": run.problem is None and not dry_run,
+        "problem": run.problem,
     }

@@ -120,7 +120,7 @@ def status(
     json_: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
 ) -> None:
-    """What every process is, and what the engines say of themselves. Exit 5 when degraded or failed."""
+    """The state of every process, and what the engines report. Exit 5 when degraded or failed."""
     from pdserve.cli.status import run
 
     run(name, as_json=json_, watch=watch)

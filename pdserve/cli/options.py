@@ -26,7 +26,7 @@ ThisMachineOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def one_place(cluster: Path | None, *, this_machine: bool) -> None:
+def check_place_options(cluster: Path | None, *, this_machine: bool) -> None:
     """Raises BadParameter for two options that contradict each other."""
     if cluster is not None and this_machine:
         raise typer.BadParameter(

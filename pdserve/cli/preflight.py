@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.options import one_place
+from pdserve.cli.options import check_place_options
 from pdserve.errors import PreflightError
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.preflight import preflight
@@ -35,7 +35,7 @@ def run(
     this_machine: bool = False,
 ) -> None:
     """Prints what every node has and lacks; starts nothing. Exit 3 when a check has failed."""
-    one_place(cluster, this_machine=this_machine)
+    check_place_options(cluster, this_machine=this_machine)
     loaded = load(recipe, set_, unset)
     there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:

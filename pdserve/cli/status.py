@@ -69,7 +69,7 @@ def _head(view: StatusView) -> list[str]:
         lines[0] += f" when its launcher was last heard, {view.unheard:.0f} s ago"
         lines.append(
             f"launcher: PID {state.launcher.pid} on {state.host} was killed or stopped, or cannot write its record; "
-            f"from elsewhere, the deployment counts as lost after {LIVES_SECONDS:.0f} s"
+            f"for other machines, the deployment counts as lost after {LIVES_SECONDS:.0f} s"
         )
     elif state.endpoint and view.phase in ("ready", "degraded"):
         place = view.plan.proxy_place
@@ -78,16 +78,16 @@ def _head(view: StatusView) -> list[str]:
     lines.append(f"record: {view.run_dir}")
     lines.extend(_cgroups(view))
     lines += [f"node {name} is lost: {node.lost}" for name, node in state.nodes.items() if node.lost]
-    return lines + [f"left behind: {one}" for one in view.left]
+    return lines + [f"left behind: {line}" for line in view.left]
 
 
 def _cgroups(view: StatusView) -> Iterator[str]:
     """Whether the kernel knows all that a node's processes have started, or only their trees do."""
     if not (view.left or view.launcher_lives):
         return
-    with_one = [name for name, node in view.state.nodes.items() if node.cgroup is not None]
-    if with_one:
-        yield f"cgroups: on {', '.join(with_one)} each process has one of its own, and whatever is in it is stopped"
+    with_cgroup = [name for name, node in view.state.nodes.items() if node.cgroup is not None]
+    if with_cgroup:
+        yield f"cgroups: on {', '.join(with_cgroup)} each process has one of its own, and whatever is in it is stopped"
     for name, node in view.state.nodes.items():
         if node.no_cgroup:
             yield (
@@ -102,9 +102,9 @@ def _patches(view: StatusView) -> Iterator[str]:
     if planned:
         yield f"patches: {', '.join(planned)}"
     for name, reported in view.patches.items():
-        for patch in sorted({patch for one in reported for patch in one.allowed_unknown}):
+        for patch in sorted({patch for record in reported for patch in record.allowed_unknown}):
             yield f"patch applied to unknown upstream code, as the recipe allows: {patch} in {name}"
-        for patch, why in sorted({item for one in reported for item in one.skipped.items()}):
+        for patch, why in sorted({item for record in reported for item in record.skipped.items()}):
             yield f"patch left out: {patch} in {name}: {why}"
         counted = [
             f"{patch}: {', '.join(f'{effect} {value:g}' for effect, value in sorted(effects.items()))}"
@@ -176,13 +176,13 @@ def _duration(seconds: float) -> str:
 def _open_ports(view: StatusView) -> list[str]:
     """What a running deployment leaves open; nothing of one that is over is."""
     exposed = view.plan.exposed if view.left or view.launcher_lives else ()
-    return [f"open without key: {_address(one)} {one.process}: {one.what}" for one in exposed]
+    return [f"open without key: {_address(exposure)} {exposure.process}: {exposure.what}" for exposure in exposed]
 
 
-def _address(one: Exposure) -> str:
-    if one.port == RANDOM_PORT:
-        return f"{one.address} (port chosen at start)"
-    return f"{one.address}:{one.port}" + (f"-{one.last_port}" if one.last_port else "")
+def _address(exposure: Exposure) -> str:
+    if exposure.port == RANDOM_PORT:
+        return f"{exposure.address} (port chosen at start)"
+    return f"{exposure.address}:{exposure.port}" + (f"-{exposure.last_port}" if exposure.last_port else "")
 
 
 def _render(view: StatusView) -> Table:

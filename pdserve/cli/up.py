@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from pdserve.cli.console import Console
-from pdserve.cli.options import one_place
+from pdserve.cli.options import check_place_options
 from pdserve.operations.plan_recipe import load, recipe_words
 from pdserve.operations.up import UpOptions, dry_run, recorded_recipe, up
 from pdserve.operations.where import where
@@ -28,7 +28,7 @@ def run(
     this_machine: bool,
 ) -> None:
     """Raises what `operations.up` does."""
-    one_place(cluster, this_machine=this_machine)
+    check_place_options(cluster, this_machine=this_machine)
     loaded = load(recipe or recorded_recipe(home(os.environ)), set_, unset)
     words = recipe_words(loaded.path, set_, unset)
     there = where(loaded, cluster, this_machine=this_machine, words=words)

@@ -64,9 +64,9 @@ class SelectionCounts:
         """`tokens`: what the scheduler really lets the winner load."""
         self._changed = True
         queries, misses = self._counts["queries"], self._counts["misses"]
-        for index, (found, _) in enumerate(answers):
+        for index, (matched, _) in enumerate(answers):
             queries[index] += 1
-            if found == 0:
+            if matched == 0:
                 misses[index] += 1
         if winner is not None and tokens > 0:
             self._counts["hits"][winner] += 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 
-_ONE_OF_THEM = "pdserve.pd.relay.leg"
+_COMPILED_MODULE = "pdserve.pd.relay.leg"
 """They are compiled together or not at all."""
 
 
 def how() -> str:
     """`compiled` or `interpreted`. Imports nothing of the proxy."""
-    found = find_spec(_ONE_OF_THEM)
-    origin = "" if found is None else found.origin or ""
+    spec = find_spec(_COMPILED_MODULE)
+    origin = "" if spec is None else spec.origin or ""
     return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "interpreted"

@@ -44,7 +44,7 @@ def version_of(name: str) -> str | None:
 
 
 def _first(names: tuple[str, ...]) -> str | None:
-    return next((found for name in names if (found := version_of(name)) is not None), None)
+    return next((version for name in names if (version := version_of(name)) is not None), None)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ async def until_idle(ask: AskNode, proxy_url: str, worker: str, *, key: str) -> 
     while True:
         answer = await ask("GET", f"{proxy_url}/workers", headers=_bearer(key), seconds=_ASK_SECONDS)
         try:
-            busy = [one["in_flight"] for one in _object(answer)["workers"] if one["name"] == worker]
+            busy = [entry["in_flight"] for entry in _object(answer)["workers"] if entry["name"] == worker]
         except (KeyError, TypeError):
             return
         if not any(busy):

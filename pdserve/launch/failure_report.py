@@ -37,8 +37,8 @@ def _lines(
         yield from (f"    {line}" for line in error.evidence)
     if state is not None and state.processes:
         yield from ("", "## Processes", "", "| process | node | state | why |", "| --- | --- | --- | --- |")
-        for process, one in state.processes.items():
-            yield f"| {process} | {one.node} | {one.phase} | {one.note.replace('|', '/')} |"
+        for process, status in state.processes.items():
+            yield f"| {process} | {status.node} | {status.phase} | {status.note.replace('|', '/')} |"
     if events:
         yield from (
             "",

@@ -31,12 +31,12 @@ from pdserve.reach.protocol import (
     Progress,
     Push,
     Ready,
+    SignalReceived,
     Sockets,
     Start,
     Started,
     Stop,
     Stopped,
-    ToldToEnd,
 )
 from pdserve.run.directory import RunDir
 from pdserve.run.patch_proof import forget
@@ -194,7 +194,7 @@ class Fleet:
             case Hello():
                 self.state.nodes[event.node] = NodeState(**event.model_dump(exclude={"event", "node"}))
                 self.record("agent", node=event.node, pid=event.agent.pid)
-            case ToldToEnd():
+            case SignalReceived():
                 self.record("told_to_end", node=event.node, signal=event.signal)
                 self._end()
             case Gone():
@@ -327,7 +327,7 @@ class Fleet:
         try:
             self._on_event(event)
         except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
-            self._on_event = _nobody
+            self._on_event = _no_listener
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 
@@ -367,5 +367,5 @@ async def _unreachable(
     return Answered(id=0, status=None, error="the agent of its node is gone")
 
 
-def _nobody(event: dict[str, Any]) -> None:
+def _no_listener(event: dict[str, Any]) -> None:
     """The listener has gone; the history is still on disk."""

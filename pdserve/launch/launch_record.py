@@ -119,7 +119,7 @@ class KeptRecord:
 
     def _point(self) -> None:
         """Unless a newer launcher has taken the deployment over: it is the one that `status` and `down` mean, until it
-        ends. This one is then found again, and its own record is kept meanwhile."""
+        ends. After that `current` leads here again; meanwhile its own record is kept."""
         other = self._run.keep_current()
         if bool(other) != self._superseded:
             self._superseded = bool(other)

@@ -13,7 +13,7 @@ from pdserve.logs.lines import GrowingLog, message
 from pdserve.plan.model import Plan, Process
 from pdserve.run.directory import RunDir
 
-_TOLD = re.compile(
+_WARNING = re.compile(
     r"lmcache\.(?:cuda_ops|c_ops) compiled extension not found"  # 0.5.3 and later
     r"|Failed to import backend lmcache\.c_ops"  # 0.4.6 to 0.5.2
     r"|Fallback to python backend lmcache\."  # until 0.4.5
@@ -26,7 +26,7 @@ def without_kernels(plan: Plan, run: RunDir) -> StartError | None:
     if plan.platform != "rocm":
         return None
     for process in _concerned(plan):
-        if (line := _telling(run, process)) is not None:
+        if (line := _warning_of(run, process)) is not None:
             return StartError(
                 "LMCache runs without its compiled kernels, and its Python copies may store wrong KV on ROCm",
                 where=f"{process.name}@{process.node}",
@@ -43,11 +43,11 @@ def _concerned(plan: Plan) -> Iterator[Process]:
             yield process
 
 
-def _telling(run: RunDir, process: Process) -> str | None:
+def _warning_of(run: RunDir, process: Process) -> str | None:
     log = GrowingLog(run.path / process.log, 0)
     while True:
         for line in map(message, log.step()):
-            if _TOLD.search(line):
+            if _WARNING.search(line):
                 return line
         if not log.behind:
             return None

@@ -194,7 +194,7 @@ class Recovery:
         if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
             await self._stop_failed(name)
             return False
-        if is_engine and not (self._patched(name) and await self._attached(servers) and await self._answers(name)):
+        if is_engine and not (self._has_patches(name) and await self._attached(servers) and await self._answers(name)):
             await self._stop_failed(name)
             return False
         self._fleet.release(name, UNPROVEN)
@@ -213,7 +213,7 @@ class Recovery:
             self._begin("proxy", self._restart_router())
 
     async def _restart_router(self) -> None:
-        """Nobody waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
+        """Nothing waits for it: an engine that dies meanwhile, which it would wait for, must be free to come back."""
         if not await self._restart_once("proxy"):
             await self._recover(_gave_up("proxy", "did not come back after a prefill did", 0))
 
@@ -224,7 +224,7 @@ class Recovery:
         self._fleet.route(name, "dead")
         await self._stop_instance(name)
 
-    def _patched(self, name: str) -> bool:
+    def _has_patches(self, name: str) -> bool:
         names = [process.name for process in self._fleet.plan.instance_of(name)]
         error = unpatched(self._fleet.plan, self._fleet.run, names)
         if error is not None:
@@ -235,7 +235,9 @@ class Recovery:
         # Engines of a server whose other engine is dead as well can never be complete: count those that live.
         seconds = self._fleet.plan.timeouts.attach_seconds
         living = [server.model_copy(update={"expected_workers": self._expected(server)}) for server in servers]
-        return all(found.complete for found in await wait_attached(living, self._fleet.on_node_of, seconds=seconds))
+        return all(
+            attachment.complete for attachment in await wait_attached(living, self._fleet.on_node_of, seconds=seconds)
+        )
 
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))

@@ -25,14 +25,17 @@ class StartProofs:
     def __init__(self, fleet: Fleet, *, engine_key: str) -> None:
         self._fleet, self._engine_key = fleet, engine_key
 
-    def patched(self, names: Iterable[str]) -> None:
+    def patches_active(self, names: Iterable[str]) -> None:
         """Every process has the patches that it needs."""
         if (error := unpatched(self._fleet.plan, self._fleet.run, names)) is not None:
             raise error
-        found = {name: records(self._fleet.run, name) for name in self._fleet.plan.names()}
-        active = {name: sorted({patch for one in reported for patch in one.active}) for name, reported in found.items()}
-        if patched := {name: patches for name, patches in active.items() if patches}:
-            self._fleet.record("patched", processes=patched)
+        reports = {name: records(self._fleet.run, name) for name in self._fleet.plan.names()}
+        active = {
+            name: sorted({patch for record in reported for patch in record.active})
+            for name, reported in reports.items()
+        }
+        if applied := {name: patches for name, patches in active.items() if patches}:
+            self._fleet.record("patched", processes=applied)
 
     async def same_weights(self) -> None:
         """All nodes have the same commit of the model."""
@@ -43,12 +46,14 @@ class StartProofs:
         servers = self._fleet.plan.lmcache
         if not servers:
             return
-        found = await wait_attached(servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds)
-        if missing := [one for one in found if not one.complete]:
+        attachments = await wait_attached(
+            servers, self._fleet.on_node_of, seconds=self._fleet.plan.timeouts.attach_seconds
+        )
+        if missing := [attachment for attachment in attachments if not attachment.complete]:
             raise not_attached(missing, self._fleet.plan, self._fleet.run)
         if (error := without_kernels(self._fleet.plan, self._fleet.run)) is not None:
             raise error
-        self._fleet.record("attached", servers={one.server: one.registered for one in found})
+        self._fleet.record("attached", servers={attachment.server: attachment.registered for attachment in attachments})
 
     async def reached(self) -> None:
         """Mooncake chooses the ports of its side channels itself: only now can it be tried whether decodes on other

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
-from pdserve.logs.lines import may_tell_a_cause, plain
+from pdserve.logs.lines import may_name_cause, plain
 
 _ARGUMENTS = {"lmcache": "lmcache.extra_args", "proxy": "proxy.command"}
 
@@ -31,8 +31,8 @@ def explain(lines: Sequence[str], *, exit_code: int | None, role: str) -> Hint |
     `lines` are the end of its log; `exit_code` is negative for a signal (or above 128, as a shell reports it), None
     when the process still lives. Root causes of vLLM stand up to 200 lines before the end of its log.
     """
-    telling = [line for line in map(plain, lines) if may_tell_a_cause(line)]
-    text = "\n".join(telling)
+    candidates = [line for line in map(plain, lines) if may_name_cause(line)]
+    text = "\n".join(candidates)
     return (
         _search(RULES, text, role)
         or _from_exit(exit_code, role)
@@ -45,13 +45,13 @@ def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
     for rule in rules:
         if rule.roles is not None and role not in rule.roles:
             continue
-        if found := rule.pattern.search(text):
-            return _hint(rule.cause, rule.todo, role, found)
+        if match := rule.pattern.search(text):
+            return _hint(rule.cause, rule.todo, role, match)
     return None
 
 
-def _hint(cause: str, todo: str, role: str, found: re.Match[str] | None = None) -> Hint:
-    groups = {key: value or "" for key, value in found.groupdict().items()} if found else {}
+def _hint(cause: str, todo: str, role: str, match: re.Match[str] | None = None) -> Hint:
+    groups = {key: value or "" for key, value in match.groupdict().items()} if match else {}
     values = {"role": role, "args": _ARGUMENTS.get(role, f"{role}.args (or engine.args)"), **groups}
     return Hint(cause.format_map(values), todo.format_map(values))
 

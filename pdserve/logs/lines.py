@@ -34,7 +34,7 @@ def message(line: str) -> str:
     return _PREFIX.sub("", plain(line))
 
 
-def may_tell_a_cause(line: str) -> bool:
+def may_name_cause(line: str) -> bool:
     """Whether a plain line can be about a failure: INFO and WARNING mention errors that did not happen."""
     return not _HARMLESS.search(line[:LINE_CHARACTERS])
 
@@ -93,11 +93,11 @@ def read_from(file: Path, offset: int, limit: int = -1) -> bytes | None:
 
 def end_of(file: Path, limit: int) -> bytes:
     """The last bytes of a log, also where it was cut a moment ago; nothing where there is none."""
-    data = _end_of_one(file, limit)
-    return data if len(data) == limit else _end_of_one(earlier(file), limit - len(data)) + data
+    data = _end_of_file(file, limit)
+    return data if len(data) == limit else _end_of_file(earlier(file), limit - len(data)) + data
 
 
-def _end_of_one(file: Path, limit: int) -> bytes:
+def _end_of_file(file: Path, limit: int) -> bytes:
     try:
         size = file.stat().st_size
     except OSError:

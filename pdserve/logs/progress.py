@@ -12,7 +12,7 @@ _FATAL = "EngineCore failed to start"
 _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
-        (r"^weights: (?!failed: )(?P<said>.+)", "{said}"),
+        (r"^weights: (?!failed: )(?P<text>.+)", "{text}"),
         # vLLM 0.21 to 0.33, in the order of its lines
         (
             r"pdserve patches active: [\w, -]+ \(pid \d+, process (?:[\w.]*\.)?(?P<process>[\w-]+)\)",
@@ -53,8 +53,8 @@ def describe(line: str) -> str | None:
     """The progress of a start in a log line, None for most lines."""
     text = message(line)
     for pattern, template in _STEPS:
-        if found := pattern.search(text):
-            return template.format(**{key: value for key, value in found.groupdict().items() if value is not None})
+        if match := pattern.search(text):
+            return template.format(**{key: value for key, value in match.groupdict().items() if value is not None})
     return None
 
 

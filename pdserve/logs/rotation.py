@@ -106,8 +106,8 @@ def lost_of(log: Path) -> Lost | None:
             head = file.read(2 * len(_LOST))
     except OSError:
         return None
-    found = _LOST_LINE.match(head)
-    return None if found is None else Lost(int(found[1]), found.end())
+    match = _LOST_LINE.match(head)
+    return None if match is None else Lost(int(match[1]), match.end())
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

@@ -32,10 +32,11 @@ from typing import Any, assert_never
 from pdserve.errors import AgentProtocolError
 from pdserve.node import agent_record
 from pdserve.node.http_request import NodeHttp
-from pdserve.node.supervised import Supervised, reap_adopted, say_failure
+from pdserve.node.supervised import Supervised, reap_adopted, report_failure
 from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
     STOPPED,
+    AgentMessage,
     Ask,
     Beat,
     Because,
@@ -45,19 +46,18 @@ from pdserve.reach.protocol import (
     Progress,
     Pulse,
     Push,
-    Said,
     Shutdown,
+    SignalReceived,
     Start,
     Stop,
     Stopped,
-    ToldToEnd,
     decode_order,
 )
 from pdserve.reach.slurm_variables import without_slurm
 from pdserve.system import cgroup, procfs, utf8
 from pdserve.system.inotify import NewNames
 from pdserve.system.markers import marker
-from pdserve.system.pipe_writer import Outlet
+from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import Exit, adopt_orphans, die_with_parent, pass_on, root_grace, stop_family
 from pdserve.system.shared_memory import ShmLedger, existing
 
@@ -107,14 +107,14 @@ class Agent:
         self._stops: set[asyncio.Task[None]] = set()
         self._asks: set[asyncio.Task[None]] = set()
         self._leave = asyncio.Event()
-        self._outlet = Outlet(sys.stdout.fileno())
+        self._writer = PipeWriter(sys.stdout.fileno())
         self._behind = False
 
     async def serve(self) -> None:
         """Obeys until the pipe closes, a signal arrives or the launcher orders it; then stops everything."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._told_to_go, signum)
+            loop.add_signal_handler(signum, self._on_signal, signum)
         orders = asyncio.StreamReader(limit=64 * 1024 * 1024)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin.buffer)
         guard, agent = procfs.identify(self._guard), procfs.identify(os.getpid())
@@ -135,7 +135,7 @@ class Agent:
         self._heard = loop.time()
         background = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._sweep())]
         for task in background:
-            task.add_done_callback(say_failure)
+            task.add_done_callback(report_failure)
         touch = []
         if self._pulse is not None and self._lease is not None:
             touch.append(asyncio.create_task(self._keep_in_touch(self._pulse, self._lease)))
@@ -145,18 +145,18 @@ class Agent:
         await _end(touch)  # not before: an agent that is busy with stops is not lost
         await self._http.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._outlet.sent(), _FAREWELL_SECONDS)
+            await asyncio.wait_for(self._writer.sent(), _FAREWELL_SECONDS)
 
-    def _told_to_go(self, signum: signal.Signals) -> None:
+    def _on_signal(self, signum: signal.Signals) -> None:
         if self._term_seconds is not None and self._stop_by is None:
             self._stop_by = asyncio.get_running_loop().time() + self._term_seconds
-            self._emit(ToldToEnd(node=self._node, signal=signum.name))
+            self._emit(SignalReceived(node=self._node, signal=signum.name))
         elif self._term_seconds is None and not self._leave.is_set():
             killed = os.getppid() != self._guard  # the kernel's TERM, see die_with_parent
-            self._leave_saying("signal", "its guard was killed" if killed else f"it was told to end by {signum.name}")
+            self._begin_leaving("signal", "its guard was killed" if killed else f"it received {signum.name}")
         self._leave.set()
 
-    def _leave_saying(self, because: Because, how: str) -> None:
+    def _begin_leaving(self, because: Because, how: str) -> None:
         """The reason goes over the pipe, if that still leads anywhere, and to the log in any case."""
         _log(f"{how}: stopping everything")
         self._emit(Leaving(because=because, how=how))
@@ -171,7 +171,7 @@ class Agent:
             # Time in which this node itself was held is no silence of the launcher.
             self._heard += max(0.0, loop.time() - before - 2 * pulse)
             if not self._leave.is_set() and loop.time() - self._heard > lease:
-                self._leave_saying("lease", f"it heard nothing from the launcher for {lease:g} s, its lease")
+                self._begin_leaving("lease", f"it heard nothing from the launcher for {lease:g} s, its lease")
 
     async def _obey(self, orders: asyncio.StreamReader) -> None:
         try:
@@ -259,9 +259,9 @@ class Agent:
         self._ledger.remove_orphans()
 
     def _adopted(self) -> set[int]:
-        found = procfs.descendants(os.getpid())
-        self._ledger.record(found)
-        return found
+        adopted = procfs.descendants(os.getpid())
+        self._ledger.record(adopted)
+        return adopted
 
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""
@@ -270,7 +270,7 @@ class Agent:
         try:
             while True:
                 began = clock()
-                # What uses a segment tells a long file for each process; orphans are still descendants, adopted by us.
+                # Which processes use a segment: a long file for each; orphans are still descendants, adopted by us.
                 if self._ledger.unknown():
                     self._ledger.record_of_all(lambda: procfs.descendants(os.getpid()))
                 elif began - seen >= (_SWEEP_SECONDS if began < self._young_until else _SETTLED_SECONDS):
@@ -283,16 +283,16 @@ class Agent:
         finally:
             names.close()
 
-    def _emit(self, said: Said) -> None:
+    def _emit(self, event: AgentMessage) -> None:
         """Events wait for a launcher that does not read (one that is held in a debugger); those that a later one of
         their kind makes worthless do not, once there are many."""
-        behind = self._outlet.waiting > _MANY_BYTES
+        behind = self._writer.waiting > _MANY_BYTES
         if behind != self._behind:
             self._behind = behind
             _log("the launcher does not read: its news wait here" if behind else "the launcher reads again")
-        if behind and isinstance(said, Pulse | Progress):
+        if behind and isinstance(event, Pulse | Progress):
             return
-        self._outlet.write(line_of(said))
+        self._writer.write(line_of(event))
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -308,7 +308,7 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     pass_on(agent_pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     status = _end_of(agent_pid)
     if os.WIFSIGNALED(status):
-        _say_killed(Exit(os.waitstatus_to_exitcode(status)))
+        _report_killed(Exit(os.waitstatus_to_exitcode(status)))
     # The pipe was the agent's: a guard that held it open would hide the agent's end from the launcher.
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
@@ -318,9 +318,9 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     def members() -> set[int]:
         reap_adopted(())
         inside = set() if made is None else made.members()
-        found = procfs.family({os.getpid()} | inside) - {os.getpid()}
-        ledger.record(found)
-        return found
+        pids = procfs.family({os.getpid()} | inside) - {os.getpid()}
+        ledger.record(pids)
+        return pids
 
     cgroups = () if made is None else (made,)
     asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS, cgroups=cgroups))
@@ -350,7 +350,7 @@ def _log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _say_killed(how: Exit) -> None:
+def _report_killed(how: Exit) -> None:
     """To the log, and in the agent's place over its pipe."""
     _log(f"the agent was {how}: its guard stops what it owned")
     with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ async def snapshot(name: str, pids: Iterable[int], file: Path, *, last_answer: s
     members = sorted(pids)
     parts = [f"{name}: alive, not ready; last answer of its probe: {last_answer}", time.strftime("%FT%T%z"), ""]
     parts.append(f"process tree ({len(members)}):")
-    held = {one.pid for one in procfs.identities(members) if procfs.is_stopped(one)}
+    held = {process.pid for process in procfs.identities(members) if procfs.is_stopped(process)}
     parts += [f"  {pid}{' (stopped)' if pid in held else ''}  {procfs.command(pid)}" for pid in members]
     parts.append("\nlistening TCP ports:")
     parts += [f"  {port}  PID {pid}" for port, pid in sorted(procfs.listening_ports(members).items())] or ["  none"]
@@ -40,8 +40,8 @@ def _python_stack(pid: int) -> str:
     tool = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     if not Path(tool).exists():
         return "unknown: py-spy is not installed (pip install 'pdserve[diagnose]')"
-    said = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
-    return said.out.rstrip() if said.code == 0 else f"unknown: py-spy: {said.err.strip()}"
+    output = output_of([tool, "dump", "--pid", str(pid)], timeout=_STACK_SECONDS)
+    return output.out.rstrip() if output.code == 0 else f"unknown: py-spy: {output.err.strip()}"
 
 
 def _wait_channel(pid: int) -> str:

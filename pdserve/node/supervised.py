@@ -137,7 +137,7 @@ class Supervised:
         """Writes a line to the process's stdin, as far as that reads; a process that no longer does is noted in the
         agent's log, and about to be reported as one that does not answer, or dead."""
         if self._child is not None:
-            self._child.tell(about, line, self._reads)
+            self._child.push(about, line, self._reads)
 
     def _reads(self, behind: bool) -> None:
         what = "does not read its control channel: it gets the newest states when it does" if behind else "reads again"
@@ -166,7 +166,7 @@ class Supervised:
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        task.add_done_callback(say_failure)
+        task.add_done_callback(report_failure)
         self._tasks.append(task)
         return task
 
@@ -189,7 +189,7 @@ class Supervised:
         self._emit(died)
 
     def _died(self, pid: int, code: int | None, how: str, began: float, member: str | None) -> Died:
-        how, out_of_memory = self._oom.told(how, code)
+        how, out_of_memory = self._oom.explain(how, code)
         return Died(
             name=self.name,
             pid=pid,
@@ -235,12 +235,12 @@ class Supervised:
             # engines of a machine (nixl/base_worker.py of vLLM 0.32). Can go when it looks at its own affinity.
             bring_back(family, self._cpus)
         pinned = set(self.plan.ports.values())
-        found = {
+        other_ports = {
             f"{port} {procfs.command(pid)[:40]} ({pid})": port
             for port, pid in sorted(procfs.listening_ports(family).items())
             if port not in pinned
         }
-        self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=found))
+        self._emit(Ready(name=self.name, seconds=time.monotonic() - child.started, ports=other_ports))
         for pid in family - {child.pid}:
             if (title := procfs.title(pid)).startswith(_VITAL_MEMBER):
                 self._spawn_task(self._watch_member(child, pid, title))
@@ -263,7 +263,7 @@ class Supervised:
                 self._emit(Health(name=self.name, responsive=True))
             elif responsive and (held or failures >= _UNRESPONSIVE_TRIES):
                 responsive = False
-                self._emit(Health(name=self.name, responsive=False, why=answer.said))
+                self._emit(Health(name=self.name, responsive=False, why=answer.text))
             if shortage is not None and shortage.look():
                 self._emit(Sockets(name=self.name, short=shortage.lasts, times=shortage.times))
 
@@ -277,7 +277,7 @@ class Supervised:
     async def _follow_log(self, child: Child) -> None:
         """Turns lines of the log into Progress events; the text, not the speed, is the news. Its failure is a death,
         even if it does not die: a wait for it would last for the limit of the whole stage."""
-        log, said, last_line = GrowingLog(self._log, self._log_from), "", time.monotonic()
+        log, last_text, last_line = GrowingLog(self._log, self._log_from), "", time.monotonic()
         failed_at: float | None = None
         while True:
             lines = log.step()
@@ -285,12 +285,14 @@ class Supervised:
                 last_line = time.monotonic()
             elif time.monotonic() - last_line >= _SILENT_SECONDS:
                 self._emit(
-                    Progress(name=self.name, text=f"silent for {_SILENT_SECONDS:.0f} s (last: {said or 'nothing'})")
+                    Progress(
+                        name=self.name, text=f"silent for {_SILENT_SECONDS:.0f} s (last: {last_text or 'nothing'})"
+                    )
                 )
                 last_line = time.monotonic()
             for line in lines:
-                if (text := describe(line)) and text != said:
-                    said = text
+                if (text := describe(line)) and text != last_text:
+                    last_text = text
                     self._emit(Progress(name=self.name, text=text))
                 # Others are served between two lines: a chatty engine must not delay the news of another one's death.
                 await asyncio.sleep(0)
@@ -349,7 +351,7 @@ def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, s
     return {**base, **rule.set, **secrets}
 
 
-def say_failure(task: asyncio.Task[None]) -> None:
+def report_failure(task: asyncio.Task[None]) -> None:
     """For tasks that are not awaited: a watch that has ended by a fault of ours must not be missed in silence. It goes
     to the agent's log, with its traceback."""
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -362,9 +364,9 @@ def reap_adopted(own: Iterable[int | None]) -> None:
     roots = set(own)
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if found is None or found.si_pid in roots:
+        if ended is None or ended.si_pid in roots:
             return
-        os.waitpid(found.si_pid, 0)
+        os.waitpid(ended.si_pid, 0)

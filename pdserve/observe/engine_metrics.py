@@ -37,7 +37,7 @@ class EngineSnapshot:
     prefix_hits: int | None = None
     external_queries: int | None = None
     external_hits: int | None = None
-    """Tokens that a KV connector found elsewhere: another engine or LMCache."""
+    """Tokens that a KV connector can load from another engine or from LMCache."""
     prompt_tokens: dict[str, int] | None = None
     """By source: local_compute, local_cache_hit, external_kv_transfer."""
 
@@ -55,7 +55,7 @@ class EngineSnapshot:
 
     @property
     def received_tokens(self) -> int | None:
-        """Prompt tokens whose KV came from elsewhere instead of being computed here."""
+        """Prompt tokens whose KV was transferred to this engine instead of being computed by it."""
         return None if self.prompt_tokens is None else self.prompt_tokens.get("external_kv_transfer", 0)
 
     @property

@@ -70,8 +70,8 @@ class StatusView:
                     "ports": self.plan.process(name).ports,
                     "patches": list(self.plan.process(name).patches),
                     "patch_processes": [
-                        one.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
-                        for one in self.patches.get(name, [])
+                        record.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
+                        for record in self.patches.get(name, [])
                     ],
                     "patch_effects": merged_effects(self.patches.get(name, [])),
                     "uptime_seconds": self.uptime(name),
@@ -80,7 +80,7 @@ class StatusView:
                 }
                 for name, process in self.state.processes.items()
             },
-            "open_without_key": [one.model_dump() for one in self.plan.exposed],
+            "open_without_key": [exposure.model_dump() for exposure in self.plan.exposed],
             "left_behind": self.left,
         }
 

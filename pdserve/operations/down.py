@@ -29,39 +29,39 @@ Report = Callable[[str], None]
 def down(name: str | None, report: Report) -> None:
     """Stops a deployment. Raises StateError when there is nothing to stop, or something of it cannot be stopped, and
     ReportedError with the launcher's own exit code."""
-    found = find(home(os.environ), name)
-    state = found.read_state()
-    if lives(found, state) and _stopped(found, state, report):
+    run = find(home(os.environ), name)
+    state = run.read_state()
+    if lives(run, state) and _stopped(run, state, report):
         return
-    state = found.read_state()
+    state = run.read_state()
     if is_here(state.host, state.place) or is_named_here(state.host):
         # Who holds it may live in another PID namespace: its processes, key and memory are not left over.
-        check_no_launcher(found.path.parent.parent, found.path.parent.name)
-        found.forget_key()
-    if living(state, found):
+        check_no_launcher(run.path.parent.parent, run.path.parent.name)
+        run.forget_key()
+    if living(state, run):
         report(f"{state.name}: its launcher is gone; clearing up what it left")
-        asyncio.run(_clear(state, found, report))
-        if left := living(state, found):
+        asyncio.run(_clear(state, run, report))
+        if left := living(state, run):
             raise StateError(
                 f"some processes of {state.name} cannot be stopped",
-                where=str(found.path),
+                where=str(run.path),
                 cause="they belong to another user, or wait for a device in the kernel",
                 evidence=tuple(left),
             )
         report(f"{state.name}: stopped")
     else:
-        asyncio.run(stop_left(state, found))
+        asyncio.run(stop_left(state, run))
         report(f"{state.name}: not running")
-    remove_empty_cgroups(found.path.parent)
-    _others(found, state, report)
+    remove_empty_cgroups(run.path.parent)
+    _others(run, state, report)
 
 
-def _stopped(found: RunDir, state: DeploymentState, report: Report) -> bool:
+def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
     """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
-    if (late := lateness(found, state)) is not None:
+    if (late := lateness(run, state)) is not None:
         report(f"{state.name}: {late}")
     try:
-        reply = ask(found, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(found, found.read_state()))
+        reply = ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
     except NotAskedError as error:
         if not is_here(state.host, state.place) or not send(state.launcher, signal.SIGTERM):
             raise
@@ -70,7 +70,7 @@ def _stopped(found: RunDir, state: DeploymentState, report: Report) -> bool:
         asyncio.run(pid_end(state.launcher.pid))
         return False
     except StateError:
-        if lives(found, found.read_state()):
+        if lives(run, run.read_state()):
             raise
         return False
     if is_here(state.host, state.place):
@@ -81,7 +81,7 @@ def _stopped(found: RunDir, state: DeploymentState, report: Report) -> bool:
     return True
 
 
-def lateness(found: RunDir, state: DeploymentState) -> str | None:
+def lateness(run: RunDir, state: DeploymentState) -> str | None:
     """Why a launcher that counts as living may not answer, and how long the wait for it is; None: it is heard.
 
     On its own machine silence ends nothing, because the process is there to be seen.
@@ -89,7 +89,7 @@ def lateness(found: RunDir, state: DeploymentState) -> str | None:
     launcher, wait = state.launcher, f"waiting up to {_DOWN_SECONDS:.0f} s for its answer"
     if is_here(state.host, state.place) and is_stopped(launcher):
         return f"its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; {wait}"
-    if (late := unheard(found)) is None:
+    if (late := unheard(run)) is None:
         return None
     if is_here(state.host, state.place):
         return f"its launcher (PID {launcher.pid}) was not heard for {late:.0f} s; {wait}"
@@ -99,7 +99,7 @@ def lateness(found: RunDir, state: DeploymentState) -> str | None:
     )
 
 
-def _others(found: RunDir, state: DeploymentState, report: Report) -> None:
+def _others(run: RunDir, state: DeploymentState, report: Report) -> None:
     """What to know of other nodes, which this machine cannot see."""
     for node, known in state.nodes.items():
         # Under this name, but of no other container: of an earlier boot, and ended with it.
@@ -107,11 +107,11 @@ def _others(found: RunDir, state: DeploymentState, report: Report) -> None:
         if named or is_here(known.hostname, known.place):
             # The record may be gone or another user's: the hint then stays, which does no harm.
             with contextlib.suppress(OSError):
-                found.write(found.cleared(node), "")
+                run.write(run.cleared(node), "")
     there = {
         node: known
         for node, known in state.nodes.items()
-        if not is_here(known.hostname, known.place) and not found.cleared(node).exists()
+        if not is_here(known.hostname, known.place) and not run.cleared(node).exists()
     }
     over = state.phase in ("stopped", "failed")
     if beside := [node for node, known in there.items() if is_beside(known.hostname, known.place)]:
@@ -125,7 +125,7 @@ def _others(found: RunDir, state: DeploymentState, report: Report) -> None:
         if known.lost:
             report(f"{node} was lost: the same typed there clears up what an agent that was killed may have left")
     if (rest := [node for node, known in there.items() if not known.lost]) and not over:
-        lease = found.read_plan().timeouts.agent_lease_seconds
+        lease = run.read_plan().timeouts.agent_lease_seconds
         report(
             f"its launcher on {state.host} was gone before it could stop anything: the agents of {', '.join(rest)} "
             f"stop what runs there by themselves, at the latest {lease:g} s after it"
@@ -135,7 +135,7 @@ def _others(found: RunDir, state: DeploymentState, report: Report) -> None:
 async def _clear(state: DeploymentState, run: RunDir, report: Report) -> None:
     """Supervisors that still live are doing it already; what they do not do in time is done here."""
     here = [node for node in state.nodes.values() if is_here(node.hostname, node.place)]
-    waits = (pid_end(one.pid) for node in here for one in (node.agent, node.guard) if one.alive())
+    waits = (pid_end(supervisor.pid) for node in here for supervisor in (node.agent, node.guard) if supervisor.alive())
     async with none_held(state, lambda line: report(f"{state.name}: {line}")):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), _SUPERVISORS_SECONDS)

@@ -17,20 +17,28 @@ def as_running(running: Plan, new: Plan) -> tuple[Plan, tuple[str, ...]]:
 
 
 def _called_as(running: Process, new: Process) -> Process:
-    one, other = _python(running), _python(new)
-    if one is None or other is None or one == other or _environment(one) != _environment(other):
+    old_python, new_python = _python(running), _python(new)
+    if (
+        old_python is None
+        or new_python is None
+        or old_python == new_python
+        or _environment(old_python) != _environment(new_python)
+    ):
         return new
-    return new.model_copy(update={"argv": (one, *new.argv[1:])})
+    return new.model_copy(update={"argv": (old_python, *new.argv[1:])})
 
 
 def _changes(old: dict[str, Process], processes: tuple[Process, ...]) -> Iterator[str]:
     names: dict[tuple[str, str], list[str]] = {}
     for process in processes:
-        one, other = _python(old.get(process.name, process)), _python(process)
-        if one is not None and other is not None and one != other:
-            names.setdefault((one, other), []).append(process.name)
-    for (one, other), whose in names.items():
-        yield f"{', '.join(whose)}: it runs in the environment of {one}, and here it would in that of {other}: a change"
+        old_python, new_python = _python(old.get(process.name, process)), _python(process)
+        if old_python is not None and new_python is not None and old_python != new_python:
+            names.setdefault((old_python, new_python), []).append(process.name)
+    for (old_python, new_python), whose in names.items():
+        yield (
+            f"{', '.join(whose)}: it runs in the environment of {old_python}, and here it would in that of "
+            f"{new_python}: a change"
+        )
 
 
 def _python(process: Process) -> str | None:

@@ -30,7 +30,7 @@ from pdserve.system.process import Child, send, spawn
 
 OnEvent = Callable[[dict[str, Any]], None]
 _FOLLOW_SECONDS = 0.1
-_SAID_LINES, _SAID_BYTES = 12, 4096
+_SHOWN_LINES, _SHOWN_BYTES = 12, 4096
 """Of a launcher's log, that are shown when it ends without a word in the history."""
 
 
@@ -51,12 +51,19 @@ def run_here(
         started_at=time.time(),
     )
 
-    def open_one(node: Node, receive: Callable[[Event], None]) -> AgentLink:
+    def open_link(node: Node, receive: Callable[[Event], None]) -> AgentLink:
         return open_agent(node, run.path, run.run_id, plan.timeouts, receive)
 
     async def main() -> None:
         launcher = Launcher(
-            plan, run, state, secrets=secrets, open_agent=open_one, on_event=on_event, keep_on_failure=keep, began=began
+            plan,
+            run,
+            state,
+            secrets=secrets,
+            open_agent=open_link,
+            on_event=on_event,
+            keep_on_failure=keep,
+            began=began,
         )
         if not await launcher.run():
             raise KeyboardInterrupt
@@ -157,7 +164,7 @@ def follow(run: RunDir, launcher: Child, on_event: OnEvent, *, keep: bool) -> No
             raise failure or StartError(state.note, where=str(run.path), todo=f"pdserve status {state.name}")
         if ended is not None:
             log = run.logs / "launcher.log"
-            text = tuple(split(end_of(log, _SAID_BYTES))[-_SAID_LINES:])
+            text = tuple(split(end_of(log, _SHOWN_BYTES))[-_SHOWN_LINES:])
             raise failure or StartError(f"the launcher {ended}", where=str(log), todo=f"read {log}", evidence=text)
         time.sleep(_FOLLOW_SECONDS)
 

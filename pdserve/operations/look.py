@@ -139,7 +139,7 @@ def _check_here(
     gives_back: Collection[LmcacheServer] = (),
 ) -> tuple[Finding, ...]:
     """All checks of this machine, which the plan is for. The rest is as `check_node` has it."""
-    (node,) = (one.name for one in planned.plan.nodes)
+    (node,) = (planned_node.name for planned_node in planned.plan.nodes)
     recipe = planned.loaded.recipe
     facts = gather(platform=recipe.platform, python=recipe.engine.python)
     checked = check_node(
@@ -149,12 +149,12 @@ def _check_here(
     compared = compare(planned.plan, {node: facts})
     if lacking:
         # The same finding, with how to get it.
-        compared = [one for one in compared if (one.check, one.status) != ("versions", "failed")]
+        compared = [finding for finding in compared if (finding.check, finding.status) != ("versions", "failed")]
     return (*lacking, *compared, *checked)
 
 
 def _installed(planned: Planned, node: str) -> Iterator[Finding]:
-    """Only what is missing: versions are compared elsewhere."""
+    """Only what is missing: `compare` checks the versions."""
     try:
         check_installed(planned.versions, planned.plan, planned.loaded.recipe)
     except PreflightError as error:

@@ -171,9 +171,11 @@ def _bring_up(
 
 def _prune(run: RunDir, plan: Plan, show: VerbProgress) -> None:
     removed = prune(run.path.parent, plan.retention)
-    show.warn(f"the old run {one.path} stays: {one.problem}" for one in removed if one.problem is not None)
-    if gone := [one for one in removed if one.problem is None]:
-        show.note(f"{len(gone)} old run(s) removed, {mebibytes(sum(one.size for one in gone))} (`retention`)")
+    show.warn(
+        f"the old run {old_run.path} stays: {old_run.problem}" for old_run in removed if old_run.problem is not None
+    )
+    if gone := [old_run for old_run in removed if old_run.problem is None]:
+        show.note(f"{len(gone)} old run(s) removed, {mebibytes(sum(old_run.size for old_run in gone))} (`retention`)")
 
 
 def _process_start() -> float:

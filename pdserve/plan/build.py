@@ -59,7 +59,9 @@ def build_plan(
         *hybrid.check(recipe, model_config, versions),
     ]
     instances = placement.place(recipe, nodes, recipe_file=posixpath.join(recipe_dir, f"{recipe.name}.yaml"))
-    connectors: dict[EngineRole, AnyConnector | None] = {name: found for name, _, found in effective.roles(recipe)}
+    connectors: dict[EngineRole, AnyConnector | None] = {
+        name: connector for name, _, connector in effective.roles(recipe)
+    }
     protocol = kv_transfer.proxy_protocol(recipe)
     router = recipe.proxy.kind == "vllm-router"
     servers = servers_for(recipe, [i for i in instances if attaches_lmcache(connectors[i.role_name])])

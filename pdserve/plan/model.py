@@ -173,7 +173,7 @@ class Process(Frozen):
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:
         """The RDMA devices that its connectors use, none when they may choose; None: it moves KV without RDMA."""
-        used = [one.rdma_devices for one in self.connectors if one.rdma_devices is not None]
+        used = [connector.rdma_devices for connector in self.connectors if connector.rdma_devices is not None]
         return tuple(dict.fromkeys(name for names in used for name in names)) if used else None
 
     def runs_as(self, other: Process) -> bool:
@@ -277,7 +277,7 @@ class Plan(Frozen):
 
     @property
     def proxy_url(self) -> str:
-        """Where the proxy answers: on its node, and elsewhere if it does not listen on loopback only."""
+        """Where the proxy answers: on its node, and from other nodes if it does not listen on loopback only."""
         host = self.proxy.host
         if host in ("0.0.0.0", "::", ""):
             host = self.node(self.process("proxy").node).address

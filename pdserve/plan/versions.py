@@ -164,20 +164,20 @@ def features(
 ) -> frozenset[str]:
     """What a role uses, in the words of DEFECTS. `async_scheduling`: vLLM's default; `of_connectors`: what their
     sections add."""
-    found = {*connectors, *of_connectors, f"role={role}", f"platform={platform}"}
+    used = {*connectors, *of_connectors, f"role={role}", f"platform={platform}"}
     if connectors:
-        found.add("connector")
+        used.add("connector")
     if async_scheduling:
-        found.add("async-scheduling")
+        used.add("async-scheduling")
     if per_tp_rank and "LMCacheMPConnector" in connectors:
-        found.add("lmcache.per=tp-rank")
+        used.add("lmcache.per=tp-rank")
     if lmcache_driven and "LMCacheMPConnector" in connectors:
-        found.add("transfer_mode=lmcache_driven")
+        used.add("transfer_mode=lmcache_driven")
     if platform != "cpu":
-        found.add("accelerator")
+        used.add("accelerator")
     if l2:
-        found.add("lmcache.l2")
-    return frozenset(found)
+        used.add("lmcache.l2")
+    return frozenset(used)
 
 
 def check_requires(requires: Iterable[tuple[str, str]], versions: Versions) -> None:
@@ -209,8 +209,8 @@ def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[st
             continue
         if not all(_affected(package, text, versions) for package, text in defect.versions.items()):
             continue
-        found = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
-        what = f"{found}: {defect.what} ({defect.source})" if found else f"{defect.what} ({defect.source})"
+        installed = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
+        what = f"{installed}: {defect.what} ({defect.source})" if installed else f"{defect.what} ({defect.source})"
         if defect.refuse:
             raise PreflightError(what, todo=defect.todo)
         warnings[f"{what}; {defect.todo}"] = None
@@ -229,8 +229,8 @@ def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]
 
 
 def _version(package: str, versions: Versions) -> str | None:
-    found: str | None = getattr(versions, package)
-    return found
+    version: str | None = getattr(versions, package)
+    return version
 
 
 def _affected(package: str, text: str, versions: Versions) -> bool:

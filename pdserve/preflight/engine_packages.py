@@ -30,12 +30,12 @@ def read_versions(python: str | None, *, missing_ok: bool = False) -> Versions:
     known of it then.
     """
     try:
-        found = _installed(python)
+        installed = _installed(python)
     except PreflightError:
         if not missing_ok:
             raise
         return Versions()
-    versions = {part: found[part] for part in PACKAGES}
+    versions = {part: installed[part] for part in PACKAGES}
     return Versions(**versions, same_code=_same_code(python) if _untagged(versions) else {})
 
 
@@ -135,12 +135,12 @@ def _how_to_get(platform: str, lacking: Collection[str], image: str | None) -> s
 
 def _check_kernels(plan: Plan, python: str | None) -> None:
     """Without kernels for HIP LMCache copies in Python there, out of the order of the device's stream."""
-    found = _kernels(python)
-    if found not in ("cuda", "none"):
+    kernels = _kernels(python)
+    if kernels not in ("cuda", "none"):
         return
     raise PreflightError(
         f"the LMCache of {python or sys.executable} is not a ROCm build: it has "
-        + ("kernels for CUDA only" if found == "cuda" else "no compiled kernels"),
+        + ("kernels for CUDA only" if kernels == "cuda" else "no compiled kernels"),
         where="engine.python" if python else None,
         cause="PyPI's wheel has CUDA kernels only; on ROCm LMCache then copies in Python, not in the order of the "
         "device's stream, and stores wrong KV without a word (lmcache#4870)",
@@ -156,10 +156,10 @@ def _kernels(python: str | None) -> str | None:
         [python, "-c", Path(lmcache_kernels.__file__).read_text(encoding="utf-8")], timeout=_ASK_SECONDS, cwd=Path("/")
     )
     try:
-        found: str | None = json.loads(asked.out)
+        kernels: str | None = json.loads(asked.out)
     except json.JSONDecodeError:
         return None
-    return found
+    return kernels
 
 
 def _check_plugin(python: str | None) -> None:

@@ -107,9 +107,9 @@ def check_router(version: str | None) -> None:
     """Raises PreflightError unless the vllm-router beside pdserve is the one whose flags a plan has."""
     if version == vllm_router.VERSION:
         return
-    found = "is not installed" if version is None else f"{version} is installed"
+    installed = "is not installed" if version is None else f"{version} is installed"
     raise PreflightError(
-        f"vllm-router {found}, and {vllm_router.VERSION} is the version whose flags are known",
+        f"vllm-router {installed}, and {vllm_router.VERSION} is the version whose flags are known",
         where="proxy.kind",
         todo=f"{sys.executable} -m pip install vllm-router=={vllm_router.VERSION}, or proxy.kind: pdserve; "
         "proxy.command names a router in another place",

@@ -1,6 +1,6 @@
 """Other processes on the devices that the plan needs, by the vendors' tools.
 
-Recorded output only was at hand: what is found is marked as unverified on hardware, and where a tool is missing or
+Recorded output only was at hand: each finding is marked as unverified on hardware, and where a tool is missing or
 prints something unexpected the answer is "unknown".
 """
 
@@ -69,7 +69,11 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: l
             node=node, check="gpu-processes", status="unknown", value=listed, need=need, unverified_on_hardware=True
         )
     ours = _pids_of(plan)
-    there = [one for one in listed if one.pid not in ours and (one.device is None or one.device in needed)]
+    there = [
+        process
+        for process in listed
+        if process.pid not in ours and (process.device is None or process.device in needed)
+    ]
     if not there:
         return Finding(
             node=node,
@@ -82,18 +86,19 @@ def _judge(plan: Plan, node: str, needed: set[int], present: set[int], listed: l
     # A tool that names no device may mean one that we leave alone, and in a container the PIDs are the host's, so
     # that our own, of a deployment that runs, look like a stranger's.
     certain = [
-        one
-        for one in there
-        if (one.device is not None or needed >= present) and (not ours or procfs.identify(one.pid) is not None)
+        process
+        for process in there
+        if (process.device is not None or needed >= present) and (not ours or procfs.identify(process.pid) is not None)
     ]
     return Finding(
         node=node,
         check="gpu-processes",
         status="failed" if certain else "warning",
-        value=f"{len(there)} foreign process(es): " + ", ".join(f"PID {one.pid} {one.name}" for one in there[:3]),
+        value=f"{len(there)} foreign process(es): "
+        + ", ".join(f"PID {process.pid} {process.name}" for process in there[:3]),
         need=need,
         fix="stop them, wait for their job to end, or choose other devices (<role>.devices) or nodes (exclude_nodes)",
-        evidence=tuple(str(one) for one in there),
+        evidence=tuple(str(process) for process in there),
         unverified_on_hardware=True,
     )
 
@@ -109,9 +114,9 @@ def _pids_of(plan: Plan) -> set[int]:
 
 def _ask_nvidia(run: Run) -> list[GpuProcess] | str:
     gpus, apps = run(_NVIDIA_GPUS), run(_NVIDIA_APPS)
-    for said in (gpus, apps):
-        if said.code != 0:
-            return _unusable("nvidia-smi", said)
+    for output in (gpus, apps):
+        if output.code != 0:
+            return _unusable("nvidia-smi", output)
     try:
         return parse_nvidia(apps.out, nvidia_indices(gpus.out))
     except ValueError as error:
@@ -134,11 +139,11 @@ def _ask_amd(run: Run) -> list[GpuProcess] | str:
     return f"{_unusable('rocm-smi', rocm)}; {_unusable('amd-smi', amd)}"
 
 
-def _unusable(tool: str, said: Output) -> str:
-    if said.code is None:
-        return f"{tool} cannot be run ({said.err})"
-    why = (said.err.strip() or said.out.strip() or "no output").splitlines()[0]
-    return f"{tool} ended with {said.code}: {why}"
+def _unusable(tool: str, output: Output) -> str:
+    if output.code is None:
+        return f"{tool} cannot be run ({output.err})"
+    why = (output.err.strip() or output.out.strip() or "no output").splitlines()[0]
+    return f"{tool} ended with {output.code}: {why}"
 
 
 def nvidia_indices(text: str) -> dict[str, int]:

@@ -51,11 +51,11 @@ def _addresses(asking: socket.socket) -> list[tuple[str, str]]:
         if used <= room - _IFREQ.size:
             break
         room *= 2
-    found = []
+    addresses = []
     for name, sockaddr in _IFREQ.iter_unpack(buffer.tobytes()[:used]):
         label = name.partition(b"\0")[0].decode()
-        found.append((label, socket.inet_ntoa(_SOCKADDR.unpack(sockaddr)[2])))
-    return found
+        addresses.append((label, socket.inet_ntoa(_SOCKADDR.unpack(sockaddr)[2])))
+    return addresses
 
 
 def _prefix(asking: socket.socket, name: str, address: str) -> int:
@@ -88,7 +88,7 @@ def route_source(target: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Of an address or a host name, without asking anybody."""
+    """Of an address or a host name, without a query over the network."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -48,23 +48,23 @@ def find_memory(
     in_memory, in_shm = _sizes(servers)
     memory_back, shm_back = _sizes(gives_back)
     facts = freed(facts, gives_back)
-    found = []
+    findings = []
     need, value = f"{_gib(in_memory)} for LMCache's L1", f"{_gib(facts.usable)} can be used"
     need += _counted(memory_back)
     try:
         check_memory(servers, replace(facts, shm_free=_PLENTY))
-        found.append(Finding(node=node, check="memory", status="ok", value=value, need=need))
+        findings.append(Finding(node=node, check="memory", status="ok", value=value, need=need))
     except PreflightError as error:
-        found.append(of_error(node, "memory", need, error))
+        findings.append(of_error(node, "memory", need, error))
     if in_shm:
         need, value = f"{_gib(in_shm)} in /dev/shm", f"{_gib(facts.shm_free)} free in /dev/shm"
         need += _counted(shm_back)
         try:
             check_memory(servers, replace(facts, available=_PLENTY, limit_free=None))
-            found.append(Finding(node=node, check="shm", status="ok", value=value, need=need))
+            findings.append(Finding(node=node, check="shm", status="ok", value=value, need=need))
         except PreflightError as error:
-            found.append(of_error(node, "shm", need, error))
-    return found
+            findings.append(of_error(node, "shm", need, error))
+    return findings
 
 
 def _sizes(servers: Collection[LmcacheServer]) -> tuple[int, int]:

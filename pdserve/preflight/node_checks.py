@@ -38,35 +38,35 @@ def check_node(
     directory is not looked at.
     """
     wanted = [process for process in on_node(plan, node) if starting is None or process.name in starting]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if mark is not None:
-        found.append(find_run_dir(node, Path(plan.run_dir), mark))
+        findings.append(find_run_dir(node, Path(plan.run_dir), mark))
     if wanted:
-        found.extend(_files(plan, node, wanted, held_by_us))
-        found.extend(find_patches(node, wanted))
-        found.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
-        found.extend(find_open_files(node, wanted, facts))
-        found.extend(find_memlock(node, wanted, facts))
-        found.extend(find_devices(plan, node, wanted, facts))
-        found.extend(find_gpu_processes(plan, node, wanted, facts.devices_present))
-        found.extend(find_rdma(node, wanted))
-    return found
+        findings.extend(_files(plan, node, wanted, held_by_us))
+        findings.extend(find_patches(node, wanted))
+        findings.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
+        findings.extend(find_open_files(node, wanted, facts))
+        findings.extend(find_memlock(node, wanted, facts))
+        findings.extend(find_devices(plan, node, wanted, facts))
+        findings.extend(find_gpu_processes(plan, node, wanted, facts.devices_present))
+        findings.extend(find_rdma(node, wanted))
+    return findings
 
 
 def _files(plan: Plan, node: str, wanted: Collection[Process], held_by_us: Collection[int]) -> list[Finding]:
     programs = ", ".join(dict.fromkeys(process.argv[0] for process in wanted))
-    found = [_tried(node, "program", programs, programs, lambda: files.check_programs(wanted))]
+    findings = [_tried(node, "program", programs, programs, lambda: files.check_programs(wanted))]
     if plan.model_path is not None and any(process.is_engine for process in wanted):
         need = f"{plan.model_path}/config.json"
-        found.append(_tried(node, "model", plan.model_path, need, lambda: files.check_model(plan)))
+        findings.append(_tried(node, "model", plan.model_path, need, lambda: files.check_model(plan)))
     if any(process.is_proxy for process in wanted):
         need = "the files that the proxy section names"
-        found.append(_tried(node, "proxy-files", "readable", need, lambda: files.check_proxy_files(plan.proxy)))
+        findings.append(_tried(node, "proxy-files", "readable", need, lambda: files.check_proxy_files(plan.proxy)))
     wants = [port for process in wanted for port in process.ports.values()]
     if wants:
         need = f"{len(wants)} free ports ({min(wants)}-{max(wants)})"
-        found.append(_tried(node, "ports", "free", need, lambda: ports.check_ports(wanted, held_by_us)))
-    return found
+        findings.append(_tried(node, "ports", "free", need, lambda: ports.check_ports(wanted, held_by_us)))
+    return findings
 
 
 def _tried(node: str, check: Check, value: str, need: str, look: Callable[[], None]) -> Finding:

@@ -32,26 +32,26 @@ def find_patches(node: str, wanted: Iterable[Process]) -> list[Finding]:
 
     Of a process whose command is the recipe's own nothing is known.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for (python, path), processes in _by_interpreter(wanted).items():
         names = tuple(dict.fromkeys(name for process in processes for name in process.patches))
         verdicts = judged(python, path, names)
         if isinstance(verdicts, str):
             need = f"an interpreter that can judge the patches of {_listed(processes)}"
             fix = "correct engine.python; its engines will judge when they start"
-            found.append(_finding(node, "unknown", f"{python}: {verdicts}", need, fix))
+            findings.append(_finding(node, "unknown", f"{python}: {verdicts}", need, fix))
         else:
-            found += _of_verdicts(node, processes, verdicts)
-    return found
+            findings += _of_verdicts(node, processes, verdicts)
+    return findings
 
 
 def _by_interpreter(wanted: Iterable[Process]) -> Mapping[tuple[str, str | None], list[Process]]:
-    found: dict[tuple[str, str | None], list[Process]] = {}
+    grouped: dict[tuple[str, str | None], list[Process]] = {}
     for process in wanted:
         if process.patches and process.packages:
             path = process.env.set.get(_PATH, os.environ.get(_PATH))
-            found.setdefault((process.argv[0], path), []).append(process)
-    return found
+            grouped.setdefault((process.argv[0], path), []).append(process)
+    return grouped
 
 
 @functools.cache
@@ -75,7 +75,9 @@ def _of_verdicts(node: str, processes: Collection[Process], verdicts: Mapping[st
     for name, verdict in verdicts.items():
         patch = find(name)
         users = [process for process in processes if name in process.patches]
-        allowed = {one for process in users for one in process.env.set.get(ALLOW_UNKNOWN, "").split(",")}
+        allowed = {
+            allowed_name for process in users for allowed_name in process.env.set.get(ALLOW_UNKNOWN, "").split(",")
+        }
         decision = decide(patch, verdict, allowed)
         need = f"code that {name} knows, for {_listed(users)}"
         if decision == "refused":

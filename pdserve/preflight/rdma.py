@@ -50,25 +50,25 @@ def find_rdma(node: str, starting: Collection[Process], *, sys: Path = _SYS, ver
     named = sorted({name for names in wanted for name in names})
     need = f"an active port on each of {', '.join(named)}" if named else "an RDMA device with an active port"
     try:
-        found = ports(sys)
+        rdma_ports = ports(sys)
     except OSError as error:
         return [_finding(node, "unknown", f"{sys} cannot be read: {error.strerror}", need)]
-    status, value, fix = _judge(found, named, verbs)
-    return [_finding(node, status, value, need, fix, tuple(str(port) for port in found))]
+    status, value, fix = _judge(rdma_ports, named, verbs)
+    return [_finding(node, status, value, need, fix, tuple(str(port) for port in rdma_ports))]
 
 
-def _judge(found: list[RdmaPort], named: list[str], verbs: Path) -> tuple[Status, str, str | None]:
+def _judge(rdma_ports: list[RdmaPort], named: list[str], verbs: Path) -> tuple[Status, str, str | None]:
     tcp = "or use the connector with protocol: tcp"
-    if not found:
+    if not rdma_ports:
         return "failed", "no RDMA device", f"load the driver of the adapters, {tcp}"
     if not any(verbs.glob("uverbs*")):
         fix = f"give the container the devices (docker: --device=/dev/infiniband), {tcp}"
         return "failed", f"devices that no process can open: no {verbs}/uverbs*", fix
-    there = {port.device for port in found}
+    there = {port.device for port in rdma_ports}
     if absent := [name for name in named if name.partition(":")[0] not in there]:
         fix = f"correct device_name of the connector: there are {', '.join(sorted(there))}"
         return "failed", f"no {', '.join(absent)}", fix
-    active = {port.device for port in found if port.active}
+    active = {port.device for port in rdma_ports if port.active}
     wanted = {name.partition(":")[0] for name in named}
     if down := sorted(wanted - active) or (sorted(there) if not active else []):
         return (
@@ -76,7 +76,7 @@ def _judge(found: list[RdmaPort], named: list[str], verbs: Path) -> tuple[Status
             f"no active port on {', '.join(down)}",
             f"bring the link up (cable, switch, subnet manager), {tcp}",
         )
-    value = ", ".join(str(port) for port in found if port.active)
+    value = ", ".join(str(port) for port in rdma_ports if port.active)
     if not named and there - active:
         fix = "name the good ones in device_name of the connector: it takes what it finds otherwise"
         return "warning", f"{value}; no active port on {', '.join(sorted(there - active))}", fix

@@ -1,4 +1,4 @@
-"""Which machines a deployment may use, and how each is reached, before anybody has looked at them."""
+"""Which machines a deployment may use, and how each is reached, before any check of them."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_di
     image, paths = image_of(recipe), needed_paths(recipe, recipe_dir)
     package = source_folder(str(Path(pdserve.__file__).parent))
 
-    def wrapped(one: Candidate) -> Candidate:
-        in_slurm = isinstance(one.reach, Srun)
+    def wrapped(candidate: Candidate) -> Candidate:
+        in_slurm = isinstance(candidate.reach, Srun)
         around = Around(
             run_id=run_id,
             run_dir=run_dir,
-            node=one.name,
+            node=candidate.name,
             platform=recipe.platform,
             package=package,
             paths=paths,
@@ -145,8 +145,8 @@ def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_di
             in_slurm=in_slurm,
         )
         match = wrap(container, image, (), around)
-        reach = one.reach.model_copy(update={"options": match.srun_options}) if in_slurm else one.reach
-        return replace(one, command=match.argv, reach=reach)
+        reach = candidate.reach.model_copy(update={"options": match.srun_options}) if in_slurm else candidate.reach
+        return replace(candidate, command=match.argv, reach=reach)
 
     return replace(candidates, machines=tuple(map(wrapped, candidates.machines)))
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pdserve.plan.nodes.reach import Reach, Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
-from pdserve.system.pipe_writer import Outlet
+from pdserve.system.pipe_writer import PipeWriter
 from pdserve.system.process import pid_end, spawn_piped
 
 LINE_BYTES = 16 * 1024 * 1024
@@ -36,7 +36,7 @@ class Channel:
         """`popen`: with pipes on stdin and stdout."""
         assert popen.stdin is not None
         self._popen = popen
-        self._outlet = Outlet(popen.stdin.fileno())
+        self._writer = PipeWriter(popen.stdin.fileno())
         self._stream: asyncio.StreamReader | None = None
         self._transport: asyncio.BaseTransport | None = None
 
@@ -50,11 +50,11 @@ class Channel:
     @property
     def waiting(self) -> int:
         """Bytes that the program has not read yet."""
-        return self._outlet.waiting
+        return self._writer.waiting
 
     def send(self, message: BaseModel) -> None:
         """Never blocks. A program that is gone is no error here: `line` then returns nothing."""
-        self._outlet.write(line_of(message))
+        self._writer.write(line_of(message))
 
     async def line(self) -> bytes:
         """The next line; empty when the program has closed its end. Raises ValueError for one above LINE_BYTES."""
@@ -76,12 +76,12 @@ class Channel:
 
     async def sent(self) -> None:
         """Returns once the kernel has taken everything, or the program has gone."""
-        await self._outlet.sent()
+        await self._writer.sent()
 
     def hang_up(self) -> None:
         """Closes the program's stdin, upon which it leaves; what waits is dropped. Safe to call again."""
         assert self._popen.stdin is not None
-        self._outlet.close()
+        self._writer.close()
         if not self._popen.stdin.closed:
             # Nothing is in the object's own buffer: the outlet writes to the descriptor.
             self._popen.stdin.close()

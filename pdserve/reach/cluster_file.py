@@ -129,18 +129,18 @@ class LoadedCluster:
 def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster:
     """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
-    document = extends.read_one(path, "a cluster file")
+    document = extends.read_file(path, "a cluster file")
     failed = environment.resolve(document, environ, shape)
     reset_nulls(document.data, shape)
-    found = list(document.problems)
-    known_bad = failed.union(*(p.spoils for p in found))
+    problems = list(document.problems)
+    known_bad = failed.union(*(p.spoils for p in problems))
     cluster, invalid = validate(Cluster, document.data, known_bad, _STAND_INS)
-    found += invalid
+    problems += invalid
     if cluster is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))
-        found += [p for p in _problems(cluster) if not any(p.concerns(b) for b in bad)]
-    if found or cluster is None:
-        raise error(found, document.origins, str(path))
+        problems += [p for p in _problems(cluster) if not any(p.concerns(b) for b in bad)]
+    if problems or cluster is None:
+        raise error(problems, document.origins, str(path))
     return LoadedCluster(cluster, path, document.origins)
 
 
@@ -218,8 +218,8 @@ def _excluded(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _option(option: str, path: Path) -> Iterator[Problem]:
-    found = _SSH_OPTION.fullmatch(option)
-    if found is None or not option.isprintable():
+    match = _SSH_OPTION.fullmatch(option)
+    if match is None or not option.isprintable():
         yield Problem(path, f"{show.value(option)} is not a setting of ssh", "write Keyword=value, as ssh -o takes it")
-    elif (instead := _OWNED_OPTIONS.get(found.group(1).lower())) is not None:
-        yield Problem(path, f"pdserve sets {found.group(1)}", instead)
+    elif (instead := _OWNED_OPTIONS.get(match.group(1).lower())) is not None:
+        yield Problem(path, f"pdserve sets {match.group(1)}", instead)

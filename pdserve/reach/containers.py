@@ -23,15 +23,15 @@ async def stop_left_containers(nodes: Iterable[Node], run_id: str) -> list[str]:
     This is for what did not.
     """
     boxed = [node for node in nodes if node.command[:1] == ("docker",)]
-    found = await asyncio.gather(*(asyncio.to_thread(_stop_on, node, run_id) for node in boxed))
-    return [one for there in found for one in there]
+    by_node = await asyncio.gather(*(asyncio.to_thread(_stop_on, node, run_id) for node in boxed))
+    return [container for there in by_node for container in there]
 
 
 def _stop_on(node: Node, run_id: str) -> list[str]:
     ids = _run(node, docker_list_argv(run_id, node.name), _LIST_SECONDS).split()
     if ids:
         _run(node, docker_stop_argv(ids, _STOP_SECONDS), 2 * _STOP_SECONDS)
-    return [f"{one[:12]} on {node.name}" for one in ids]
+    return [f"{container_id[:12]} on {node.name}" for container_id in ids]
 
 
 def _run(node: Node, argv: tuple[str, ...], seconds: float) -> str:

@@ -9,6 +9,7 @@ from itertools import count
 from pdserve.errors import AgentProtocolError
 from pdserve.reach.channel import Channel
 from pdserve.reach.protocol import (
+    AgentMessage,
     Answered,
     Ask,
     Beat,
@@ -20,10 +21,9 @@ from pdserve.reach.protocol import (
     Method,
     Order,
     Pulse,
-    Said,
+    SignalReceived,
     Start,
     Stop,
-    ToldToEnd,
     decode_event,
 )
 
@@ -119,7 +119,7 @@ class AgentLink:
             self._channel.close_reading()
         self._lost(how)
 
-    def _received(self, message: Said) -> None:
+    def _received(self, message: AgentMessage) -> None:
         if isinstance(message, Answered):
             if (asked := self._asked.get(message.id)) is not None and not asked.done():
                 asked.set_result(message)
@@ -133,7 +133,7 @@ class AgentLink:
         """AgentProtocolError: it speaks of a node or a process that is not its own."""
         if isinstance(event, Gone):
             whose = "the end of an agent, which only its link reports"
-        elif isinstance(event, Hello | ToldToEnd):
+        elif isinstance(event, Hello | SignalReceived):
             whose = "" if event.node == self.node else f"the node {event.node}"
         else:
             whose = "" if event.name in self._ordered else f"{event.name}, which it was never ordered to start"
@@ -165,7 +165,7 @@ class AgentLink:
                 self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
 
     def _lost(self, how: str, *, because: Because | None = None) -> None:
-        """Says so once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
+        """Reports it once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
         its lease is over."""
         if self._gone:
             return

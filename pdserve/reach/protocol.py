@@ -204,9 +204,9 @@ class Pulse(Message):
     event: Literal["pulse"] = "pulse"
 
 
-class ToldToEnd(Message):
-    """The agent is ended from outside, and it stops all of its processes: Slurm tells every step at scancel, and at
-    preemption the steps only."""
+class SignalReceived(Message):
+    """The agent has got a signal to end, and it stops all of its processes: Slurm signals every step at scancel, and
+    at preemption the steps only."""
 
     event: Literal["told-to-end"] = "told-to-end"
     node: str
@@ -249,9 +249,9 @@ class Gone(Message):
     """Seconds for which the launcher itself had not run when that became known."""
 
 
-Event = Hello | Started | Progress | LogCut | Ready | Died | Late | Health | Sockets | Stopped | ToldToEnd | Gone
+Event = Hello | Started | Progress | LogCut | Ready | Died | Late | Health | Sockets | Stopped | SignalReceived | Gone
 """What a link hands on. Pulse, Leaving and Answered end in the link."""
-Said = Event | Pulse | Leaving | Answered
+AgentMessage = Event | Pulse | Leaving | Answered
 
 
 class AskNode(Protocol):
@@ -269,7 +269,7 @@ class AskNode(Protocol):
 
 
 _ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="do")])
-_EVENTS: TypeAdapter[Said] = TypeAdapter(Annotated[Said, Field(discriminator="event")])
+_EVENTS: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="event")])
 
 
 def decode_order(line: bytes) -> Order:
@@ -281,7 +281,7 @@ def decode_order(line: bytes) -> Order:
         raise AgentProtocolError(f"unreadable order: {error.error_count()} problem(s)") from None
 
 
-def decode_event(line: bytes, node: str) -> Said:
+def decode_event(line: bytes, node: str) -> AgentMessage:
     """Raises AgentProtocolError."""
     try:
         return _EVENTS.validate_json(line)

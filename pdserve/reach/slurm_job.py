@@ -47,9 +47,9 @@ class Job:
         return self.state in _ENDED
 
     def __str__(self) -> str:
-        told = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
         where = f" on {self.nodes}" if self.nodes not in ("", "(null)") else ""
-        return f"job {self.id}: {self.state.lower()}{told}{where}"
+        return f"job {self.id}: {self.state.lower()}{reason}{where}"
 
 
 def submit(script: str) -> str:

@@ -31,8 +31,8 @@ def problem(destination: str) -> tuple[str, str] | None:
     port = ""
     if is_uri:
         host = host.removesuffix("/")
-        if (found := _WITH_PORT.fullmatch(host)) is not None:
-            host, port = found.groups()
+        if (match := _WITH_PORT.fullmatch(host)) is not None:
+            host, port = match.groups()
     if not destination.isprintable() or (at and not (_USER_IN_URI if is_uri else _USER).fullmatch(user)):
         return "is not a destination of ssh", _PLAIN
     name = unquote_plus(user) if is_uri else user
@@ -63,8 +63,8 @@ def _without(user: str, address: str, port: str | None) -> str:
     """A port has no place beside an IPv6 address."""
     if not _is_ipv6(address):
         return f"write {_uri(user)}HOST:{port}" if port else _PLAIN
-    elsewhere = f", and the port for all hosts in `ssh: {{options: [Port={port}]}}`, or for one in ssh's own config"
-    return f"write {user}{address}" + (elsewhere if port else "")
+    port_hint = f", and the port for all hosts in `ssh: {{options: [Port={port}]}}`, or for one in ssh's own config"
+    return f"write {user}{address}" + (port_hint if port else "")
 
 
 def _uri(user: str) -> str:

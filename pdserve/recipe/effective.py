@@ -99,8 +99,8 @@ def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
 
 def downloads(recipe: Recipe) -> bool:
     """Whether the model is fetched from the hub before the engines start."""
-    model, elsewhere = recipe.model, str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
-    return model.download and bool(_HUB_ID.fullmatch(model.id or "")) and elsewhere not in ("1", "true")
+    model, modelscope = recipe.model, str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
+    return model.download and bool(_HUB_ID.fullmatch(model.id or "")) and modelscope not in ("1", "true")
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | None]]:

@@ -152,7 +152,7 @@ class Timeouts(Strict):
     stop_seconds: Seconds = Field(default=30, description="From TERM to KILL, for each process.")
     transfer_abort_seconds: Count = Field(
         default=60,
-        description="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long prefill keeps KV that nobody fetches and decode "
+        description="VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long prefill keeps KV that no decode fetches and decode "
         "waits for KV that never comes. vLLM's 480 s holds the blocks of every lost request for 8 minutes.",
     )
     heartbeat_seconds: Seconds = Field(

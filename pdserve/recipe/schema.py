@@ -93,12 +93,12 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _value(schema: dict[str, Any]) -> dict[str, Any]:
     """A value that is not a property: items of lists and mappings may be references too."""
-    found = _plain(schema)
-    if "patternProperties" in found:  # flags and variables: their names are restricted, their values may be null
-        found["patternProperties"] = {k: _property(v) for k, v in found["patternProperties"].items()}
-        found["additionalProperties"] = False
+    plain = _plain(schema)
+    if "patternProperties" in plain:  # flags and variables: their names are restricted, their values may be null
+        plain["patternProperties"] = {k: _property(v) for k, v in plain["patternProperties"].items()}
+        plain["additionalProperties"] = False
     for key in ("items", "additionalProperties"):
-        inner = found.get(key)
+        inner = plain.get(key)
         if isinstance(inner, dict) and inner:
             options = [_value(option) for option in _options(inner)]
             if any(_restricted(o) for o in options) and _REFERENCE not in options:
@@ -106,8 +106,8 @@ def _value(schema: dict[str, Any]) -> dict[str, Any]:
             if key == "additionalProperties" and {"type": "null"} not in options:
                 # In a recipe that extends another one it takes a key away.
                 options.append({"type": "null"})
-            found[key] = options[0] if len(options) == 1 else {"anyOf": options}
-    return found
+            plain[key] = options[0] if len(options) == 1 else {"anyOf": options}
+    return plain
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,11 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     """`living`: names of processes whose phase is one of LIVING."""
     old = {process.name: process for process in running.processes}
     living = {name for name in living if name in old}
-    starting = tuple(one.name for one in new.processes if one.name not in living or not one.runs_as(old[one.name]))
+    starting = tuple(
+        process.name
+        for process in new.processes
+        if process.name not in living or not process.runs_as(old[process.name])
+    )
     planned = {process.name for process in new.processes}
     ports = {
         node.name: frozenset(
@@ -49,4 +53,4 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
 def recorded_change(run: RunDir, plan: Plan) -> Change:
     """From what runs in `run`, by its record, to `plan`. Raises StateError when the run has no record."""
     processes = run.read_state().processes
-    return change(run.read_plan(), plan, {name for name, one in processes.items() if one.phase in LIVING})
+    return change(run.read_plan(), plan, {name for name, process in processes.items() if process.phase in LIVING})

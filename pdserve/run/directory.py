@@ -130,7 +130,7 @@ class RunDir:
     def keep_current(self) -> str | None:
         """For the launcher: makes sure that it holds the lock, which a cleaner may have removed, and that `current`
         leads here. Who holds the lock instead, if another launcher has made its own run the current one meanwhile: both
-        pulling at it would leave none of them to be found. Raises OSError."""
+        pulling at it would leave `current` on none of them. Raises OSError."""
         link = self.path.parent / "current"
         here = link.is_symlink() and str(link.readlink()) == self.run_id
         try:
@@ -158,7 +158,7 @@ class RunDir:
         temporary.write_text(text, encoding="utf-8")
         temporary.rename(file)
 
-    def say_alive(self) -> None:
+    def write_beat(self) -> None:
         """The launcher's sign of life. One that cannot be written is tried again the next time."""
         with contextlib.suppress(OSError):
             self.write(self.beat, f"{time.time():.3f}\n")  # for readers; what counts is when the file was written
@@ -167,7 +167,7 @@ class RunDir:
         """Its presence means that nothing is left on a node that was lost."""
         return self.path / f"cleared@{node}"
 
-    def say_gone(self) -> None:
+    def remove_beat(self) -> None:
         """The launcher leaves: its last sign of life must not outlive it."""
         with contextlib.suppress(OSError):
             self.beat.unlink(missing_ok=True)
@@ -197,10 +197,10 @@ class RunDir:
     def read_key_folder(self) -> Path | None:
         """Where the launcher's session keeps its keys; None where that is not recorded, or torn."""
         try:
-            said = _contents(self.key_folder).decode()
+            text = _contents(self.key_folder).decode()
         except (OSError, NotOursError, ValueError):
             return None
-        return Path(said) if said.startswith("/") and "\0" not in said else None
+        return Path(text) if text.startswith("/") and "\0" not in text else None
 
     def save_key(self, key: str) -> None:
         """Writes the engine key for `verify` of the same user. Raises StateError if it cannot, or the folder is not
@@ -332,8 +332,8 @@ def _by_name(root: Path) -> dict[str, RunDir]:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as error:
         raise _no_record(root, error) from None
-    found = {folder.name: _current(root, folder.name) for folder in folders}
-    return {name: run for name, run in found.items() if run is not None}
+    runs = {folder.name: _current(root, folder.name) for folder in folders}
+    return {name: run for name, run in runs.items() if run is not None}
 
 
 def _current(root: Path, name: str) -> RunDir | None:
@@ -351,7 +351,7 @@ def _no_record(where: Path, error: OSError) -> StateError:
 
 
 def lives(run: RunDir, state: DeploymentState) -> bool:
-    """Whether the launcher of a run lives: on its machine by its PID; elsewhere, over the shared folder, by its last
+    """Whether the launcher of a run lives: on its machine by its PID; on others, over the shared folder, by its last
     sign of life, up to half a minute late. In another container of its machine, or before that was booted again, the
     lock shows at once that it is dead: it is not held.
 
@@ -407,13 +407,13 @@ def find(root: Path, name: str | None) -> RunDir:
     Raises StateError and NotOursError.
     """
     if name is not None:
-        if (found := _current(root, name)) is None:
+        if (named := _current(root, name)) is None:
             known = ", ".join(_by_name(root)) or "none"
             raise StateError(
                 f"no deployment called {name!r} was ever started", where=str(root), todo=f"known deployments: {known}"
             )
-        _check_folders(root / name, found)
-        return found
+        _check_folders(root / name, named)
+        return named
     everything = _by_name(root)
     running = {each: run for each, run in everything.items() if serves(run)}
     for some in (running, everything):

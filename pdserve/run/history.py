@@ -77,8 +77,8 @@ def _continued(before: Path, at: float) -> bytes:
 
 def _before(file: Path) -> int:
     """Bytes of the history that were before this file; 0 where it has none, or does not record it."""
-    found = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
-    return 0 if found is None else int(found[1])
+    match = _CONTINUED.match(read_from(file, 0, _HEAD_BYTES) or b"")
+    return 0 if match is None else int(match[1])
 
 
 def _event(line: bytes, at: float) -> dict[str, Any]:

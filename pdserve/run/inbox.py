@@ -86,7 +86,9 @@ def request_text(run: RunDir, request: Request) -> str:
     known = {name for process in running["processes"] for name in process}
     message = request.model_dump(mode="json")
     plan = {name: value for name, value in message["plan"].items() if name in running}
-    plan["processes"] = [{name: value for name, value in one.items() if name in known} for one in plan["processes"]]
+    plan["processes"] = [
+        {name: value for name, value in process.items() if name in known} for process in plan["processes"]
+    ]
     return json.dumps({**message, "plan": plan})
 
 
@@ -135,12 +137,12 @@ def take(run: RunDir) -> list[tuple[str, Request]]:
         if not file.is_file():
             continue
         try:
-            said = file.read_bytes()
+            content = file.read_bytes()
             file.unlink()
         except OSError:
             continue  # the request was taken back, or the next look may succeed
         try:
-            taken.append((file.stem, _REQUESTS.validate_json(said)))
+            taken.append((file.stem, _REQUESTS.validate_json(content)))
         except ValidationError as error:
             unreadable = Reply(exit_code=8, message=f"unreadable request: {error.error_count()} problem(s)")
             # What else was taken is in no other place any more: it must not be lost with this answer.

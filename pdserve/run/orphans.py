@@ -35,15 +35,15 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
     """Every process of the record that is on this machine, supervisors last. Another machine's PIDs mean nothing here:
     there the agents' leases end what is left."""
     nodes = {node: agents for node, agents in state.nodes.items() if is_here(agents.hostname, agents.place)}
-    found = {
+    processes = {
         name: process.id
         for name, process in state.processes.items()
         if process.id is not None and process.node in nodes
     }
     for node, agents in nodes.items():
-        found[f"agent@{node}"] = agents.agent
-        found[f"guard@{node}"] = agents.guard
-    return found
+        processes[f"agent@{node}"] = agents.agent
+        processes[f"guard@{node}"] = agents.guard
+    return processes
 
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
@@ -55,71 +55,73 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     heard of. A PID of another process is never among them, nor is PID 1, the caller, or a process above it, whatever
     the record has.
     """
-    inside = {pid for one in _cgroups(state, run) for pid in one.members()}
+    inside = {pid for group in _cgroups(state, run) for pid in group.members()}
     seen = procfs.relations()
     known = recorded(state)
-    roots = {one.pid for one in known.values() if one.alive()}
+    roots = {identity.pid for identity in known.values() if identity.alive()}
     heard = _last_heard_of(run)
-    for name, one in known.items():
+    for name, identity in known.items():
         # Session 1, as 0, is that of what every process descends from.
-        if one.pid > 1 and procfs.identify(one.pid) is None:
+        if identity.pid > 1 and procfs.identify(identity.pid) is None:
             process = state.processes.get(name)
             # One that was restarted since has the time of an earlier end, and another root.
             died_at = process.died_at if process is not None and process.phase in _ENDED else None
             until = heard if died_at is None else died_at
             roots |= {
                 each.pid
-                for each in procfs.identities(pid for pid, of in seen.items() if of.session == one.pid)
+                for each in procfs.identities(pid for pid, of in seen.items() if of.session == identity.pid)
                 if procfs.started_at(each) <= until + _CLOCK_SECONDS
             }
     never = procfs.ancestry(os.getpid(), seen)
-    found = procfs.family((roots | inside) - never, seen=seen)
+    family = procfs.family((roots | inside) - never, seen=seen)
     # Also without a recorded PID: its launcher may have ended before it wrote it.
-    return (found | procfs.family(_named(state, run, found, seen) - never, seen=seen)) - never
+    return (family | procfs.family(_named(state, run, family, seen) - never, seen=seen)) - never
 
 
-def _named(state: DeploymentState, run: RunDir, found: set[int], seen: Mapping[int, Relations]) -> set[int]:
+def _named(state: DeploymentState, run: RunDir, family: set[int], seen: Mapping[int, Relations]) -> set[int]:
     """Who carries a name of the run and may have been started by it. Where a guard lives or there are cgroups, all that
-    was is known without it (`found`), and of a guard that has left by itself nothing is: another name was copied."""
+    was is known without it (`family`), and of a guard that has left by itself nothing is: another name was copied."""
     agents = _agents(state, run)
-    here = [one for one in agents if one.here]
-    beside = [one for one in agents if not one.here and is_named_here(one.hostname)]
-    if here and not beside and all(one.shows_all() for one in here):
+    here = [agent for agent in agents if agent.here]
+    beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
+    if here and not beside and all(agent.shows_all() for agent in here):
         return set()
-    named = markers.holders(run.run_id, state.token, state.processes) - found
+    named = markers.holders(run.run_id, state.token, state.processes) - family
     if not here:
         return named
-    since = min(one.guard.start_ticks for one in here)
-    known = [one.above for one in here if one.above is not None]
-    above = {one.pid for each in known for one in each if one.alive()} if len(known) == len(here) else None
+    since = min(agent.guard.start_ticks for agent in here)
+    known = [agent.above for agent in here if agent.above is not None]
+    above = (
+        {ancestor.pid for each in known for ancestor in each if ancestor.alive()} if len(known) == len(here) else None
+    )
     return {
-        one
-        for one in named
-        if not markers.born_outside(one, seen=seen, since=since, above=above, named=named, ours=found)
+        pid
+        for pid in named
+        if not markers.born_outside(pid, seen=seen, since=since, above=above, named=named, ours=family)
     }
 
 
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
     """All that the run has had, as far as they are recorded by themselves or by the launcher."""
-    told = [
-        AgentRecord(guard=one.guard, hostname=one.hostname, place=one.place, cgroup=one.cgroup)
-        for one in state.nodes.values()
+    reported = [
+        AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup)
+        for node in state.nodes.values()
     ]
     own = agent_record.records(run.path)
-    noted = {one.guard for one in own}
-    return [*own, *(one for one in told if one.guard not in noted)]
+    noted = {agent.guard for agent in own}
+    return [*own, *(agent for agent in reported if agent.guard not in noted)]
 
 
 def _cgroups(state: DeploymentState, run: RunDir) -> list[cgroup.Cgroup]:
     """Of the run, on this machine, as far as they are still there."""
     here = {agent.cgroup for agent in _agents(state, run) if agent.here}
-    return [one for each in here if (one := cgroup.recorded(each, run.run_id)) is not None]
+    return [group for each in here if (group := cgroup.recorded(each, run.run_id)) is not None]
 
 
 def _remove_empty_cgroups(state: DeploymentState, run: RunDir) -> None:
     """What is left once all that was in it has ended, supervisors and processes. Only while no supervisor lives."""
-    for one in _cgroups(state, run):
-        one.remove()
+    for group in _cgroups(state, run):
+        group.remove()
 
 
 def _last_heard_of(run: RunDir) -> float:
@@ -130,19 +132,19 @@ def _last_heard_of(run: RunDir) -> float:
 
 def supervised(state: DeploymentState) -> bool:
     """Whether an agent or a guard lives here: then it is clearing up, if its launcher is gone."""
-    return any(one.alive() for one in _supervisors(state).values())
+    return any(supervisor.alive() for supervisor in _supervisors(state).values())
 
 
 def _supervisors(state: DeploymentState) -> dict[str, ProcessId]:
-    return {name: one for name, one in recorded(state).items() if name.startswith(("agent@", "guard@"))}
+    return {name: supervisor for name, supervisor in recorded(state).items() if name.startswith(("agent@", "guard@"))}
 
 
 @asynccontextmanager
-async def none_held(state: DeploymentState, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def none_held(state: DeploymentState, report: Callable[[str], None]) -> AsyncIterator[None]:
     """While the block runs, no agent and no guard of this machine stands still (SIGSTOP, a debugger): they stop what
     is left, and it would wait for them. One gets a SIGCONT; one that does not is killed, and then the other one of
     the two does its work, or `stop_left`."""
-    watch = asyncio.create_task(_let_go_on(state, say))
+    watch = asyncio.create_task(_let_go_on(state, report))
     try:
         yield
     finally:
@@ -150,21 +152,21 @@ async def none_held(state: DeploymentState, say: Callable[[str], None]) -> Async
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def _let_go_on(state: DeploymentState, say: Callable[[str], None]) -> None:
-    told: dict[str, float] = {}
+async def _let_go_on(state: DeploymentState, report: Callable[[str], None]) -> None:
+    signalled_at: dict[str, float] = {}
     while True:
         now = asyncio.get_running_loop().time()
-        for name, one in _supervisors(state).items():
-            if not procfs.is_stopped(one):
-                told.pop(name, None)
-            elif name not in told:
-                told[name] = now
-                if send(one, signal.SIGCONT):
-                    say(f"{name} (PID {one.pid}) stood still (SIGSTOP) and got a SIGCONT")
-            elif now - told[name] >= _HELD_SECONDS:
-                told[name] = now
-                if send(one, signal.SIGKILL):
-                    say(f"{name} (PID {one.pid}) stood still all the same (a debugger?) and was killed")
+        for name, supervisor in _supervisors(state).items():
+            if not procfs.is_stopped(supervisor):
+                signalled_at.pop(name, None)
+            elif name not in signalled_at:
+                signalled_at[name] = now
+                if send(supervisor, signal.SIGCONT):
+                    report(f"{name} (PID {supervisor.pid}) stood still (SIGSTOP) and got a SIGCONT")
+            elif now - signalled_at[name] >= _HELD_SECONDS:
+                signalled_at[name] = now
+                if send(supervisor, signal.SIGKILL):
+                    report(f"{name} (PID {supervisor.pid}) stood still all the same (a debugger?) and was killed")
         await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -177,7 +179,7 @@ def may_be_busy(state: DeploymentState, run: RunDir, node: str) -> bool:
 
 def living(state: DeploymentState, run: RunDir) -> list[str]:
     """`name PID command` of every process of the run that lives here; members that were not recorded have no name."""
-    names = {one.pid: name for name, one in recorded(state).items() if one.alive()}
+    names = {identity.pid: name for name, identity in recorded(state).items() if identity.alive()}
     return [
         f"{names.get(pid, 'of its processes:')} PID {pid} {procfs.command(pid)[:100]}"
         for pid in sorted(members(state, run))

@@ -43,13 +43,13 @@ def unpatched(plan: Plan, run: RunDir, names: Iterable[str]) -> StartError | Non
     """The error of the first of these engines that does not run with its patches."""
     for name in names:
         process = plan.process(name)
-        if found := lacking(process, run):
+        if problems := lacking(process, run):
             return StartError(
                 f"{process.role} is healthy, but not every process of it runs with its patches",
                 where=f"{name}@{process.node}",
                 cause="vLLM did not load pdserve's plugin there: it only logs 'Failed to load plugin' and goes on",
                 todo=f"look for 'plugin' in {run.path / process.log}; pdserve must be installed where vLLM is, and a "
                 "VLLM_PLUGINS of the recipe must not hide it",
-                evidence=tuple(found),
+                evidence=tuple(problems),
             )
     return None

@@ -2,7 +2,7 @@
 
 Never removed: the newest run and the current one; a run of which anything lives, or may live where it cannot be seen;
 what another user owns, or holds anything of; what has not the name of a run; and whatever a link leads to. The run
-directory is one for all nodes (preflight proves that they share it), so that nothing is kept elsewhere.
+directory is one for all nodes (preflight proves that they share it), so that no other folder has anything to keep.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def prune_all(root: Path, *, dry_run: bool = False) -> list[Removed]:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as error:
         raise StateError("the record of deployments cannot be read", where=str(root), cause=str(error)) from None
-    return [one for folder in folders if _is_ours(folder) for one in prune(folder, rule_of(folder), dry_run=dry_run)]
+    return [
+        removed for folder in folders if _is_ours(folder) for removed in prune(folder, rule_of(folder), dry_run=dry_run)
+    ]
 
 
 def prune(deployment: Path, rule: Retention, *, dry_run: bool = False) -> list[Removed]:
@@ -90,8 +92,8 @@ def remove_empty_cgroups(deployment: Path) -> None:
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
     """Raises OSError."""
-    found = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
-    written = {path: _last_written(path) for path in sorted(found, key=found.__getitem__, reverse=True)[1:]}
+    runs = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
+    written = {path: _last_written(path) for path in sorted(runs, key=runs.__getitem__, reverse=True)[1:]}
     since = time.time() - rule.days * _DAY_SECONDS
     current = _current(deployment)
     beyond = [
@@ -118,9 +120,9 @@ def _may_live(run: RunDir, written: float) -> bool:
     if lives(run, state) or members(state, run):
         return True
     over = state.phase in ("stopped", "failed")
-    elsewhere = [node for node in state.nodes.values() if not is_here(node.hostname, node.place)]
+    other_nodes = [node for node in state.nodes.values() if not is_here(node.hostname, node.place)]
     return unseen and (
-        any(node.lost for node in elsewhere) if over else bool(elsewhere) or not is_here(state.host, state.place)
+        any(node.lost for node in other_nodes) if over else bool(other_nodes) or not is_here(state.host, state.place)
     )
 
 
@@ -159,7 +161,7 @@ def _mounted_in(folder: Path) -> list[Path]:
     top = folder.resolve()
     # The kernel writes a space, a tab, a line feed or a backslash of a name as `\040`, and nothing else.
     names = (line.split(b" ")[4] for line in _MOUNTS.read_bytes().split(b"\n") if line)
-    points = [Path(os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), name))) for name in names]
+    points = [Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), name))) for name in names]
     return [point for point in points if point.is_relative_to(top)]
 
 

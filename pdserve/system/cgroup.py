@@ -75,12 +75,12 @@ class Cgroup:
 
     def members(self) -> set[int]:
         """PIDs of all that live in it, or in one inside it. Those of another PID namespace have no number here."""
-        found: set[int] = set()
+        pids: set[int] = set()
         if self.exists():
             for folder, _, _ in os.walk(self.path):
                 with contextlib.suppress(OSError):
-                    found.update(_pids(Path(folder)))
-        return found - {0}
+                    pids.update(_pids(Path(folder)))
+        return pids - {0}
 
     def kill(self) -> None:
         """KILL for every member at once, also those that are being forked. Does nothing once it is gone, and never
@@ -220,7 +220,7 @@ def is_known(identity: CgroupId) -> bool:
 def place(controller: str = "", proc: Path = _PROC) -> tuple[Path, Path]:
     """(our own cgroup, the mount that shows it). `controller`: of cgroup v1, such as `memory`; empty: v2.
 
-    What a cgroup namespace hides is not found. Raises OSError.
+    It does not see what a cgroup namespace hides. Raises OSError.
     """
     paths = [line.split(":", 2) for line in procfs.lines_of(proc / "cgroup")]
     ours = [path for _, controllers, path in paths if controller in controllers.split(",")]
@@ -242,7 +242,7 @@ def _mounts(controller: str, proc: Path) -> Iterator[tuple[Path, str]]:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options.split(",")):
-            root, point = (_ESCAPED.sub(lambda found: chr(int(found[1], 8)), each) for each in before.split()[3:5])
+            root, point = (_ESCAPED.sub(lambda match: chr(int(match[1], 8)), each) for each in before.split()[3:5])
             yield Path(point), root
 
 

@@ -67,7 +67,7 @@ class OomWatch:
     def _look(self) -> MemoryCounts | None:
         return None if self._at is None else counts(*self._at)
 
-    def told(self, how: str, code: int | None) -> tuple[str, bool]:
+    def explain(self, how: str, code: int | None) -> tuple[str, bool]:
         """How something ended, with the kernel's counts; True: it, or a process of its, was killed for memory.
 
         `code`: as in protocol.Died.
@@ -94,8 +94,8 @@ def _place(cgroup: Cgroup | None) -> tuple[Path, Path, Names] | None:
             continue
         if cgroup is not None and names is V2:
             folder = cgroup.path
-        if (found := counted(folder, top, names)) is not None:
-            return found, top, names
+        if (counted_in := counted(folder, top, names)) is not None:
+            return counted_in, top, names
     return None
 
 

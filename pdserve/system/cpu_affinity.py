@@ -22,7 +22,7 @@ def share_of_cpus(cpus: Iterable[int], share: tuple[int, int] | None) -> set[int
 
 
 def bring_back(pids: Iterable[int], cpus: set[int]) -> None:
-    """Threads of these processes that may run elsewhere may from now on run on all of `cpus`, and nowhere else. Those
+    """Threads of these processes that may run on other CPUs may now run on all of `cpus`, and on no other. Those
     that have chosen among `cpus`, as OpenMP's do, keep what they have chosen."""
     for thread in procfs.threads(pids):
         # One that has ended, or is not ours to move: that costs speed, not answers.

@@ -36,35 +36,35 @@ class Lives:
     def __init__(self, kept: Kept, until: float) -> None:
         """`kept`: by an earlier look, and no longer than `until` (wall-clock seconds)."""
         self._lives = {ProcessId(pid=pid, start_ticks=ticks): _Life(began, ended) for pid, ticks, began, ended in kept}
-        for one, life in self._lives.items():
-            if life.ended is None and not one.alive():
+        for process, life in self._lives.items():
+            if life.ended is None and not process.alive():
                 life.ended = until
 
     def kept(self) -> Kept:
         """All that is remembered."""
-        return [(one.pid, one.start_ticks, life.began, life.ended) for one, life in self._lives.items()]
+        return [(process.pid, process.start_ticks, life.began, life.ended) for process, life in self._lives.items()]
 
     def see(self, pids: Iterable[int]) -> bool:
         """These are ours and live now. True when that changes what is remembered."""
         clock, known = time.monotonic(), len(self._lives)
         changed = False
-        for one, life in list(self._lives.items()):
-            if life.ended is None and not one.alive():
+        for process, life in list(self._lives.items()):
+            if life.ended is None and not process.alive():
                 life.ended, changed = time.time(), True
             if life.ended is not None and life.forgotten is None:
                 life.forgotten = clock + _REMEMBERED_SECONDS
             elif life.forgotten is not None and clock > life.forgotten:
-                del self._lives[one]
+                del self._lives[process]
                 known -= 1
-        for one in procfs.identities(pids):
-            if one not in self._lives:
-                self._lives[one] = _Life(procfs.started_at(one))
+        for process in procfs.identities(pids):
+            if process not in self._lives:
+                self._lives[process] = _Life(procfs.started_at(process))
         return changed or len(self._lives) != known
 
     def of(self, pid: int, when: float) -> ProcessId | None:
         """Who of ours had this PID at that wall-clock time; None: none."""
-        for one, life in self._lives.items():
+        for process, life in self._lives.items():
             until = time.time() if life.ended is None else life.ended
-            if one.pid == pid and life.began - _CLOCK_SECONDS <= when <= until + _CLOCK_SECONDS:
-                return one
+            if process.pid == pid and life.began - _CLOCK_SECONDS <= when <= until + _CLOCK_SECONDS:
+                return process
         return None

@@ -14,7 +14,7 @@ BEHIND_SECONDS = 5.0
 """A peer that takes nothing for so long is behind."""
 
 
-class Outlet:
+class PipeWriter:
     """Writes what it is given, in order; what the other side does not take yet is kept. Belongs to one event loop."""
 
     def __init__(self, descriptor: int, on_empty: Callable[[], None] | None = None) -> None:
@@ -82,12 +82,12 @@ class Newest:
 
     def __init__(self, descriptor: int, behind: Callable[[bool], None]) -> None:
         """`behind`: called with True when lines have waited for some seconds, with False when they have been taken.
-        `descriptor` as for Outlet."""
-        self._outlet = Outlet(descriptor, self._pump)
+        `descriptor` as for PipeWriter."""
+        self._writer = PipeWriter(descriptor, self._pump)
         self._behind = behind
         self._lines: dict[str, bytes] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._told = False
+        self._reported_behind = False
 
     def write(self, about: str, line: bytes) -> None:
         """Sends it, in the place of an older one about the same that has not been sent yet."""
@@ -98,26 +98,26 @@ class Newest:
     def close(self) -> None:
         """Drops what is waiting and writes nothing more."""
         self._lines.clear()
-        self._outlet.close()
+        self._writer.close()
         self._caught_up()
 
     def _pump(self) -> None:
-        while self._lines and not self._outlet.waiting:
+        while self._lines and not self._writer.waiting:
             about = next(iter(self._lines))
-            self._outlet.write(self._lines.pop(about))
-        if not self._outlet.waiting:
+            self._writer.write(self._lines.pop(about))
+        if not self._writer.waiting:
             self._caught_up()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BEHIND_SECONDS, self._late)
 
     def _late(self) -> None:
-        self._told = True
+        self._reported_behind = True
         self._behind(True)
 
     def _caught_up(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._told:
-            self._told = False
+        if self._reported_behind:
+            self._reported_behind = False
             self._behind(False)

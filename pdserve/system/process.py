@@ -79,7 +79,7 @@ class Child:
 
     @property
     def reaped(self) -> bool:
-        """Its exit code was collected: the kernel may give its PID to anybody."""
+        """Its exit code was collected: the kernel may give its PID to any process."""
         return self._reaped is not None
 
     def family(self) -> set[int]:
@@ -90,7 +90,7 @@ class Child:
             roots.add(self.pid)
         else:
             session = procfs.identities(procfs.in_session(self.pid))
-            roots.update(one.pid for one in session if one.start_ticks < self._reaped)
+            roots.update(member.pid for member in session if member.start_ticks < self._reaped)
         return procfs.family(roots, marker=self._marker, within=os.getpid())
 
     def poll(self) -> Exit | None:
@@ -113,7 +113,7 @@ class Child:
             ended = self.poll()
         return ended
 
-    def tell(self, about: str, line: str, behind: Callable[[bool], None]) -> None:
+    def push(self, about: str, line: str, behind: Callable[[bool], None]) -> None:
         """Sends a line to its stdin, without waiting for it: while it does not read, only the newest line about each
         thing waits. `behind` is called when that lasts, and when it is over. One that has gone is no error here."""
         if self._popen.stdin is None or self._popen.stdin.closed:
@@ -349,7 +349,7 @@ class _TooMuchError(Exception):
     """A tool wrote more than the limit."""
 
 
-def _talk(tool: subprocess.Popen[bytes], said: bytes, deadline: float) -> tuple[bytes, bytes]:
+def _talk(tool: subprocess.Popen[bytes], data: bytes, deadline: float) -> tuple[bytes, bytes]:
     """Writes its stdin and reads until it has closed its outputs. Raises TimeoutError and _TooMuchError."""
     assert tool.stdin is not None
     assert tool.stdout is not None
@@ -366,7 +366,7 @@ def _talk(tool: subprocess.Popen[bytes], said: bytes, deadline: float) -> tuple[
             for key, _ in waiting.select(deadline - time.monotonic()):
                 if key.fd not in heard:
                     with contextlib.suppress(BrokenPipeError):  # it does not read, or has ended
-                        if said := said[os.write(key.fd, said) :] if said else said:
+                        if data := data[os.write(key.fd, data) :] if data else data:
                             continue
                     waiting.unregister(key.fd)
                     tool.stdin.close()

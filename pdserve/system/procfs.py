@@ -69,7 +69,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def lines_of(file: Path) -> list[str]:
-    """Of a file of /proc. It holds names that anybody may choose (files, mount points, threads): bytes of any kind.
+    """Of a file of /proc. It holds names that any user may choose (files, mount points, threads): bytes of any kind.
     Raises OSError."""
     return [line for line in file.read_bytes().decode(errors="surrogateescape").split("\n") if line]
 
@@ -99,7 +99,7 @@ def _pids() -> Iterator[int]:
 
 
 def is_stopped(process: ProcessId) -> bool:
-    """True for a process held by SIGSTOP: alive for the kernel, useless for everybody else."""
+    """True for a process held by SIGSTOP: alive for the kernel, useless for every other process."""
     stat = _stat(process.pid)
     return stat is not None and stat[_STAT_STATE] in "Tt" and int(stat[_STAT_START]) == process.start_ticks
 
@@ -114,12 +114,12 @@ class Relations(NamedTuple):
 
 def relations() -> dict[int, Relations]:
     """Of every live process, in one reading."""
-    found = {}
+    processes = {}
     for pid in _pids():
         stat = _stat(pid)
         if stat is not None and not _ended(pid, stat):
-            found[pid] = Relations(*(int(stat[field]) for field in (_STAT_PPID, _STAT_SESSION, _STAT_START)))
-    return found
+            processes[pid] = Relations(*(int(stat[field]) for field in (_STAT_PPID, _STAT_SESSION, _STAT_START)))
+    return processes
 
 
 def family(
@@ -134,7 +134,7 @@ def family(
     that it has started gets away. `seen`: a reading that was taken already."""
     roots = set(roots)
     seen = relations() if seen is None else seen
-    members = grown({pid for pid, one in seen.items() if pid in roots or one.session in roots}, seen)
+    members = grown({pid for pid, relation in seen.items() if pid in roots or relation.session in roots}, seen)
     if marker is not None and within is not None:
         others = grown({within}, seen) - {within} - members
         members = grown(members | {pid for pid in others if marker in environment(pid)}, seen)
@@ -155,7 +155,7 @@ def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
     members = set(members)
     grew = True
     while grew:
-        more = {pid for pid, one in seen.items() if one.parent in members and pid not in members}
+        more = {pid for pid, relation in seen.items() if relation.parent in members and pid not in members}
         members |= more
         grew = bool(more)
     return members
@@ -163,14 +163,14 @@ def grown(members: set[int], seen: Mapping[int, Relations]) -> set[int]:
 
 def above(pid: int) -> Iterator[ProcessId]:
     """The parent of a process, its parent, and so on, as far as this PID namespace goes."""
-    while (stat := _stat(pid)) is not None and (one := identify(int(stat[_STAT_PPID]))) is not None:
-        yield one
-        pid = one.pid
+    while (stat := _stat(pid)) is not None and (parent := identify(int(stat[_STAT_PPID]))) is not None:
+        yield parent
+        pid = parent.pid
 
 
 def in_session(number: int) -> set[int]:
     """Live PIDs of the session of that number, whether or not its leader lives."""
-    return {pid for pid, one in relations().items() if one.session == number}
+    return {pid for pid, relation in relations().items() if relation.session == number}
 
 
 def started_at(process: ProcessId) -> float:
@@ -206,8 +206,8 @@ def environment(pid: int) -> list[bytes]:
 def environment_values(name: str) -> dict[int, bytes]:
     """What a variable is in the environments of all live processes that we may look into, by PID."""
     prefix = f"{name}=".encode()
-    every = ((pid, one) for pid in _pids() for one in environment(pid) if one.startswith(prefix))
-    return {pid: one.removeprefix(prefix) for pid, one in every}
+    every = ((pid, variable) for pid in _pids() for variable in environment(pid) if variable.startswith(prefix))
+    return {pid: variable.removeprefix(prefix) for pid, variable in every}
 
 
 def owner(pid: int) -> int | None:
@@ -255,7 +255,7 @@ def title(pid: int) -> str:
 
 def listeners(port: int) -> set[str]:
     """Socket inodes that listen on a TCP port, any address, both families."""
-    found: set[str] = set()
+    inodes: set[str] = set()
     for table in ("tcp", "tcp6"):
         try:
             lines = lines_of(_PROC / "net" / table)[1:]
@@ -264,8 +264,8 @@ def listeners(port: int) -> set[str]:
         for line in lines:
             fields = line.split()
             if fields[3] == _TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(fields[9])
-    return found
+                inodes.add(fields[9])
+    return inodes
 
 
 def owners(inodes: set[str], pids: Iterable[int]) -> set[int]:
@@ -330,7 +330,7 @@ def shared_memory_in_use() -> set[int]:
 def _shared_memory(pids: Iterable[int], *, access: int) -> set[int]:
     memory = SHM.stat().st_dev
     device = f"{os.major(memory):02x}:{os.minor(memory):02x}"
-    found: set[int] = set()
+    inodes: set[int] = set()
     for pid in pids:
         for descriptor, link in _descriptors(pid):
             if link.startswith(f"{SHM}/"):
@@ -338,7 +338,7 @@ def _shared_memory(pids: Iterable[int], *, access: int) -> set[int]:
                     file = descriptor.stat()
                     # The mode of such a link is that of the descriptor (proc_pid_fd(5)).
                     if file.st_dev == memory and descriptor.lstat().st_mode & access == access:
-                        found.add(file.st_ino)
+                        inodes.add(file.st_ino)
         try:
             lines = lines_of(_PROC / str(pid) / "maps")
         except OSError:
@@ -346,5 +346,5 @@ def _shared_memory(pids: Iterable[int], *, access: int) -> set[int]:
         for line in lines:
             _, _, _, of, inode, *_ = line.split(maxsplit=5)
             if of == device:
-                found.add(int(inode))
-    return found
+                inodes.add(int(inode))
+    return inodes

@@ -88,7 +88,9 @@ class ShmLedger:
 
     def unknown(self) -> bool:
         """Whether there is a segment that may be of one of ours and is not recorded. Cheap: no process is looked at."""
-        return any(one.name not in self._names and one.name not in self._others for one in self._candidates())
+        return any(
+            segment.name not in self._names and segment.name not in self._others for segment in self._candidates()
+        )
 
     def see(self, pids: Iterable[int]) -> None:
         """These processes are ours: what they make from now on is known by their PID, also when they are gone."""
@@ -100,20 +102,20 @@ class ShmLedger:
         pids = set(pids)
         changed = self._lives.see(pids)
         used = procfs.shared_memory(pids)
-        for one in self._candidates():
-            maker = None if one.maker is None else self._lives.of(one.maker, one.made_at)
+        for segment in self._candidates():
+            maker = None if segment.maker is None else self._lives.of(segment.maker, segment.made_at)
             named = (
                 maker is not None
-                and one.key not in self._foreign
-                and (one.sysv is not None or procfs.in_first_pid_namespace())
+                and segment.key not in self._foreign
+                and (segment.sysv is not None or procfs.in_first_pid_namespace())
             )
-            if not named and not one.among(used):
+            if not named and not segment.among(used):
                 continue
-            if self._names.get(one.name) != one.mark or self._makers.get(one.name) != maker:
-                self._names[one.name] = one.mark
-                self._makers.pop(one.name, None)
+            if self._names.get(segment.name) != segment.mark or self._makers.get(segment.name) != maker:
+                self._names[segment.name] = segment.mark
+                self._makers.pop(segment.name, None)
                 if maker is not None:
-                    self._makers[one.name] = maker
+                    self._makers[segment.name] = maker
                 changed = True
         if changed:
             self.save()
@@ -123,10 +125,12 @@ class ShmLedger:
         again."""
         candidates = list(self._candidates())
         self.record(ours())
-        self._others = {one.name for one in candidates if one.sysv is not None} - self._names.keys()
-        said = {one.key for one in candidates if one.maker is not None and one.name not in self._names}
-        if said != self._foreign:
-            self._foreign = said
+        self._others = {segment.name for segment in candidates if segment.sysv is not None} - self._names.keys()
+        foreign = {
+            segment.key for segment in candidates if segment.maker is not None and segment.name not in self._names
+        }
+        if foreign != self._foreign:
+            self._foreign = foreign
             self.save()
 
     def save(self) -> None:
@@ -152,17 +156,17 @@ class ShmLedger:
             return []
         removed = []
         used = procfs.shared_memory_in_use()
-        present = {one.name: one for one in self._candidates()}
+        present = {segment.name: segment for segment in self._candidates()}
         for name, mark in sorted(self._names.items()):
-            one, maker = present.get(name), self._makers.get(name)
-            if one is not None and one.mark == mark:
-                attached = one.sysv is not None and one.sysv.attached > 0
-                if one.among(used) or attached or (maker is not None and maker.alive()):
+            segment, maker = present.get(name), self._makers.get(name)
+            if segment is not None and segment.mark == mark:
+                attached = segment.sysv is not None and segment.sysv.attached > 0
+                if segment.among(used) or attached or (maker is not None and maker.alive()):
                     continue
-                if one.sysv is None:
+                if segment.sysv is None:
                     (procfs.SHM / name).unlink(missing_ok=True)
                 else:
-                    sysv_memory.remove(one.sysv)
+                    sysv_memory.remove(segment.sysv)
                 removed.append(name)
             del self._names[name]
             self._makers.pop(name, None)
@@ -172,13 +176,15 @@ class ShmLedger:
         """What is of our user and did not exist before, under whatever name."""
         inodes = {mark for name, mark in self._strangers.items() if not name.startswith(_SYSV)}
         return (
-            one for one in _existing(os.getuid()) if self._strangers.get(one.name) != one.mark and not one.among(inodes)
+            segment
+            for segment in _existing(os.getuid())
+            if self._strangers.get(segment.name) != segment.mark and not segment.among(inodes)
         )
 
 
 def existing() -> dict[str, int]:
     """Every segment that there is now -> what makes it another one than a later one of the same name."""
-    return {one.name: one.mark for one in _existing()}
+    return {segment.name: segment.mark for segment in _existing()}
 
 
 def _existing(uid: int | None = None) -> Iterator[_Segment]:
@@ -187,12 +193,12 @@ def _existing(uid: int | None = None) -> Iterator[_Segment]:
     with os.scandir(procfs.SHM) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                info = entry.stat(follow_symlinks=False)
             except OSError:
                 continue
-            if stat.S_ISREG(found.st_mode) and uid in (None, found.st_uid):
+            if stat.S_ISREG(info.st_mode) and uid in (None, info.st_uid):
                 named = _NAMED_AFTER_ITS_MAKER.match(entry.name)
-                yield _Segment(entry.name, found.st_ino, None if named is None else int(named[1]), found.st_ctime)
-    for one in sysv_memory.segments():
-        if uid in (None, one.uid):
-            yield _Segment(f"{_SYSV}{one.id}", one.created, one.creator, one.created, one)
+                yield _Segment(entry.name, info.st_ino, None if named is None else int(named[1]), info.st_ctime)
+    for segment in sysv_memory.segments():
+        if uid in (None, segment.uid):
+            yield _Segment(f"{_SYSV}{segment.id}", segment.created, segment.creator, segment.created, segment)

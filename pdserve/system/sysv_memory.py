@@ -33,13 +33,13 @@ def segments() -> list[SysvSegment]:
     except (OSError, ValueError):
         return []
     names = header.split()
-    found = []
+    existing = []
     for line in lines:
         of = dict(zip(names, line.split(), strict=False))
-        found.append(
+        existing.append(
             SysvSegment(int(of["shmid"]), int(of["cpid"]), int(of["uid"]), int(of["nattch"]), int(of["ctime"]))
         )
-    return found
+    return existing
 
 
 def remove(segment: SysvSegment) -> bool:

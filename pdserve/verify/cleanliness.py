@@ -36,9 +36,11 @@ _USAGE_SLACK = 1e-9
 async def prove(target: Target, trials: Trials) -> Outcome:
     prompt = trials.trials[0].prompt
     before = await _quiet(target)
-    if busy := [name for name, one in before.items() if one.unfinished]:
+    if busy := [name for name, snapshot in before.items() if snapshot.unfinished]:
         return not_proven(f"{', '.join(busy)} also serve others: what they leave looks like what these requests leave")
-    if silent := [name for name, one in before.items() if one.unfinished is None or one.kv_cache_usage is None]:
+    if silent := [
+        name for name, snapshot in before.items() if snapshot.unfinished is None or snapshot.kv_cache_usage is None
+    ]:
         return not_proven(f"{', '.join(silent)} report no running requests or no KV use (statistics off?)")
 
     long = await longest_answer(target, prompt, _LONG_ANSWER_TOKENS)
@@ -54,10 +56,14 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     after = await _settle(target, before, seconds)
     numbers["seconds until clean"] = round(time.monotonic() - began, 2)
     left = []
-    for name, one in after.items():
-        numbers[f"{name}: running, KV use"] = f"{one.unfinished}, {before[name].kv_cache_usage:g} -> {_usage(one):g}"
-        if not _is_clean(one, before[name]):
-            left.append(f"{name} ({one.error or f'{one.unfinished} unfinished, KV use {_usage(one):.4f}'})")
+    for name, snapshot in after.items():
+        numbers[f"{name}: running, KV use"] = (
+            f"{snapshot.unfinished}, {before[name].kv_cache_usage:g} -> {_usage(snapshot):g}"
+        )
+        if not _is_clean(snapshot, before[name]):
+            left.append(
+                f"{name} ({snapshot.error or f'{snapshot.unfinished} unfinished, KV use {_usage(snapshot):.4f}'})"
+            )
     if left:
         return failed(
             f"{seconds:g} s later still not as before: {', '.join(left)}. A request was not aborted with its client, "
@@ -131,9 +137,9 @@ async def _quiet(target: Target) -> dict[str, EngineSnapshot]:
     requests are released a step after their answers."""
     lowest = await _settle(target, None, _QUIET_SECONDS)
     for _ in range(_QUIET_READINGS):
-        for name, one in (await _nudged(target)).items():
-            if one.reachable and _usage(one) < _usage(lowest[name]):
-                lowest[name] = one
+        for name, snapshot in (await _nudged(target)).items():
+            if snapshot.reachable and _usage(snapshot) < _usage(lowest[name]):
+                lowest[name] = snapshot
     return lowest
 
 
@@ -145,7 +151,7 @@ async def _settle(
     while True:
         now = await _nudged(target)
         if time.monotonic() > until or all(
-            _is_clean(one, wanted[name] if wanted else None) for name, one in now.items()
+            _is_clean(snapshot, wanted[name] if wanted else None) for name, snapshot in now.items()
         ):
             return now
         await asyncio.sleep(_POLL_SECONDS)
@@ -164,5 +170,5 @@ def _is_clean(now: EngineSnapshot, before: EngineSnapshot | None) -> bool:
     return now.unfinished == 0 and (before is None or _usage(now) <= _usage(before) + _USAGE_SLACK)
 
 
-def _usage(one: EngineSnapshot) -> float:
-    return 1.0 if one.kv_cache_usage is None else one.kv_cache_usage
+def _usage(snapshot: EngineSnapshot) -> float:
+    return 1.0 if snapshot.kv_cache_usage is None else snapshot.kv_cache_usage

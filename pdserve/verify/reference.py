@@ -43,15 +43,15 @@ async def force(target: Target, prompt: tuple[int, ...], tokens: Sequence[int], 
         raise VerifyError("the reference returned no logprobs of its prompt", where=target.reference.url)
     return Forced(
         chosen=tuple(_logprob(target, entry, token) for entry, token in zip(entries, tokens, strict=True)),
-        best=tuple(max(float(one["logprob"]) for one in (entry or {}).values()) for entry in entries),
+        best=tuple(max(float(candidate["logprob"]) for candidate in (entry or {}).values()) for entry in entries),
     )
 
 
 def _logprob(target: Target, entry: dict[str, Any] | None, token: int) -> float:
-    found = (entry or {}).get(str(token))
-    if found is None:
+    logprob = (entry or {}).get(str(token))
+    if logprob is None:
         raise VerifyError(f"the reference returned no logprob of token {token}", where=target.reference.url)
-    return float(found["logprob"])
+    return float(logprob["logprob"])
 
 
 def _computed_all(target: Target, answer: Completion) -> None:

@@ -49,12 +49,12 @@ class Report(BaseModel):
     def raise_for_status(self) -> None:
         """Raises VerifyError when a proof failed, else NotProvenError when one could not be carried out."""
         for status, error in (("failed", VerifyError), ("not-proven", NotProvenError)):
-            found = tuple(proof for proof in self.proofs if proof.status == status)
-            if found:
+            proofs = tuple(proof for proof in self.proofs if proof.status == status)
+            if proofs:
                 raise error(
-                    f"{', '.join(proof.name for proof in found)}: {status.replace('-', ' ')}",
+                    f"{', '.join(proof.name for proof in proofs)}: {status.replace('-', ' ')}",
                     where=self.deployment,
-                    evidence=tuple(f"{proof.name}: {proof.reason}" for proof in found),
+                    evidence=tuple(f"{proof.name}: {proof.reason}" for proof in proofs),
                 )
 
     def to_json(self) -> dict[str, Any]:

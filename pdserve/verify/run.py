@@ -54,14 +54,14 @@ class _Run:
     async def _trials(self) -> Trials | str:
         """The requests that the proofs look at, or why there are none. A request that fails is a proof that failed."""
         claim = "Requests through the proxy are answered."
-        found: list[Trials] = []
+        trials: list[Trials] = []
 
         async def send() -> Outcome:
-            found.append(await run_trials(self._target))
-            return Outcome("proven", {"requests": len(found[0].trials)})
+            trials.append(await run_trials(self._target))
+            return Outcome("proven", {"requests": len(trials[0].trials)})
 
         if await self._prove("requests", claim, send):
-            return found[0]
+            return trials[0]
         return "the requests that it would look at were not answered"
 
     async def _prove(self, name: str, claim: str, prove: Callable[[], Awaitable[Outcome]]) -> bool:

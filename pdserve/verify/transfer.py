@@ -25,7 +25,7 @@ async def prove(target: Target, trials: Trials) -> Outcome:
         numbers[f"{worker.name}: tokens computed"] = trials.computed(worker.name)
     for worker, tokens in zip(target.decoders, received, strict=True):
         numbers[f"{worker.name}: tokens received"] = tokens
-    got, own = [one for one in received if one is not None], [one for one in computed if one is not None]
+    got, own = [count for count in received if count is not None], [count for count in computed if count is not None]
     if len(got) < len(received) or len(own) < len(computed):
         return not_proven("the decode engines do not count where the tokens of their prompts came from", numbers)
     numbers["received by decode"], numbers["computed on decode"] = sum(got), sum(own)

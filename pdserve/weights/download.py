@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from pdserve.weights.files import CacheFolder, heavy, indexed, light
 
 STALL_SECONDS = 600.0
-_SAY_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 _LOCK_SECONDS = 1.0
 _SPARE_BYTES = 1 << 30
 """A disk that is full to the last byte is of no use to the engines."""
@@ -77,12 +77,12 @@ def main() -> int:
     if taken.record is not None:
         taken.record.unlink(missing_ok=True)
     try:
-        found = provide(options)
+        result = provide(options)
     except DownloadError as failure:
         report(f"failed: {_plain(str(failure))} -> {failure.todo}")
         return 1
     if taken.record is not None:
-        _write(taken.record, {"model": options.model, "revision": options.revision, **found._asdict()})
+        _write(taken.record, {"model": options.model, "revision": options.revision, **result._asdict()})
     return 0
 
 
@@ -158,7 +158,7 @@ def _look_up(hub: Any, options: Options) -> Repository:
     api = hub.HfApi()
     commit: str = api.model_info(options.model, revision=options.revision).sha
     tree = api.list_repo_tree(options.model, recursive=True, revision=commit)
-    return Repository(options.model, commit, {one.path: one.size for one in tree if hasattr(one, "size")})
+    return Repository(options.model, commit, {entry.path: entry.size for entry in tree if hasattr(entry, "size")})
 
 
 def _download(hub: Any, cache: Path, folder: CacheFolder, options: Options, repository: Repository) -> None:
@@ -239,7 +239,7 @@ def _alone(folder: CacheFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_seconds: float) -> Iterator[None]:
-    """Says how far it is while it runs, measured on the disk, and ends the process when nothing comes any more: the
+    """Reports its progress while it runs, measured on the disk, and ends the process when nothing comes any more: the
     threads of a download cannot be ended."""
     done, total = threading.Event(), sum(sizes.values())
 
@@ -258,7 +258,7 @@ def _watched(folder: CacheFolder, commit: str, sizes: Mapping[str, int], stall_s
                     "complete stays, another start fetches the rest"
                 )
                 os._exit(1)
-            if done.wait(min(_SAY_SECONDS, stall_seconds)):
+            if done.wait(min(_REPORT_SECONDS, stall_seconds)):
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -296,12 +296,12 @@ def _explained(endpoint: str, options: Options, error: Exception) -> DownloadErr
 
 def _unreachable() -> tuple[type[Exception], ...]:
     """Of no connection, by the HTTP library of huggingface_hub (requests before 1.0, httpx, httpx2 from 2.0)."""
-    found: list[type[Exception]] = [ConnectionError, TimeoutError]
+    errors: list[type[Exception]] = [ConnectionError, TimeoutError]
     for library, names in (("requests", ("ConnectionError", "Timeout")), ("httpx", _HTTPX), ("httpx2", _HTTPX)):
         with contextlib.suppress(ImportError):
             module = importlib.import_module(library)
-            found.extend(getattr(module, name) for name in names)
-    return tuple(found)
+            errors.extend(getattr(module, name) for name in names)
+    return tuple(errors)
 
 
 def _status(error: Exception) -> int:

@@ -35,20 +35,20 @@ def test_on_its_own_machine_it_is_its_process(run: RunDir) -> None:
     own = procfs.identify(os.getpid())
     assert own is not None
     assert lives(run, state(os.uname().nodename, own))
-    run.say_alive()
+    run.write_beat()
     assert not lives(run, state(os.uname().nodename, GONE))
 
 
 def test_elsewhere_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: RunDir) -> None:
     assert not lives(run, state("elsewhere", GONE))
-    run.say_alive()
+    run.write_beat()
     assert lives(run, state("elsewhere", GONE))
-    run.say_gone()
+    run.remove_beat()
     assert not lives(run, state("elsewhere", GONE))
 
 
 def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
-    run.say_alive()
+    run.write_beat()
     at = run.beat.stat().st_mtime - 31
     os.utime(run.beat, (at, at))
     assert not lives(run, state("elsewhere", GONE))
@@ -56,7 +56,7 @@ def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
 
 def test_a_late_sign_of_life_is_told_from_none(run: RunDir) -> None:
     assert unheard(run) is None
-    run.say_alive()
+    run.write_beat()
     assert unheard(run) is None
     at = run.beat.stat().st_mtime - 12
     os.utime(run.beat, (at, at))
@@ -108,7 +108,7 @@ def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run:
     own = procfs.identify(os.getpid())
     assert own is not None
     here, elsewhere = state(os.uname().nodename, own), state("elsewhere", GONE)
-    run.say_alive()
+    run.write_beat()
     assert (lateness(run, here), lateness(run, elsewhere)) == (None, None)
     at = run.beat.stat().st_mtime - 12
     os.utime(run.beat, (at, at))
@@ -124,7 +124,7 @@ def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_wrong_makes_no_launcher_dead(run: RunDir, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    run.say_alive()
+    run.write_beat()
     wrong = time.time() + hours * 3600
     monkeypatch.setattr(time, "time", lambda: wrong)
     assert lives(run, state("elsewhere", GONE))

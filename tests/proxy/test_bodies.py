@@ -158,7 +158,7 @@ def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
 
 @given(BODIES, DIALECT)
 def test_every_body_can_be_judged(body: dict[str, Any], dialect: Dialect) -> None:
-    field = dialect.needs_one_engine(Body(spelled(body)))
+    field = dialect.needs_single_engine(Body(spelled(body)))
     if field is None:
         assert body.get("n", 1) in (1, None)
         assert body.get("prompt_logprobs") is None

@@ -204,7 +204,7 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
     raw = b'{"%b": %b, "max_tokens": 4}' % (name.encode(), prompt)
     tracemalloc.start()
     body = scanned(raw)
-    field = COMPLETIONS.needs_one_engine(body)
+    field = COMPLETIONS.needs_single_engine(body)
     routed = COMPLETIONS.prompt(body)
     legs = [COMPLETIONS.prefill_body(body, TRANSFER), COMPLETIONS.decode_body(body, TRANSFER)]
     _, peak = tracemalloc.get_traced_memory()
@@ -240,7 +240,7 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
 def test_one_prompt_is_told_from_several_without_reading_them(prompt: str, one: bool) -> None:
     raw = f'{{"prompt": {prompt}, "x": ["]"]}}'.encode()
     for body in (Body(raw), scanned(raw)):
-        assert COMPLETIONS.needs_one_engine(body) == (None if one else "prompt")
+        assert COMPLETIONS.needs_single_engine(body) == (None if one else "prompt")
 
 
 @given(st.dictionaries(st.sampled_from(["priority", "prompt", "n"]), st.integers(), max_size=3))

@@ -191,7 +191,7 @@ open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 from pdserve.system.cgroup_memory import OomWatch
 watch = OomWatch(None)
 code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
-print(watch.told("killed by SIGKILL", code)[0])
+print(watch.explain("killed by SIGKILL", code)[0])
 """
 
 

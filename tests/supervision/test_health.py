@@ -110,8 +110,8 @@ def test_an_answer_of_somebody_elses_socket_does_not_count() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         answer = probe(stranger.getsockname()[1], {1})
     assert not answer.ready
-    assert "not ours" in answer.said
-    assert f"PID {os.getpid()}" in answer.said
+    assert "not ours" in answer.text
+    assert f"PID {os.getpid()}" in answer.text
 
 
 @pytest.mark.parametrize(("protocol", "ready"), [("HTTP/1.0", False), ("HTTP/1.1", True)])
@@ -142,7 +142,7 @@ def test_who_answers_is_looked_up_again_for_each_new_connection(protocol: str, r
         server.shutdown()
     assert first.ready
     assert second.ready is ready
-    assert ready or "not ours" in second.said
+    assert ready or "not ours" in second.text
 
 
 def test_an_answer_over_a_connection_that_lasts_does_not_count_for_ever() -> None:
@@ -172,7 +172,7 @@ def test_an_answer_over_a_connection_that_lasts_does_not_count_for_ever() -> Non
     answers = asyncio.run(checks())
     assert answers[0].ready
     assert not answers[-1].ready
-    assert "nothing listens" in answers[-1].said
+    assert "nothing listens" in answers[-1].text
 
 
 def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatc
         port = free.getsockname()[1]
     itself = partial(asyncio.open_connection, local_addr=("127.0.0.1", port))
     monkeypatch.setattr(asyncio, "open_connection", itself)
-    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port} of 127.0.0.1"
+    assert probe(port, {os.getpid()}).text == f"nothing listens on port {port} of 127.0.0.1"
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", port))
 
@@ -190,7 +190,7 @@ def test_the_port_stays_free_when_the_kernel_connects_us_to_ourselves(monkeypatc
 def test_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert probe(port, {os.getpid()}).said == f"nothing listens on port {port} of 127.0.0.1"
+    assert probe(port, {os.getpid()}).text == f"nothing listens on port {port} of 127.0.0.1"
 
 
 def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:

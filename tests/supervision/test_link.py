@@ -258,7 +258,7 @@ def test_an_agent_that_is_stopped_is_told_by_its_guard_in_the_log(tmp_path: Path
 @pytest.mark.parametrize(
     ("victim", "signum", "how"),
     [
-        ("agent", signal.SIGTERM, "it was told to end by SIGTERM"),
+        ("agent", signal.SIGTERM, "it received SIGTERM"),
         ("guard", signal.SIGKILL, "its guard was killed"),
     ],
 )

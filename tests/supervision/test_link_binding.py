@@ -20,10 +20,10 @@ from pdserve.reach.protocol import (
     Message,
     Progress,
     Ready,
+    SignalReceived,
     Started,
     Stop,
     Stopped,
-    ToldToEnd,
 )
 from pdserve.system.procfs import ProcessId
 
@@ -41,7 +41,7 @@ NEWS: list[Message] = [
 ]
 OF_ANOTHER: list[Message] = [
     Hello(node="b", agent=ID, guard=ID, hostname="b"),
-    ToldToEnd(node="b", signal="SIGTERM"),
+    SignalReceived(node="b", signal="SIGTERM"),
     Gone(node="b", how="as if"),
     *NEWS,
 ]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from pdserve.system.pipe_writer import Outlet
+from pdserve.system.pipe_writer import PipeWriter
 
 MORE_THAN_ANY_BUFFER = 8 * 1024 * 1024
 
@@ -15,7 +15,7 @@ def test_what_the_other_side_does_not_read_yet_waits_and_arrives_in_order() -> N
     async def scenario() -> bytes:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            outlet = Outlet(ours.fileno())
+            outlet = PipeWriter(ours.fileno())
             outlet.write(b"a" * MORE_THAN_ANY_BUFFER)
             outlet.write(b"z")
             reader, writer = await asyncio.open_connection(sock=theirs.dup())
@@ -36,7 +36,7 @@ def test_a_socket_on_which_something_can_be_read_is_not_closed() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.sendall(b"an order that nobody has read yet")
-            outlet = Outlet(ours.fileno())
+            outlet = PipeWriter(ours.fileno())
             await asyncio.sleep(0)
             outlet.write(b"news")
             await outlet.sent()
@@ -48,7 +48,7 @@ def test_a_socket_on_which_something_can_be_read_is_not_closed() -> None:
 def test_a_peer_that_has_gone_is_no_error() -> None:
     async def scenario() -> None:
         read, write = os.pipe()
-        outlet = Outlet(write)
+        outlet = PipeWriter(write)
         os.close(read)
         outlet.write(b"to nobody")
         outlet.write(b"again")

@@ -223,9 +223,9 @@ def test_a_push_to_a_reader_that_left_is_no_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         child = start(tmp_path, "pass", control_stdin=True)
         await child.wait()
-        child.tell("prefill-0", "{}", lambda behind: None)
+        child.push("prefill-0", "{}", lambda behind: None)
         await child.stop(grace=1)
-        child.tell("prefill-0", "{}", lambda behind: None)
+        child.push("prefill-0", "{}", lambda behind: None)
 
     asyncio.run(scenario())
 
@@ -254,7 +254,7 @@ def test_a_process_that_does_not_read_holds_nobody_and_gets_the_newest_states_wh
 
         for number in range(5_000):
             for worker in ("prefill-0", "decode-0"):
-                child.tell(worker, f"{worker} {number:0100}", behind)
+                child.push(worker, f"{worker} {number:0100}", behind)
         await asyncio.wait_for(told.wait(), 30)
         told.clear()
         # It may not have stopped itself yet.

@@ -32,15 +32,15 @@ def test_news_that_the_next_makes_worthless_do_not_wait_for_a_launcher_that_does
                 ledger = ShmLedger(tmp_path / "shm.json", strangers=existing())
                 agent = Agent(node="a", run_dir=tmp_path, run_id="r", ledger=ledger, cgroups=Made(None))
             agent._emit(Progress(name="prefill-0", text="x" * 2 * MEGABYTE))
-            waiting = agent._outlet.waiting
+            waiting = agent._writer.waiting
             for _ in range(1000):
                 agent._emit(Pulse())
                 agent._emit(Progress(name="prefill-0", text="loading"))
-            assert agent._outlet.waiting == waiting
+            assert agent._writer.waiting == waiting
             # What happened is told, however late.
             agent._emit(Stopped(name="prefill-0", forced=False, seconds=1))
-            assert agent._outlet.waiting > waiting
-            agent._outlet.close()
+            assert agent._writer.waiting > waiting
+            agent._writer.close()
             await agent._http.close()
 
     asyncio.run(scenario())

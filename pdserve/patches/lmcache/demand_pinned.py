@@ -64,9 +64,9 @@ def _growing(original: Callable[..., Any], step: int) -> Callable[..., Any]:
     def allocate(self: Any, *args: Any, **kwargs: Any) -> Any:
         while True:
             seen = self._curr_size
-            found = original(self, *args, **kwargs)
-            if found is not None or seen >= self._final_size or not _grow(self, seen, step):
-                return found
+            allocated = original(self, *args, **kwargs)
+            if allocated is not None or seen >= self._final_size or not _grow(self, seen, step):
+                return allocated
 
     return allocate
 

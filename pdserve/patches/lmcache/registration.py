@@ -53,7 +53,7 @@ def _take_hold() -> None:
     from lmcache.integration.vllm import vllm_multi_process_adapter as adapters
     from lmcache.v1.multiprocess.transport.zmq_impl import mq
 
-    wrap(mq.MessageQueueClient, "cancel_streams", patch=NAME, around=_ending_what_nobody_answers)
+    wrap(mq.MessageQueueClient, "cancel_streams", patch=NAME, around=_ending_unanswered_calls)
     wrap(adapters.HeartbeatThread, "_execute", patch=NAME, around=_asking_who_answers)
     worker = adapters.LMCacheMPWorkerAdapter
     wrap(worker, "_send_register_kv_caches_request", patch=NAME, around=_remembering_where)
@@ -61,7 +61,7 @@ def _take_hold() -> None:
     wrap(lmcache_mp_connector.LMCacheMPConnector, "get_handshake_metadata", patch=NAME, around=_then_heartbeat)
 
 
-def _ending_what_nobody_answers(original: Callable[..., None]) -> Callable[..., None]:
+def _ending_unanswered_calls(original: Callable[..., None]) -> Callable[..., None]:
     """In the thread of the message queue, which alone touches pending_futures: a connection has ended."""
 
     def cancel_streams(self: Any) -> None:

@@ -95,10 +95,10 @@ class OpenPulls:
 
     @classmethod
     def of(cls, worker: Any) -> OpenPulls:
-        found: OpenPulls | None = getattr(worker, "pdserve_pulls", None)
-        if found is None:
-            found = worker.pdserve_pulls = cls(worker)
-        return found
+        pulls: OpenPulls | None = getattr(worker, "pdserve_pulls", None)
+        if pulls is None:
+            pulls = worker.pdserve_pulls = cls(worker)
+        return pulls
 
     def register(self, metas: dict[str, Any]) -> None:
         for request, meta in metas.items():
@@ -111,8 +111,8 @@ class OpenPulls:
                 self._pulls[request].peers_left = meta.pull_tasks_count
 
     def unasked(self, metas: Iterable[str]) -> list[str]:
-        found = {request: self._pulls.get(request) for request in metas}
-        return [request for request, pull in found.items() if pull is not None and pull.peers_left is None]
+        pulls = {request: self._pulls.get(request) for request in metas}
+        return [request for request, pull in pulls.items() if pull is not None and pull.peers_left is None]
 
     def is_wanted(self, request: str) -> bool:
         """Whether a request waits for its KV; else prefill only has to free its own."""
@@ -144,7 +144,7 @@ class OpenPulls:
 
     def withdraw(self, requests: Iterable[str]) -> Iterator[tuple[Peer, dict[str, str]]]:
         """Marks pulls whose requests have ended; the peers to notify, with request -> transfer id."""
-        told: dict[Peer, dict[str, str]] = {}
+        to_notify: dict[Peer, dict[str, str]] = {}
         for request in requests:
             pull = self._pulls.get(request)
             if pull is None or pull.withdrawn:
@@ -155,10 +155,10 @@ class OpenPulls:
                 continue
             for peer in self._peers:
                 if request in peer.unsettled:
-                    told.setdefault(peer, {})[request] = pull.meta.transfer_id
+                    to_notify.setdefault(peer, {})[request] = pull.meta.transfer_id
                     if not peer.asked:
                         self.settle(peer, request, failed=False)
-        yield from told.items()
+        yield from to_notify.items()
 
     def transfers(self, peer: Peer) -> dict[str, str]:
         """What a peer has not settled, request -> transfer id."""
@@ -203,10 +203,10 @@ class OpenPulls:
 
     def take_failed_blocks(self) -> set[int]:
         """Since the last call. For the worker's own thread."""
-        found: set[int] = set()
+        blocks: set[int] = set()
         while not self._failed_blocks.empty():
-            found |= self._failed_blocks.get_nowait()
-        return found
+            blocks |= self._failed_blocks.get_nowait()
+        return blocks
 
     def _settled(self, request: str, pull: OpenPull) -> None:
         pull.peers_left = max(0, (pull.peers_left or 0) - 1)

@@ -78,10 +78,10 @@ def _ended(original: Callable[..., tuple[bool, Any]]) -> Callable[..., tuple[boo
 
 def _scheduled(scheduler: Any) -> tuple[set[str], set[str]]:
     """Requests that were given to the workers to pull and have not ended; those that have, since the last step."""
-    found: tuple[set[str], set[str]] | None = getattr(scheduler, "pdserve_pulls", None)
-    if found is None:
-        found = scheduler.pdserve_pulls = (set(), set())
-    return found
+    pulls: tuple[set[str], set[str]] | None = getattr(scheduler, "pdserve_pulls", None)
+    if pulls is None:
+        pulls = scheduler.pdserve_pulls = (set(), set())
+    return pulls
 
 
 PATCH = Patch(

@@ -79,10 +79,10 @@ class _Sends:
 
     @classmethod
     def of(cls, worker: Any) -> _Sends:
-        found: _Sends | None = getattr(worker, "pdserve_sends", None)
-        if found is None:
-            found = worker.pdserve_sends = cls(worker)
-        return found
+        sends: _Sends | None = getattr(worker, "pdserve_sends", None)
+        if sends is None:
+            sends = worker.pdserve_sends = cls(worker)
+        return sends
 
     def start(self, identity: bytes, sock: Any, work: Awaitable[None]) -> None:
         """In a task of its own: upstream awaits it in one of 2 * num_workers tasks, which then serve no other pull."""
@@ -237,9 +237,11 @@ class _AnsweringSocket:
             for request in (*(response.ok_reqs or ()), *(response.err_reqs or ())):
                 self._open.pop(request, None)
             last = response.status.name == "FINISH"
-            gone = [one for one, transfer in self._open.items() if last or transfer not in worker.reqs_need_send]
+            gone = [
+                request for request, transfer in self._open.items() if last or transfer not in worker.reqs_need_send
+            ]
             if gone:
-                self._open = {one: transfer for one, transfer in self._open.items() if one not in gone}
+                self._open = {request: transfer for request, transfer in self._open.items() if request not in gone}
                 effects.count(_NAME, "waiting-pulls-answered", len(gone))
                 errors = [*(response.err_reqs or ()), *gone]
                 response = msgspec.structs.replace(response, err_reqs=errors, err_msg=response.err_msg or _GONE)

@@ -29,7 +29,7 @@ def apply() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.worker import NixlConnectorWorker
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    owner = next(one for one in NixlConnectorWorker.__mro__ if "_handle_failed_transfer" in vars(one))
+    owner = next(cls for cls in NixlConnectorWorker.__mro__ if "_handle_failed_transfer" in vars(cls))
     wrap(owner, "_handle_failed_transfer", patch=NAME, around=_naming_the_blocks)
     wrap(
         Scheduler,

@@ -2,7 +2,7 @@
 
 With a connector, vLLM 0.24 to 0.27 look into the prefix cache group by group, and take the full attention's hit, or the
 longest of all (until 0.26), as that of the model: a connector would bring the recurrent state that is missing there.
-Only NIXL's decode does. With LMCache or Mooncake, and on a prefill that nobody sends anything to, the request goes on
+Only NIXL's decode does. With LMCache or Mooncake, and on a prefill, which receives no KV, the request goes on
 without a state, or from a wrong one, and the answer is nonsense. 0.27 falls back to the common hit where the connector
 offers nothing; since 0.28 a connector has to say that it can, and only NIXL does.
 
@@ -54,7 +54,7 @@ def _brings_states(connector: Any) -> bool:
     children = getattr(connector, "_connectors", None)
     if children:
         return all(_brings_states(child) for child in children)
-    return any(one.__name__ == "NixlBaseConnector" for one in type(connector).__mro__)
+    return any(cls.__name__ == "NixlBaseConnector" for cls in type(connector).__mro__)
 
 
 def _in_common(original: Callable[..., Hits]) -> Callable[..., Hits]:

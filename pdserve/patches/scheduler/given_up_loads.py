@@ -163,10 +163,10 @@ class LoadTimeout:
     def _hear_of_loads(self) -> None:
         """The scheduler notifies its connector of every load that it starts, and then lets the request wait."""
         connector = self._scheduler.connector
-        tell = connector.update_state_after_alloc
+        original = connector.update_state_after_alloc
 
         def update_state_after_alloc(request: Any, blocks: Any, num_external_tokens: int) -> None:
-            tell(request, blocks, num_external_tokens)
+            original(request, blocks, num_external_tokens)
             if num_external_tokens > 0:
                 self._begun.append(request)
 

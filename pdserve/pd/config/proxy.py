@@ -1,4 +1,4 @@
-"""What the proxy is told at start: plain data, written to the run directory by the launcher. No secrets.
+"""The proxy's configuration at start: plain data, written to the run directory by the launcher. No secrets.
 
 How the proxy serves has defaults: a configuration that names only its port and its workers is complete.
 """

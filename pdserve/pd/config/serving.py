@@ -1,6 +1,6 @@
 """How the proxy serves: what a recipe's `proxy:` section and the proxy's own configuration have in common.
 
-Both are made of this one model, so that a setting which a recipe takes is one that the proxy is told.
+Both are made of this one model, so that every setting which a recipe takes reaches the proxy.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class BreakerSettings(Settings):
 
 
 class HealthSettings(Settings):
-    """The proxy's own checks of its workers, beside what the supervisor tells it."""
+    """The proxy's own checks of its workers, beside the states that the launcher sends."""
 
     interval_seconds: Seconds = Field(default=2, description="Between two checks of one worker.")
     timeout_seconds: Seconds = Field(default=2, description="A check that takes longer has failed.")

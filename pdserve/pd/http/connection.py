@@ -78,9 +78,9 @@ class Connection(ClientConnection):
         """Loop time at which it must be there; 0: it has not begun."""
         self._header_bytes = 0
         self._nothing_new = 0
-        """Bytes since the parser last had anything to tell: it keeps what is not complete, however long that gets."""
+        """Bytes since the parser last called back: it keeps what is not complete, however long that gets."""
         self._resuming = False
-        """The head that a parser reads was made here: it says nothing new."""
+        """The head that a parser reads was made here and has nothing new."""
         self._ready: deque[tuple[Request, HttpReply]] = deque()
         """Complete requests that wait for the reply before theirs."""
         self._reply: HttpReply | None = None
@@ -373,7 +373,7 @@ class Connection(ClientConnection):
             self._wait_for_body()
 
     def _last_words(self) -> None:
-        """Nothing more will be answered: the connection ends when what was said has been sent."""
+        """Nothing more will be answered: the connection ends when what was written has been sent."""
         if self._refused and self._transport.can_write_eof():
             # The client may still be sending. Closing now would reset its connection before it has read the answer.
             self._transport.write_eof()

@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: where events end, and what the first one says."""
+"""Server-sent events as bytes: where events end, and the data of the first one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 CONTENT_TYPE: Final = "text/event-stream"
 END: Final = b"\n\n"
 LONGEST_END: Final = b"\r\n\r\n"
-_SAYS_NOTHING = (b"response.created", b"response.in_progress")
+_WITHOUT_OUTPUT = (b"response.created", b"response.in_progress")
 """Types of events that vLLM's Responses API sends before its engine has done anything."""
 
 
@@ -25,8 +25,8 @@ def first_event(data: bytes) -> bytes | None:
     *events, _ = data.replace(b"\r\n", b"\n").split(END)
     for event in events:
         lines = event.split(b"\n")
-        said = [line[5:].lstrip() for line in lines if line.startswith(b"data:")]
+        payload = [line[5:].lstrip() for line in lines if line.startswith(b"data:")]
         names = [line[6:].strip() for line in lines if line.startswith(b"event:")]
-        if said and not (names and names[-1] in _SAYS_NOTHING):
-            return b"\n".join(said)
+        if payload and not (names and names[-1] in _WITHOUT_OUTPUT):
+            return b"\n".join(payload)
     return None

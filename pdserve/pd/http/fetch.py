@@ -13,7 +13,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 class FetchError(Exception):
     """No complete answer: not reachable, cut, too late or too long. `ours`: this process has no descriptor left, which
-    says nothing about whoever was asked."""
+    is no fault of the worker that was asked."""
 
     def __init__(self, what: str, *, ours: bool = False) -> None:
         super().__init__(what)
@@ -21,7 +21,7 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Answer:
     status: int
     content_type: str
     body: bytes
@@ -31,7 +31,7 @@ class _WholeBody:
     """The sink that collects an answer."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._content_type = ""
         self._data = bytearray()
@@ -46,7 +46,7 @@ class _WholeBody:
 
     def on_end(self) -> None:
         if not self.done.done():
-            self.done.set_result(Fetched(self._status, self._content_type, bytes(self._data)))
+            self.done.set_result(Answer(self._status, self._content_type, bytes(self._data)))
 
     def on_sent(self) -> None:
         """Of no interest here."""
@@ -65,7 +65,7 @@ async def fetch(
     body: bytes = b"",
     timeout: float = 5.0,
     reuse: bool = False,
-) -> Fetched:
+) -> Answer:
     """`headers`: complete lines, each with its end. `reuse`: an open connection will do; by default a new one is made,
     because rare requests find old ones, which may just be closing. Raises FetchError."""
     length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""

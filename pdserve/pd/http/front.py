@@ -51,13 +51,13 @@ class Front:
         self.budget = Budget(self.limits.max_buffered_bytes)
 
     def place_for_new(self, now: float) -> int:
-        """What places.Places says; `now`: loop time."""
+        """As places.Places decides; `now`: loop time."""
         return self.places.for_new(self.connections, self.limits.max_connections, now)
 
     def sweep(self) -> None:
         """Closes connections that take too long. To be called every SWEEP_SECONDS."""
         now = asyncio.get_running_loop().time()
-        for connection in [one for one in self.connections if one.deadline < now]:
+        for connection in [candidate for candidate in self.connections if candidate.deadline < now]:
             connection.late()
 
     def close_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""Clients that leave while nothing is read from them: an event loop tells of that only where it reads."""
+"""Clients that leave while nothing is read from them: an event loop notices that only where it reads."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Request:
         self.parts: list[bytes] = []
         """The body, as it came."""
         self.announced = 0
-        """Bytes of the body, as its head says them; 0 for one in chunks, too."""
+        """Bytes of the body by its content-length; 0 for one in chunks, too."""
         self.body_bytes = 0
         self._budget = budget
         self.held = 0
@@ -117,7 +117,7 @@ class Request:
         return self.announced > 0 or self.header(b"transfer-encoding") is not None
 
     def framing(self, *, keep_alive: bool) -> bytes:
-        """A head that says only how the body is framed, and whether the connection stays."""
+        """A head that has only the framing of the body, and whether the connection stays."""
         names = (b"content-length", b"transfer-encoding")
         lines = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] in names]
         if not keep_alive:

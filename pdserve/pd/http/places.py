@@ -56,10 +56,12 @@ class Places:
 def make_room(connections: set[ClientConnection], most: int) -> bool:
     """Closes some on which nothing is being answered, of the clients with the most connections. Whether there were
     any."""
-    held = Counter(one.peer for one in connections)
-    waiting = [one for one in connections if not one.answering and not one.congested]
-    waiting.sort(key=lambda one: (-held[one.peer], one.arriving, one.asked, one.deadline))
-    for one in waiting[: max(1, len(connections) - most + 1, most // _SHARE)]:
-        connections.discard(one)
-        one.abort()
+    held = Counter(connection.peer for connection in connections)
+    waiting = [connection for connection in connections if not connection.answering and not connection.congested]
+    waiting.sort(
+        key=lambda connection: (-held[connection.peer], connection.arriving, connection.asked, connection.deadline)
+    )
+    for connection in waiting[: max(1, len(connections) - most + 1, most // _SHARE)]:
+        connections.discard(connection)
+        connection.abort()
     return bool(waiting)

@@ -31,7 +31,7 @@ class Wire(Protocol):
 
 
 class HttpReply:
-    """What a handler answers with. Everything written after the client has gone is dropped: `gone` says so."""
+    """What a handler answers with. Everything written after the client has gone is dropped: `gone` is True then."""
 
     __slots__ = (
         "_chunked",

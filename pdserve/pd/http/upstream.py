@@ -24,7 +24,7 @@ IDLE_SECONDS: Final = 2.0
 _MAX_IDLE: Final = 256
 _CONTENT_TYPE_BYTES: Final = len(b"content-type")
 _MAX_HEAD_BYTES: Final = 262_144
-"""What an engine may say before the body of its answer, or at once without saying anything complete."""
+"""What an engine may send before the body of its answer, or at once without a complete line."""
 
 
 class Sink(Protocol):
@@ -112,7 +112,7 @@ class UpstreamConnection(asyncio.Protocol):
             sink.on_lost()
 
     def hang_up(self) -> None:
-        """Leaves, and listens on: the engine sees its client leave, and what it has said before still arrives. Then
+        """Leaves, and listens on: the engine sees its client leave, and what it has sent before still arrives. Then
         the connection ends. Over TLS nothing more arrives."""
         self._hung_up = True
         if self._transport.can_write_eof():

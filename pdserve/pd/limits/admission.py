@@ -66,8 +66,8 @@ class AdmissionGate:
     """The entrance of one pool. Belongs to one event loop.
 
     `candidates` gives the pool's ready workers, `no_worker` the error when there is none. `refresh` must be called when
-    they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while somebody
-    waits: nothing else tells of places that another process has freed.
+    they change (ready, dead, a new figure of KV use), and, with several processes, every now and then while a
+    request waits: nothing else shows places that another process has freed.
     """
 
     def __init__(

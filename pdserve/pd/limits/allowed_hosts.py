@@ -60,10 +60,10 @@ class AllowedHosts:
         return ApiError(403, self._refused.format(shown=f"{header} is {value[:100].decode('latin-1')!r}"))
 
     def _allowed(self, host: bytes) -> bool:
-        found = _NAME.fullmatch(host)
-        if found is None:
+        match = _NAME.fullmatch(host)
+        if match is None:
             return False
-        name = _plain(found[1].decode("latin-1"))
+        name = _plain(match[1].decode("latin-1"))
         return name in self._names or _is_loopback(name)
 
 

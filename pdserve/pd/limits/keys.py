@@ -69,7 +69,7 @@ class ApiKey:
         )
 
 
-_NOBODY = ApiKey("", bytes(32))
+_NO_KEY = ApiKey("", bytes(32))
 
 
 class Keys:
@@ -88,8 +88,8 @@ class Keys:
     def find(self, presented: bytes) -> ApiKey | None:
         """The key that this is, if it is one."""
         digest = sha256(presented).digest()
-        entry = self._entries.get(digest, _NOBODY)
-        return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NOBODY else None
+        entry = self._entries.get(digest, _NO_KEY)
+        return entry if hmac.compare_digest(entry.digest, digest) and entry is not _NO_KEY else None
 
     def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> ApiKey:
         """The key of a request, from `Authorization: Bearer` or, as Anthropic's clients send it, `x-api-key`.
@@ -145,10 +145,10 @@ class KeyFile:
 
     def _version(self) -> tuple[int, int, int] | None:
         try:
-            found = self.path.stat()
+            info = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return info.st_mtime_ns, info.st_size, info.st_ino
 
 
 def read(path: Path) -> list[ApiKey]:
@@ -158,7 +158,7 @@ def read(path: Path) -> list[ApiKey]:
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"the API keys cannot be read: {what}", where=str(path)) from error
-    found: list[ApiKey] = []
+    keys: list[ApiKey] = []
     names: set[str] = set()
     digests: set[bytes] = set()
     for number, text in enumerate(lines, 1):
@@ -176,10 +176,10 @@ def read(path: Path) -> list[ApiKey]:
             raise RecipeError(f"{key.name} has the same hash as another key", where=where)
         names.add(key.name)
         digests.add(key.digest)
-        found.append(key)
-    if not found:
-        raise RecipeError("there is no API key in the file: nobody could use the model", where=str(path))
-    return found
+        keys.append(key)
+    if not keys:
+        raise RecipeError("there is no API key in the file: no client could use the model", where=str(path))
+    return keys
 
 
 def read_token(path: Path) -> str:

@@ -1,7 +1,7 @@
 """A proxy that goes on as a new program: what the old one hands over, so that nothing of it is lost in between.
 
 The parent of the proxy's processes replaces itself by exec: its PID stays, and its children, its listening sockets and
-the pipe of its launcher are the new program's. Connections that nobody has accepted yet wait in those sockets.
+the pipe of its launcher are the new program's. Connections that are not accepted yet wait in those sockets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple, NoReturn
 
 CHECK = "--check"
-"""The proxy's option that only says whether it could start: asked before there is no way back."""
+"""The proxy's option that only checks whether it could start: used before there is no way back."""
 _VARIABLE = "PDSERVE_PROXY_SUCCESSION"
 
 
@@ -40,6 +40,7 @@ class Inheritance(NamedTuple):
     sockets: list[int]
     children: list[Heir]
     told: list[str]
+    """Control lines that a new process gets again. Named as older programs hand it over."""
     states: dict[str, str]
     partial: str
     stdin_ended: bool

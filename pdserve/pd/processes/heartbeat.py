@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 1.0
 HUNG_SECONDS = 15.0
 """Without a beat for so long a process is given up, with the streams that it has: what takes a loop a second is no
-reason, and neither is a machine that has no time for anybody."""
+reason, and neither is a machine on which no process gets CPU time."""
 _BYTES = 8
 
 
@@ -46,7 +46,7 @@ class Beats:
 
 class Vigil:
     """Whether a process is silent while others run: what held up the parent too (a SIGSTOP of all, a suspended machine)
-    is nobody's fault, and everybody gets the whole time anew after it."""
+    is no process's fault, and each gets the whole time anew after it."""
 
     def __init__(self) -> None:
         self._looked = self._since = time.monotonic()

@@ -28,8 +28,8 @@ class Pages:
 
     def others(self) -> list[bytes]:
         """The pages of the other processes that have written one."""
-        found = [self._read(file) for number, file in enumerate(self._files) if number != self._own]
-        return [page for page in found if page is not None]
+        pages = [self._read(file) for number, file in enumerate(self._files) if number != self._own]
+        return [page for page in pages if page is not None]
 
     def _read(self, file: int) -> bytes | None:
         for _ in range(_TRIES):

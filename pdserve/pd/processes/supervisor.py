@@ -2,7 +2,7 @@
 
 The first process serves nothing. It holds the listening sockets, forks the others, passes the launcher's control lines
 and what one of them asks (an admin's order) on to all, starts one anew that died or hangs, and ends them with itself.
-A new one is told everything again that its siblings know, and takes the connections that waited for the one before it.
+A new one gets all control lines again that its siblings have, and takes the connections that waited for the one before.
 
 A rolling restart (SIGUSR2, or {"restart": true, "config": "..."} among the control lines) makes the first process a
 new program (`handover`): it forks new members, and when all of them serve the old ones stop accepting and end after
@@ -34,13 +34,13 @@ SHORT_LIFE_SECONDS = 5.0
 """A process that ends sooner would only end again: then all end, and the supervisor sees it."""
 RETIRE = signal.SIGUSR2
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RETIRE})
-"""Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills nobody."""
+"""Blocked from the fork of a member until it handles them: one that comes earlier waits, and kills no process."""
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 65536
 _CHECK_SECONDS = 60.0
 """For the process that only looks whether a new program could start."""
 _MAX_UNREAD = 1 << 22
-"""Bytes of control lines that wait for a member which does not read them: it is told everything anew when it is."""
+"""Bytes of control lines that wait for a member which does not read them: with more it is killed and replaced."""
 
 Member = Callable[[int, int, int], int]
 """(index, file descriptor of control lines, file descriptor of lines for all) -> exit code. Runs in a fork, and
@@ -63,7 +63,7 @@ class Processes:
         configure: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`stdin`: where the launcher's control lines come from; None: there are none. `beats`: where members beat;
-        None: nobody looks whether they hang. `sockets`: the listening ones, which a new program gets too. `configure`
+        None: no check whether they hang. `sockets`: the listening ones, which a new program gets too. `configure`
         gets the configuration that the launcher wants for the new program."""
         self.count = count
         self.member = member
@@ -77,8 +77,8 @@ class Processes:
         self.rolling = False
         """Old members serve until all new ones do."""
         self._children: dict[int, MemberProcess] = {}
-        self._told: list[bytes] = []
-        """What a new member must hear."""
+        self._replayed: list[bytes] = []
+        """Control lines that a new member gets again."""
         self._states: dict[str, bytes] = {}
         self._ending = False
         self._code = 0
@@ -137,13 +137,13 @@ class Processes:
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            said = self._remember(line)
-            if said.get("restart") is True:
-                if isinstance(said.get("config"), str):
-                    self.configure(said["config"])
+            message = self._remember(line)
+            if message.get("restart") is True:
+                if isinstance(message.get("config"), str):
+                    self.configure(message["config"])
                 self._renew()
             else:
-                self._tell(line)
+                self._broadcast(line)
 
     def _read_child(self, child: MemberProcess) -> None:
         data = os.read(child.asks, _READ_BYTES)
@@ -156,10 +156,10 @@ class Processes:
                 child.serving = True
                 self._retire_old()
             else:
-                self._tell(line, but=child)
+                self._broadcast(line, but=child)
 
     def _remember(self, line: bytes) -> dict[str, Any]:
-        """What a line says; nothing, if it cannot be read."""
+        """The message of a line; an empty one if it cannot be read."""
         try:
             message = json.loads(line)
         except ValueError:
@@ -169,10 +169,10 @@ class Processes:
         if isinstance(message.get("worker"), str):
             self._states[message["worker"]] = line
         elif "add" in message or "remove" in message:
-            self._told.append(line)
+            self._replayed.append(line)
         return message
 
-    def _tell(self, line: bytes, *, but: MemberProcess | None = None) -> None:
+    def _broadcast(self, line: bytes, *, but: MemberProcess | None = None) -> None:
         for child in self._children.values():
             if child is not but:
                 self._write(child, line)
@@ -183,7 +183,7 @@ class Processes:
         child.unread += line + b"\n"
         if len(child.unread) > _MAX_UNREAD:
             child.unread.clear()
-            self._kill(child, "does not read what it is told")
+            self._kill(child, "does not read its control lines")
         elif not waiting:
             self._flush(child)
 
@@ -194,7 +194,7 @@ class Processes:
         except BlockingIOError:
             sent = 0
         except BrokenPipeError:
-            log.warning("a proxy process has just ended: it is told again when it is back")
+            log.warning("a proxy process has just ended: its successor gets the control line")
             sent = len(child.unread)
         del child.unread[:sent]
         if child.unread and not registered:
@@ -207,7 +207,7 @@ class Processes:
     def _fork(self, index: int) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if self._ending:
-            # Heard a moment ago: it would be told of no end.
+            # The signal came a moment ago: a member forked now would never get it.
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return
         control_out, control_in = os.pipe()
@@ -222,7 +222,7 @@ class Processes:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(control_out)
         os.close(asks_in)
-        for line in (*self._told, *self._states.values()):
+        for line in (*self._replayed, *self._states.values()):
             self._write(child, line)
 
     def _adopt(self, child: MemberProcess) -> None:
@@ -286,7 +286,7 @@ class Processes:
                 self._fork(child.index)
 
     def _end_hung(self, vigil: Vigil) -> None:
-        """A member whose event loop stands still serves nobody, and the kernel gives it its share of connections."""
+        """A member whose event loop stands still serves nothing, and the kernel gives it its share of connections."""
         vigil.look()
         for child in self._children.values():
             if child.beats is not None and vigil.silent(child.beats.last(child.index)) > heartbeat.HUNG_SECONDS:
@@ -373,7 +373,7 @@ class Processes:
                 generation=self.generation,
                 sockets=list(self.sockets),
                 children=children,
-                told=[line.decode("latin-1") for line in self._told],
+                told=[line.decode("latin-1") for line in self._replayed],
                 states={name: line.decode("latin-1") for name, line in self._states.items()},
                 partial=self._partial.decode("latin-1"),
                 stdin_ended=self.stdin is None,
@@ -387,7 +387,7 @@ class Processes:
         if before is None:
             return
         self.generation = before.generation + 1
-        self._told = [line.encode("latin-1") for line in before.told]
+        self._replayed = [line.encode("latin-1") for line in before.told]
         self._states = {name: line.encode("latin-1") for name, line in before.states.items()}
         self._partial = before.partial.encode("latin-1")
         if before.stdin_ended:
@@ -425,7 +425,7 @@ class Processes:
     def _not_restarted(self, why: str) -> None:
         self._refused += 1
         log.error("rolling restart: %s; the proxy that ran serves on", why)
-        self._tell(line_of({"not_restarted": f"{self.generation}.{self._refused}: {why}"}).rstrip())
+        self._broadcast(line_of({"not_restarted": f"{self.generation}.{self._refused}: {why}"}).rstrip())
 
     def _retire_old(self) -> None:
         if not self.rolling or not all(child.serving for child in self._all() if not child.old):

@@ -27,10 +27,10 @@ class Background:
 
 
 async def settle(legs: tuple[Leg, ...], ready: Callable[[], object], seconds: float | None = None) -> None:
-    """Waits for legs that nobody else watches any more: until `ready()` is true, or the time is over."""
+    """Waits for legs whose request no longer watches them: until `ready()` is true, or the time is over."""
     changed = asyncio.Event()
     for leg in legs:
-        leg.poke, leg.tell_reached = changed.set, True
+        leg.poke, leg.poke_on_reached = changed.set, True
     try:
         async with asyncio.timeout(seconds):
             while not ready():

@@ -20,7 +20,7 @@ from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.protocols.background import Background
 from pdserve.pd.protocols.mooncake import MooncakeProtocol
 from pdserve.pd.protocols.nixl import NixlProtocol
-from pdserve.pd.protocols.one_engine import OneEngine
+from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.request import ClientRequest
@@ -58,7 +58,7 @@ class Dispatcher:
         self._pools = pools
         self.failovers: Counter[tuple[str, str]] = Counter()
         """Attempts made once more, by the role that failed and how."""
-        self._one = OneEngine(engines)
+        self._single = SingleEngine(engines)
         self._split: Split = (
             NixlProtocol(registry, engines, config.kv_lease_seconds)
             if config.protocol == "nixl"
@@ -69,21 +69,21 @@ class Dispatcher:
         """Answers one client. Raises ApiError or ClientGoneError, at once or when awaited; what it leaves running ends
         by itself."""
         if self._config.protocol == "aggregated":
-            return self._at_one("aggregated", "aggregated", request, client)
-        field = request.dialect.needs_one_engine(request.body)
+            return self._on_single_engine("aggregated", "aggregated", request, client)
+        field = request.dialect.needs_single_engine(request.body)
         if field is not None:
-            return self._at_one(self._whole_role(), f"field:{field}", request, client)
+            return self._on_single_engine(self._whole_role(), f"field:{field}", request, client)
         empty = self._registry.empty_pools()
         if len(empty) == 1 and self._config.routing.on_empty_pool == "aggregate":
             role: EngineRole = "prefill" if empty[0] == "decode" else "decode"
-            return self._at_one(role, f"no-{empty[0]}", request, client)
+            return self._on_single_engine(role, f"no-{empty[0]}", request, client)
         if empty:
             raise self._registry.no_worker(empty[0])
         decode = self._pools.pick("decode", request.ask)
         skip = self._pools.skips_prefill(request.ask, decode)
         if skip is not None:
-            return self._at_one("decode", skip, request, client, first=decode)
-        return self._at_two(request, client, first=decode)
+            return self._on_single_engine("decode", skip, request, client, first=decode)
+        return self._on_two_engines(request, client, first=decode)
 
     async def attempt_split(self, request: ClientRequest, client: Client, prefill: Worker, decode: Worker) -> None:
         """One attempt over two workers, whatever the policies say."""
@@ -97,7 +97,7 @@ class Dispatcher:
         """Returns when nothing is running in the background."""
         await self._split.background.drained()
 
-    def _at_two(self, request: ClientRequest, client: Client, first: Worker) -> Awaitable[None]:
+    def _on_two_engines(self, request: ClientRequest, client: Client, first: Worker) -> Awaitable[None]:
         request.decision = DISAGGREGATED
 
         def attempt(avoid: set[Worker]) -> Awaitable[None]:
@@ -108,18 +108,18 @@ class Dispatcher:
 
         return self._admitted(request, client, self._registry.roles, attempt)
 
-    def _at_one(
+    def _on_single_engine(
         self, role: EngineRole, why: str, request: ClientRequest, client: Client, first: Worker | None = None
     ) -> Awaitable[None]:
         request.decision = why
         if not self._registry.ready(role):
-            # Nobody waits in a queue for a pool that has no worker.
+            # No request waits in a queue for a pool that has no worker.
             raise self._registry.no_worker(role)
 
         def attempt(avoid: set[Worker]) -> Awaitable[None]:
             worker = self._chosen(role, first, request, avoid)
             request.decode = worker.name
-            return self._one.attempt(request, client, worker)
+            return self._single.attempt(request, client, worker)
 
         return self._admitted(request, client, (role,), attempt)
 

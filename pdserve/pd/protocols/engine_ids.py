@@ -16,7 +16,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class EngineIds:
-    """What the bootstrap servers have said."""
+    """What the bootstrap servers have answered."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, list[tuple[str, str]]]] = {}

@@ -9,7 +9,7 @@ of mooncake_connector.py in vLLM 0.21 to 0.33:
   dropped by decode. If it takes longer both legs are left at once: the patches mooncake-sends and mooncake-pulls then
   release what both sides hold, which without them would wait for the abort timeout.
 - When one leg is refused or fails, the other one is left, and a transfer that prefill may hold is withdrawn: a decode
-  is asked for something that it is certain to refuse, in the name of the transfer. vLLM then tells prefill that nobody
+  is asked for something that it is certain to refuse, in the name of the transfer. vLLM tells prefill that no decode
   will fetch it (notify_kv_transfer_request_rejected, vllm#41269; the patch mooncake-pulls makes that a message without
   a wait). Decode does not do so for what its HTTP layer refuses, such as a list of stop words that is too long.
 """
@@ -37,7 +37,7 @@ from pdserve.pd.workers.registry import Registry, Worker
 log = logging.getLogger("pdserve.proxy")
 
 DELIVER_SECONDS = 1.0
-"""How long a prefill may take to finish its token once nobody waits for it."""
+"""How long a prefill may take to finish its token once no client waits for it."""
 TAKEN_IN_SECONDS = 1.0
 """How long decode's API server may take to hand a request to its scheduler: one that is aborted earlier is dropped
 without a word to prefill."""
@@ -142,7 +142,7 @@ class MooncakeProtocol:
             timer.cancel()
         _unbroken(decode)
 
-    # --- what happens to legs that nobody waits for
+    # --- what happens to legs that no request waits for
 
     async def _after_failure(self, transfer: Transfer, legs: Legs, failure: WorkerFailedError) -> None:
         """Leave both legs to the background. Raises a better explanation of the failure if there is one."""
@@ -175,7 +175,7 @@ class MooncakeProtocol:
 
     async def _deliver_and_abort(self, transfer: Transfer, legs: Legs) -> None:
         """Let prefill finish its token and decode take the request in, then leave both. A decode that has refused it,
-        or has never got it, does not tell prefill."""
+        or has never got it, does not notify prefill."""
         prefill, decode = legs.prefill, legs.decode
         loop = asyncio.get_running_loop()
         taken_in = loop.time() + TAKEN_IN_SECONDS
@@ -204,10 +204,10 @@ class MooncakeProtocol:
         failure = legs.decode.failure
         broken = legs.decode.worker if failure is None or failure.error.status >= 500 else None
         for decode in sorted(self._registry.ready("decode"), key=lambda worker: worker is broken):
-            if await self._says_no(decode, headers, body):
+            if await self._refuses(decode, headers, body):
                 return
 
-    async def _says_no(self, decode: Worker, headers: bytes, body: bytes) -> bool:
+    async def _refuses(self, decode: Worker, headers: bytes, body: bytes) -> bool:
         """Whether that decode has refused what it was asked."""
         leg = Leg(decode, self._engines.post(decode, _WITHDRAW_PATH, headers, body), body, never)
         await settle((leg,), lambda: leg.complete, _WITHDRAW_SECONDS)

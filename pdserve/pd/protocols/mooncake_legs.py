@@ -21,7 +21,7 @@ class Legs:
         self.prefill, self.decode = prefill, decode
 
     def close(self) -> None:
-        """Decode first: it tells prefill that nobody will fetch the KV."""
+        """Decode first: it notifies prefill that it will not fetch the KV."""
         self.decode.close()
         self.prefill.close()
 

@@ -1,4 +1,4 @@
-"""vLLM's NixlConnector: decode pulls the KV of a prompt from prefill, and is told where it is by prefill's answer.
+"""vLLM's NixlConnector: decode pulls the KV of a prompt from prefill, and learns its place from prefill's answer.
 
 Two stages, one after the other. The contract is that of nixl/pull_scheduler.py in vLLM 0.21 to 0.33:
 
@@ -12,7 +12,7 @@ Two stages, one after the other. The contract is that of nixl/pull_scheduler.py 
   abort, or a refusal. So parameters that no decode has seen are given to one that drops them; those that one has seen
   are never used again, because it may have freed the blocks already.
 
-Unlike Mooncake's, these transfers wait for nobody at prefill: there are no slots to take.
+Unlike Mooncake's, these transfers wait for no slot at prefill.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ASK = (
 _USABLE_SHARE = 0.5
 """Of the lease. The rest is for prefill's answer on its way to us, and for decode to tokenise and take it in."""
 LAST_MOMENT_SECONDS = 0.5
-"""A prefill whose client has left may finish within this time: its answer says what it keeps, and that is dropped.
+"""A prefill whose client has left may finish within this time: its answer has what it keeps, and that is dropped.
 Then the leg hangs up and listens on for as long: an answer that was on the wire still arrives. What vLLM has finished
 without having sent its answer is released by the patch nixl-abandoned-kv."""
 TAKEN_IN_SECONDS = 1.0
@@ -91,7 +91,7 @@ class NixlProtocol:
             watch.forget(prefill)
             request.stages.decoding = leg.first_byte
             if kept is not None:
-                # Without, decode has computed the prompt, and what it says of its cache is true.
+                # Without, decode has computed the prompt, and what it reports of its cache is true.
                 client.cached_tokens = prefill_leg.cached_tokens(prefill_answer)
             try:
                 client.relay(leg)
@@ -130,7 +130,7 @@ class NixlProtocol:
         return b"x-data-parallel-rank: %d\r\n" % (turn % ranks)
 
     def _kept(self, leg: Leg, sent: float) -> Kept | None:
-        """What prefill's answer says of the KV. None: it keeps nothing. `sent`: loop time before the request."""
+        """The KV that prefill's answer describes. None: it keeps nothing. `sent`: loop time before the request."""
         try:
             params = Body(leg.result().data).raw_value("kv_transfer_params")
         except ApiError as error:
@@ -139,7 +139,7 @@ class NixlProtocol:
         if params is None or not params.startswith(b"{") or not params[1:-1].strip():
             if leg.worker.name not in self._silent:
                 self._silent.add(leg.worker.name)
-                log.warning("%s keeps no KV of a prompt: decode computes it (said once)", leg.worker.name)
+                log.warning("%s keeps no KV of a prompt: decode computes it (logged once)", leg.worker.name)
             return None
         answered = max(sent, self._pulse.earliest(leg.first_byte))
         return Kept(params, answered + self._usable_seconds)
@@ -180,8 +180,8 @@ class NixlProtocol:
 
     async def _delivered(self, leg: Leg, watch: Watch, kept: Kept) -> None:
         """Decode has the request, or will never get it: not after what it names may be gone."""
-        leg.tell_reached = True
-        # Timers count milliseconds and may come early: then nobody would look again.
+        leg.poke_on_reached = True
+        # Timers count milliseconds and may come early: then nothing would look again.
         timer = self._loop.call_at(kept.usable_until + EARLY_SECONDS, watch.poke)
         try:
             await watch.until(lambda: leg.delivered or not kept.usable)
@@ -191,7 +191,7 @@ class NixlProtocol:
             error = ApiError(502, f"{leg.worker.name} cannot be reached in time")
             raise WorkerFailedError(leg.worker, error, retry=True)
 
-    # --- what happens to legs and blocks that nobody waits for
+    # --- what happens to legs and blocks that no request waits for
 
     async def _leave_prefill(self, request: ClientRequest, leg: Leg, sent: float) -> None:
         await settle((leg,), lambda: leg.complete, LAST_MOMENT_SECONDS)

@@ -1,4 +1,4 @@
-"""A prefill leg as every P/D protocol has it: how it is sent and counted, and what its answer says."""
+"""A prefill leg as every P/D protocol has it: how it is sent and counted, and what its answer reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def send(
     def complete() -> None:
         prefill.load.add_prompt_tokens(-tokens)
         on_complete()
-        # One that ends when another attempt has begun says nothing of that.
+        # One that ends when another attempt has begun is not about that one.
         if leg.failure is None and request.attempts == attempt:
             request.stages.prefilled = leg.first_byte
             if request.prefill_ticket is not None:
@@ -47,7 +47,7 @@ def send(
 
 
 def ended_well(leg: Leg) -> bool:
-    """A complete leg, beyond doubt; `check` says what is wrong with another, if anything is."""
+    """A complete leg, beyond doubt; `check` returns what is wrong with another, if anything is."""
     return leg.answer is not None and good_end(leg.answer.data)
 
 
@@ -64,8 +64,8 @@ def check(leg: Leg) -> None:
 
 
 def good_end(answer: bytes) -> bool:
-    """Whether it is seen at once that a prefill has ended well. The bare word says nothing: an aborted one may have
-    said it as its token."""
+    """Whether it is seen at once that a prefill has ended well. The bare word proves nothing: an aborted one may have
+    written it as its token."""
     return b'"finish_reason":"length"' in answer or b'"finish_reason":"stop"' in answer
 
 
@@ -81,7 +81,7 @@ def bad_end(answer: bytes) -> str | None:
 
 
 def cached_tokens(leg: Leg) -> int | None:
-    """Prompt tokens that prefill did not compute. None when it does not say."""
+    """Prompt tokens that prefill did not compute. None when it does not report it."""
     if leg.answer is None or not leg.complete:
         return None
     cached: int | None = cached_in(leg.answer.data)

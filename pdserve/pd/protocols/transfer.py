@@ -1,4 +1,4 @@
-"""One hand-over of KV over Mooncake, as both engines are told of it."""
+"""One hand-over of KV over Mooncake, as the requests to both engines describe it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is being answered: a relayed answer on its way to the client, and what is said when it cannot be given.
+"""Who is being answered: a relayed answer on its way to the client, and the error when there is none.
 
 What arrives from an engine is written to the client as it is, in whole events: so an error event can always follow.
 """
@@ -58,7 +58,7 @@ class Client(Receiver):
     def __init__(
         self, reply: HttpReply, request_id: str, dialect: Dialect, between_chunks: Callable[[float], None] | None = None
     ) -> None:
-        """`between_chunks`: told the seconds between two chunks of a stream."""
+        """`between_chunks`: called with the seconds between two chunks of a stream."""
         self.reply = reply
         self._between_chunks = between_chunks
         self.request_id = request_id
@@ -70,7 +70,7 @@ class Client(Receiver):
         self.on_answer: Callable[[], object] | None = None
         """Called when an answer begins to be relayed."""
         self.counted: tuple[int | None, int | None] | None = None
-        """Tokens of prompt and answer, as an answer that came as a whole says them."""
+        """Tokens of prompt and answer, as an answer that came as a whole reports them."""
         self.meter: UsageMeter | None = None
         """Counts what it is given, for a key with a limit of tokens."""
         self.deadline = math.inf

@@ -76,9 +76,9 @@ class Leg:
         "failure",
         "first_byte",
         "poke",
+        "poke_on_reached",
         "reached",
         "settled",
-        "tell_reached",
         "worker",
     )
 
@@ -97,7 +97,7 @@ class Leg:
         self.poke = poke
         self.reached = False
         """The engine has the whole request."""
-        self.tell_reached = False
+        self.poke_on_reached = False
         """`poke` is called when it is reached."""
         self.answer: EngineAnswer | None = None
         self.failure: WorkerFailedError | None = None
@@ -185,7 +185,7 @@ class Leg:
         connection.send(self._head, self._body, self)
 
     def unreachable(self, how: str, ours: bool) -> None:
-        """`ours`: this process has no descriptor left, which says nothing about the worker."""
+        """`ours`: this process has no descriptor left, which is no fault of the worker."""
         if ours:
             self.worker.breaker.left()
         else:
@@ -239,7 +239,7 @@ class Leg:
         self.reached = True
         if not self._reused:
             self._body = b""
-        if self.tell_reached:
+        if self.poke_on_reached:
             self.poke()
 
     def on_lost(self) -> None:
@@ -295,7 +295,7 @@ class Leg:
         self.poke()
 
     def _fail(self, error: ApiError) -> None:
-        """The worker took the request and failed with it, or (4xx) has refused it. Neither says anything against the
+        """The worker took the request and failed with it, or (4xx) has refused it. Neither counts against the
         worker yet."""
         connection, self._connection = self._connection, None
         if connection is not None:

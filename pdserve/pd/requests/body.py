@@ -1,4 +1,4 @@
-"""A JSON object as the bytes that a client sent: its members are found, cut out and added, never written anew.
+"""A JSON object as the bytes that a client sent: its members are located, cut out and added, never written anew.
 
 So what the proxy does not know survives as it was: the spelling of numbers, the order, the fields of vendors. Names are
 compared after unescaping, and a name that comes twice is refused, because two readers could see two values.
@@ -144,7 +144,7 @@ class Body:
                 most -= len(parts[-1])
         return b"".join(parts)
 
-    def has_one_or_plain_items(self, name: str) -> bool:
+    def has_single_or_plain_items(self, name: str) -> bool:
         """Whether a value is a list of one item, or one of several numbers and the like: no list, string or object
         among them. Not decoded: a list may have millions of items. False also when that is not easily seen."""
         value = self.members.get(name)
@@ -326,7 +326,7 @@ def _members(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     except msgspec.ValidationError:
         raise bad_request("The request body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+        raise bad_request(f"The request body is not valid JSON: {_reason(error)}.") from None
 
 
 def decode(raw: bytes) -> Any:
@@ -336,7 +336,7 @@ def decode(raw: bytes) -> Any:
     except RecursionError:
         raise bad_request("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The request body is not valid JSON: {_said(error)}.") from None
+        raise bad_request(f"The request body is not valid JSON: {_reason(error)}.") from None
 
 
 def encode(value: Any) -> bytes:
@@ -345,7 +345,7 @@ def encode(value: Any) -> bytes:
 
 
 def _end_of_string(raw: bytes, begin: int, end: int) -> int:
-    """Behind its last quote; 0 when that is not found soon."""
+    """Behind its last quote; 0 when it is not near."""
     at = begin
     for _ in range(_MOST_QUOTES):
         at = raw.find(b'"', at + 1, end)
@@ -388,5 +388,5 @@ def _twice() -> Exception:
     return bad_request("A name comes twice in the request body.")
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error).removeprefix("JSON is malformed: ")

@@ -6,7 +6,7 @@ truncation, cache_salt, media. What goes is what would end the one token other t
 about the answer. Sampling constraints (grammars, biases) stay: with ignore_eos they cannot end a request.
 
 A request that one prefill and one decode leg cannot answer as a single engine would, or of which a field has a type
-that we do not know, goes to one engine as it is: that engine answers it, or says what is wrong with it.
+that we do not know, goes to one engine as it is: that engine answers it, or reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_FOR_PREFILL = frozenset(
         *("stop", "stop_token_ids", "stop_sequences", "min_tokens"),
         # They multiply the sequences; only one of them can own the transfer.
         *("n", "best_of", "use_beam_search"),
-        # They are about the answer, which nobody reads here; some are invalid without the client's own max_tokens.
+        # They are about the answer, which no client reads here; some are invalid without the client's own max_tokens.
         *("stream_options", "stream_interval", "echo", "logprobs", "top_logprobs", "prompt_logprobs"),
         *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
         *("return_mm_kwargs", "max_tool_calls", "include"),
@@ -60,7 +60,7 @@ def _flag(value: Any) -> bool:
 
 def _only(*allowed: Any) -> Check:
     """None, or exactly one of these: 1 and True are not the same here."""
-    return lambda value: value is None or any(type(value) is type(one) and value == one for one in allowed)
+    return lambda value: value is None or any(type(value) is type(option) and value == option for option in allowed)
 
 
 def _strings(value: Any) -> bool:
@@ -77,7 +77,7 @@ def _stream_options(value: Any) -> bool:
     )
 
 
-# If decode alone refused a field, prefill would have computed for nobody: so every field that the prefill leg does not
+# If decode alone refused a field, prefill would have computed in vain: so every field that the prefill leg does not
 # get is looked at here. What does not pass is one engine's to judge.
 _SPLITTABLE: Mapping[str, Check] = {
     "stream": _flag,
@@ -125,7 +125,7 @@ class Dialect:
     prompt_fields: tuple[str, ...]
     """What of a body shapes the prompt, in the order in which templates use it."""
     prefill_fields: Mapping[str, bytes]
-    """What the prefill leg's body says instead of the client's."""
+    """What the prefill leg's body has instead of the client's."""
     limits: tuple[str, ...] = ()
     """Limits of tokens that become 1 on prefill when the client has set them."""
     end_of_stream: bytes | None = None
@@ -134,14 +134,14 @@ class Dialect:
     """Beside those of all APIs."""
     list_of_messages: str | None = None
     """The member that must be a list."""
-    one_prompt: bool = True
+    single_prompt: bool = True
     """False: `prompt` may be a list of prompts."""
     _checks: Mapping[str, Check] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_checks", {**_SPLITTABLE, **self.checks})
 
-    def needs_one_engine(self, body: Body) -> str | None:
+    def needs_single_engine(self, body: Body) -> str | None:
         """The field because of which this request cannot be split; None: it can."""
         checks = self._checks
         large = len(body.raw) > _LARGEST_CHECKED
@@ -152,7 +152,7 @@ class Dialect:
                 return name
         if self.list_of_messages is not None and body.begins(self.list_of_messages) != b"[":
             return self.list_of_messages
-        if not self.one_prompt and not _is_one_prompt(body):
+        if not self.single_prompt and not _is_single_prompt(body):
             return "prompt"
         for name in _OBJECTS:
             if name in body.members and body.begins(name) not in _AN_OBJECT:
@@ -221,14 +221,14 @@ class _Messages(Dialect):
         return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
 
 
-_ONE_TOKEN = {"max_tokens": b"1", "stream": b"false", "ignore_eos": b"true"}
+_SINGLE_TOKEN = {"max_tokens": b"1", "stream": b"false", "ignore_eos": b"true"}
 _LEFT_OUT = INTERNAL | NOT_FOR_PREFILL
 
 CHAT = Dialect(
     "chat",
     "/v1/chat/completions",
     prompt_fields=("tools", "documents", "chat_template_kwargs", "messages"),
-    prefill_fields=_ONE_TOKEN,
+    prefill_fields=_SINGLE_TOKEN,
     limits=("max_completion_tokens",),
     end_of_stream=b"data: [DONE]",
     checks={"logprobs": _flag},
@@ -238,17 +238,17 @@ COMPLETIONS = Dialect(
     "completions",
     "/v1/completions",
     prompt_fields=("prompt",),
-    prefill_fields=_ONE_TOKEN,
+    prefill_fields=_SINGLE_TOKEN,
     limits=("max_completion_tokens",),
     end_of_stream=b"data: [DONE]",
     checks={"logprobs": _count(0)},
-    one_prompt=False,
+    single_prompt=False,
 )
 RESPONSES = _Responses(
     "responses",
     "/v1/responses",
     prompt_fields=("tools", "instructions", "input"),
-    # store: nobody will ask prefill for this answer.
+    # store: no client will ask prefill for this answer.
     prefill_fields={"max_output_tokens": b"1", "stream": b"false", "ignore_eos": b"true", "store": b"false"},
 )
 MESSAGES = _Messages(
@@ -267,14 +267,14 @@ DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 class _Whole(Dialect):
     """An API that one worker answers by itself."""
 
-    def needs_one_engine(self, body: Body) -> str | None:
+    def needs_single_engine(self, body: Body) -> str | None:
         return self.name
 
 
 class _WholeMessages(_Messages):
     """The same of Anthropic's. (No second base: mypyc knows none.)"""
 
-    def needs_one_engine(self, body: Body) -> str | None:
+    def needs_single_engine(self, body: Body) -> str | None:
         return self.name
 
 
@@ -312,11 +312,11 @@ RETRIEVE = _Responses("retrieve", "/v1/responses/{response_id}", prompt_fields=(
 CANCEL = _Responses("cancel", "/v1/responses/{response_id}/cancel", prompt_fields=(), prefill_fields={})
 
 
-def _is_one_prompt(body: Body) -> bool:
+def _is_single_prompt(body: Body) -> bool:
     first = body.begins("prompt")
     if first != b"[":
         return first == b'"'
-    return body.has_one_or_plain_items("prompt")
+    return body.has_single_or_plain_items("prompt")
 
 
 def _clean_extra(body: Body) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ _BEHIND = 9
 
 
 class Scan:
-    """Finds the members of one object. Call `step` until it says True; then `members` and `spans` are complete."""
+    """Finds the members of one object. Call `step` until it returns True; then `members` and `spans` are complete."""
 
     __slots__ = (
         "_at",
@@ -133,8 +133,8 @@ class Scan:
         return False
 
     def _blanks(self, at: int) -> int:
-        found = _BLANKS.match(self.raw, at, at + _SLICE)
-        return at if found is None else found.end()
+        match = _BLANKS.match(self.raw, at, at + _SLICE)
+        return at if match is None else match.end()
 
     def _take(self, byte: bytes) -> None:
         """A byte between values, which is no blank."""
@@ -161,11 +161,11 @@ class Scan:
             raise _broken(f"unexpected character (byte {self._at})")
 
     def _read_name(self) -> None:
-        found = _NAME.match(self.raw, self._at, self._at + _LONGEST_NAME)
-        if found is None:
+        match = _NAME.match(self.raw, self._at, self._at + _LONGEST_NAME)
+        if match is None:
             raise _broken(f"a name of at most {_LONGEST_NAME} bytes is expected (byte {self._at})")
         try:
-            name = json.loads(found[0])
+            name = json.loads(match[0])
         except ValueError:
             raise _broken(f"a name cannot be read (byte {self._at})") from None
         if name in self.members:
@@ -173,7 +173,7 @@ class Scan:
         if len(self.members) >= MAX_MEMBERS:
             raise too_many_members()
         self._name, self._named_at = name, self._at
-        self._at = found.end()
+        self._at = match.end()
         self._state = _BEFORE_COLON
 
     def _begin_value(self, byte: bytes) -> None:
@@ -197,8 +197,8 @@ class Scan:
         self._state = _AFTER
 
     def _pass_scalar(self) -> None:
-        found = _SCALAR.match(self.raw, self._at, self._at + _LONGEST_NUMBER)
-        end = self._at if found is None else found.end()
+        match = _SCALAR.match(self.raw, self._at, self._at + _LONGEST_NUMBER)
+        end = self._at if match is None else match.end()
         try:
             _VALUE.decode(self.raw[self._at : end])
         except msgspec.DecodeError:
@@ -210,9 +210,9 @@ class Scan:
         if b'"' not in _without_escapes(piece):
             self._next_slice(piece)
             return
-        found = _STRING.match(piece)
-        assert found is not None
-        self._end_value(self._at + found.end() + 1)
+        match = _STRING.match(piece)
+        assert match is not None
+        self._end_value(self._at + match.end() + 1)
 
     def _pass_brackets(self) -> None:
         piece = self._piece()

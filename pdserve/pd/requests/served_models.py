@@ -1,7 +1,7 @@
 """The models that engines serve, and what every engine would therefore refuse: it is refused before any leg.
 
-In the engines' words (vLLM 0.32): the name of a model that nobody serves, a conversation without a message, token ids
-beyond the context. Whether a text is too long only a tokenizer can say.
+In the engines' words (vLLM 0.32): the name of a model that none serves, a conversation without a message, token ids
+beyond the context. Only a tokenizer knows whether a text is too long.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BYTES_OF_AN_ID = 2
 """At least, with its comma."""
 _LOOK_BYTES = 16_777_216
 _LONGEST_NAME = 16_384
-"""Bytes: nobody reads megabytes to see that no model is called so."""
+"""Bytes: megabytes are not read to see that no model is called so."""
 
 
 class ServedModels:
-    """Empty until the first engine has said what it serves; until then nothing is refused."""
+    """Empty until the first engine has answered what it serves; until then nothing is refused."""
 
     __slots__ = ("_as_written", "_least", "_unknown", "names")
 
@@ -35,7 +35,7 @@ class ServedModels:
         """`unknown` is asked what becomes of a request for a model that is not served: ApiError, or it is passed on."""
         self._unknown = unknown
         self.names: dict[str, int | None] = {}
-        """Name of a model -> the longest prompt that every worker takes, None when they do not say."""
+        """Name of a model -> the longest prompt that every worker takes, None when they do not report it."""
         self._as_written: dict[bytes, int | None] = {}
         """The same by the name as JSON."""
         self._least: int | None = None
@@ -61,7 +61,7 @@ class ServedModels:
         messages = members.get(dialect.list_of_messages) if dialect.list_of_messages is not None else None
         if messages is not None and len(memoryview(messages)) <= _EMPTY_LIST_BYTES and _is_empty_list(messages):
             raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
-        if limit is not None and not dialect.one_prompt and "truncate_prompt_tokens" not in members:
+        if limit is not None and not dialect.single_prompt and "truncate_prompt_tokens" not in members:
             _check_ids(body, limit)
 
     def _limit(self, written: bytes) -> int | None:

@@ -22,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 class Affinity:
-    """Around any policy, which decides for requests without a session and is told of all."""
+    """Around any policy, which decides for requests without a session and gets the events of all."""
 
     def __init__(self, inner: Policy, burden: Burden) -> None:
         self.inner = inner
@@ -45,7 +45,7 @@ class Affinity:
         calmest = min(candidates, key=self._burden.of)
         if not self._burden.too_busy(home, calmest):
             return Choice(home, "session")
-        # Never empty: nobody is too busy in comparison with itself.
+        # Never empty: no worker is too busy in comparison with itself.
         calm = [worker for worker in candidates if not self._burden.too_busy(worker, calmest)]
         return Choice(max(calm, key=lambda worker: self._score(session, worker)), "session_spilled")
 

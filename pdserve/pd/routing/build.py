@@ -29,7 +29,7 @@ def make(routing: RoutingSettings, role: EngineRole, random: Random | None = Non
 
 
 def kv_events_of(policy: Policy) -> KvEvents | None:
-    """The policy whose index a KvSubscriber must feed; None: this one listens to nobody."""
+    """The policy whose index a KvSubscriber must feed; None: this one reads no KV events."""
     inner = policy.inner if isinstance(policy, Affinity) else policy
     return inner if isinstance(inner, KvEvents) else None
 

@@ -34,11 +34,11 @@ def _cutter(blocks: int, size: int) -> struct.Struct:
 
 def names(parent: int, data: bytes, size: int, offset: int, blocks: int) -> list[int]:
     """Of `blocks` whole blocks from `offset` on, the first of them after the block `parent`."""
-    found = []
+    hashes = []
     for block in _cutter(blocks, size).unpack_from(data, offset):
         parent = hash((parent, block))
-        found.append(parent)
-    return found
+        hashes.append(parent)
+    return hashes
 
 
 class Chain:

@@ -36,7 +36,7 @@ class KvEvents:
         return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
-        """The worker's events will tell what it kept."""
+        """The worker's events will show what it kept."""
 
     def forget(self, name: str) -> None:
         self.index.forget(name)

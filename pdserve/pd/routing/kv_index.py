@@ -1,4 +1,4 @@
-"""Which prompts are in whose KV cache, exactly as the engines' events tell it.
+"""Which prompts are in whose KV cache, exactly as the engines' events report it.
 
 Engines name blocks by hashes that only they can compute (seed, algorithm and extra keys differ). So each block gets a
 name of ours, from its token ids and the name of its parent, at the moment that it is stored; the engine's hash only
@@ -9,7 +9,7 @@ LoRA, media, a cache_salt or embeddings, everything after such a block, blocks w
 It errs to one side. It may not know of a block that is there: stored before the first event that was seen; its copy
 evicted, because vLLM also reports the removal of one of two copies; in CPU memory or storage, which are not counted;
 beyond the bound. A match is the engine's own, except in hybrid models: of them only groups with full attention are
-counted, and a sliding window or Mamba state that is gone makes the engine compute more than this says.
+counted, and a sliding window or Mamba state that is gone makes the engine compute more than this shows.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def sources_from(answer: object, host: str) -> tuple[Source, ...]:
     """From the answer of GET /kv_event_sources (vLLM 0.31 and later). `host`: of the worker's URL, for publishers that
     listen everywhere. Empty: this engine publishes none. Raises ValueError.
 
-    A publisher whose endpoint names a host (no wildcard) connects instead of binding, and nobody hears it; one with
+    A publisher whose endpoint names a host (no wildcard) connects instead of binding, and has no listener; one with
     tcp://*:0 binds to the node's address and does name a host. From here the two look the same.
     """
     if not isinstance(answer, dict):

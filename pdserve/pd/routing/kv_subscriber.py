@@ -41,7 +41,7 @@ class KvSubscriber:
         self._tasks[worker] = tasks = []
         for source in sources:
             task = asyncio.create_task(self._follow(worker, source), name=f"kv events of {worker}")
-            task.add_done_callback(_say_failure)
+            task.add_done_callback(_report_failure)
             tasks.append(task)
 
     async def stop(self, worker: str) -> None:
@@ -156,7 +156,7 @@ class _EndpointFollower:
         self._index.apply(self.worker, self._rank, batch.events)
 
     def begin_at(self, number: int, payload: bytes, *, live: bool) -> None:
-        """Without what came before: some of what is known may be gone by now, and nobody can say what."""
+        """Without what came before: some of what is known may be gone by now, and it is unknown what."""
         self.forget()
         self.feed.jump(number, live=live)
         self.apply(payload)
@@ -165,7 +165,7 @@ class _EndpointFollower:
         self._index.forget(self.worker, self._rank)
 
 
-def _say_failure(task: asyncio.Task[None]) -> None:
+def _report_failure(task: asyncio.Task[None]) -> None:
     """A follower ends only when it is cancelled. If it fails, its index would grow old without a word."""
     error = None if task.cancelled() else task.exception()
     if error is not None:

@@ -24,7 +24,7 @@ class BlockStored(msgspec.Struct, gc=False):
     """Before the first of them; None: it begins a prompt."""
     token_ids: list[int]
     """Of all of them together. Fewer hashes than this is long: blocks were left out (sliding window, Mamba), and which
-    is not said. Empty with block_size 0: an offloading connector that does not know them."""
+    is not reported. Empty with block_size 0: an offloading connector that does not know them."""
     block_size: int
     """In tokens."""
     lora_id: int | None = None
@@ -111,13 +111,13 @@ class KvEventBatch:
 
     events: Sequence[Event]
     rank: int | None
-    """Data parallel rank, if the engine says."""
+    """Data parallel rank, if the engine reports it."""
     unknown: int
     """Events of types that are not known here, left out."""
 
 
 class BadEventsError(ValueError):
-    """Not a batch of KV events. What it would have said is lost, so what is known of that cache may be wrong now."""
+    """Not a batch of KV events. Its events are lost, so what is known of that cache may be wrong now."""
 
 
 def decode(payload: bytes) -> KvEventBatch:

@@ -12,7 +12,7 @@ Why = Literal[
     "least_loaded",
     "power_of_two",
     "match",  # holds most of the prompt, and is not too busy
-    "no_match",  # nobody holds enough of it: the least loaded
+    "no_match",  # no worker holds enough of it: the least loaded
     "overloaded",  # who holds most of it is too busy: the least loaded
     "no_tokens",  # kv_events does not know the token ids: the least loaded
     "session",  # affinity: the session's own worker

@@ -30,8 +30,8 @@ class PowerOfTwo:
         if count == 1:
             return Choice(candidates[0], "power_of_two")
         second = int(self._random.random() * (count - 1))
-        one, other = candidates[first], candidates[second + (second >= first)]
-        return Choice(other if self._burden.of(other) < self._burden.of(one) else one, "power_of_two")
+        candidate, other = candidates[first], candidates[second + (second >= first)]
+        return Choice(other if self._burden.of(other) < self._burden.of(candidate) else candidate, "power_of_two")
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The load figures know."""

@@ -146,10 +146,10 @@ def _stage(request: ClientRequest | None) -> str:
 
 
 def _usage(client: Client) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer, as the engine says them at the end of its answer; None: it has not said."""
+    """Tokens of prompt and answer, as the engine reports them at the end of its answer; None: it has not."""
     if client.counted is not None:
         return client.counted
     if client.meter is not None:
         return client.meter.prompt, client.meter.answer
-    said: tuple[int | None, int | None] = last_in(client.last_words, stream=client.stream)
-    return said
+    counts: tuple[int | None, int | None] = last_in(client.last_words, stream=client.stream)
+    return counts

@@ -118,7 +118,7 @@ def router(workers: Workers, reload: Reload, figures: Figures, token: str | None
 
 
 def _guard(token: str | None) -> Any:
-    # Hashes, because compare_digest tells the length of texts that differ in it.
+    # Hashes, because compare_digest reveals the length of texts that differ in it.
     wanted = None if token is None else sha256(token.encode()).digest()
 
     async def check(request: Request) -> None:

@@ -53,10 +53,10 @@ _REFUSED = (
 
 
 class AdminWorkers:
-    """What an admin may do to the registry (admin.Workers); the other processes of the proxy are told."""
+    """What an admin may do to the registry (admin.Workers); the other processes of the proxy are notified."""
 
-    def __init__(self, gateway: Controlled, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._gateway, self._registry, self._tell = gateway, gateway.registry, tell
+    def __init__(self, gateway: Controlled, notify: Callable[[dict[str, Any]], None]) -> None:
+        self._gateway, self._registry, self._notify = gateway, gateway.registry, notify
 
     def describe(self) -> list[dict[str, Any]]:
         return [worker.describe() for worker in self._registry.workers.values()]
@@ -64,18 +64,18 @@ class AdminWorkers:
     def add(self, worker: WorkerConfig) -> None:
         if worker.role not in self._registry.roles:
             raise ValueError(f"this deployment has no {worker.role} workers")
-        if worker.url in {one.config.url for one in self._registry.workers.values()}:
+        if worker.url in {known.config.url for known in self._registry.workers.values()}:
             raise ValueError(f"there is a worker at {worker.url} already")
         self._gateway.add_worker(worker)
-        self._tell({"add": worker.model_dump()})
+        self._notify({"add": worker.model_dump()})
 
     def drain(self, name: str) -> None:
         self._registry.set_state(name, "draining")
-        self._tell({"worker": name, "state": "draining"})
+        self._notify({"worker": name, "state": "draining"})
 
     def remove(self, name: str) -> None:
         self._registry.remove(name)
-        self._tell({"remove": name})
+        self._notify({"remove": name})
 
 
 class AdminServer:

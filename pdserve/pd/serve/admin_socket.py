@@ -51,13 +51,13 @@ class AdminSocket:
 def _is_a_rest(path: Path) -> bool:
     """Whether there is something, and it may be replaced. OSError: it may not."""
     try:
-        found = path.lstat()
+        info = path.lstat()
     except FileNotFoundError:
         return False
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(info.st_mode):
         raise FileExistsError(errno.EEXIST, "there is a file, and it is no socket")
-    if found.st_uid != os.geteuid():
-        raise FileExistsError(errno.EEXIST, f"there is a socket of another user (uid {found.st_uid})")
+    if info.st_uid != os.geteuid():
+        raise FileExistsError(errno.EEXIST, f"there is a socket of another user (uid {info.st_uid})")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -72,8 +72,8 @@ def _is_a_rest(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    info = path.lstat()
+    return info.st_dev, info.st_ino
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """TLS towards clients: the certificate, and the listener.
 
-The listener accepts by itself: the event loop tells of a TLS client only after its handshake, so that clients which
-say nothing would count for nothing. Each handshake has buffers of 0.4 MB, so there is a limit to how many there are at
+The listener accepts by itself: the event loop reports a TLS client only after its handshake, so that clients which
+send nothing would not be counted. Each handshake has buffers of 0.4 MB, so there is a limit to how many there are at
 once; further clients wait to be accepted.
 """
 
@@ -45,7 +45,7 @@ class ClientTls:
         """For the next connection."""
 
     def reload(self) -> str:
-        """Reads the files again. What cannot be used changes nothing, and why is said."""
+        """Reads the files again. What cannot be used changes nothing; the answer has the reason."""
         try:
             self.context = _context(self._settings)
         except RecipeError as error:
@@ -80,7 +80,7 @@ class TlsListener:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            if len(self._opening) >= _HANDSHAKES and not self._end_a_slow_one():
+            if len(self._opening) >= _HANDSHAKES and not self._end_slow_handshake():
                 self._pause(_FULL_SECONDS)
                 return
             try:
@@ -103,12 +103,12 @@ class TlsListener:
         most = self._front.limits.max_connections + PROBE_PLACES
         if len(self._opening) + len(self._front.connections) < most:
             return True
-        return self._end_one(patience=0.0)
+        return self._end_handshake(patience=0.0)
 
-    def _end_a_slow_one(self) -> bool:
-        return self._end_one(patience=_PATIENCE_SECONDS)
+    def _end_slow_handshake(self) -> bool:
+        return self._end_handshake(patience=_PATIENCE_SECONDS)
 
-    def _end_one(self, patience: float) -> bool:
+    def _end_handshake(self, patience: float) -> bool:
         """Ends the oldest handshake of the client with the most, if it has taken longer than that."""
         if not self._opening:
             return False
@@ -138,7 +138,7 @@ class TlsListener:
     async def _open(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # What goes wrong here is the client's: it speaks no TLS, or says nothing.
+        # What goes wrong here is the client's: it speaks no TLS, or sends nothing.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
                 partial(Connection, self._front),

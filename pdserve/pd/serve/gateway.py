@@ -77,15 +77,15 @@ class Gateway:
         read_again: Callable[[], ProxyConfig] | None = None,
         *,
         pages: Pages | None = None,
-        tell: Callable[[dict[str, Any]], None] | None = None,
+        notify: Callable[[dict[str, Any]], None] | None = None,
         succeeds: bool = False,
     ) -> None:
-        """`read_again`: the configuration as it is now, for `reload`. `pages`, `tell`: figures of the other processes
-        of this proxy, and what reaches all of them; None: there is only this one. `succeeds`: another process has the
-        admin's address until it says {"admin": "free"}. RecipeError, StartError: the files
+        """`read_again`: the configuration as it is now, for `reload`. `pages`, `notify`: figures of the other processes
+        of this proxy, and what sends to all of them; None: there is only this one. `succeeds`: another process has the
+        admin's address until it sends {"admin": "free"}. RecipeError, StartError: the files
         or addresses that the configuration names cannot be used."""
         self.config = config
-        self._read_again, self._pages, self._tell = read_again, pages, tell
+        self._read_again, self._pages, self._notify = read_again, pages, notify
         self.draining = False
         self.keys = KeyFile(Path(config.auth.keys_file), key) if config.auth.keys_file else None
         self.registry = Registry(config, LoadBoard(numbers), upstream_tls(config.upstream_tls))
@@ -176,8 +176,8 @@ class Gateway:
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.stop()
-        if self._tell is not None and self._has_admin:
-            self._tell({"admin": "free"})
+        if self._notify is not None and self._has_admin:
+            self._notify({"admin": "free"})
 
     def open_admin(self) -> None:
         """The address is free."""
@@ -198,23 +198,23 @@ class Gateway:
 
     def reload(self) -> dict[str, str]:
         """Reads the API keys, the certificate, the policies and the limits again, without dropping a stream. What
-        cannot be read stays as it was, and why is said."""
-        said = {}
+        cannot be read stays as it was; the answer has the reason."""
+        results = {}
         if self.keys is not None:
             usable = self.keys.reload()
-            said["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
+            results["keys"] = "ok" if usable else "not usable, see the proxy's log; the old ones stay in force"
         if self.tls is not None:
-            said["certificate"] = self.tls.reload()
+            results["certificate"] = self.tls.reload()
         if self._read_again is not None:
             try:
                 fresh = self._read_again()
             except PdserveError as error:
                 log.error("the configuration stays as it was: %s", error.what)
-                said["policies"] = f"not usable: {error.what}"
+                results["policies"] = f"not usable: {error.what}"
             else:
                 self._reconfigure(fresh)
-                said["policies"] = "ok"
-        return said
+                results["policies"] = "ok"
+        return results
 
     def _new_admin(self) -> AdminServer | None:
         if self.config.admin is None or not self._has_admin:
@@ -222,12 +222,12 @@ class Gateway:
         # It takes 3 MB, which a proxy without an admin does without.
         from pdserve.pd.serve.admin_server import AdminServer, AdminWorkers
 
-        workers = AdminWorkers(self, self._tell or _no_other_process)
+        workers = AdminWorkers(self, self._notify or _no_other_process)
         return AdminServer(self.config.admin, workers, self._reload_all, partial(self.page, keys=True))
 
     def _reload_all(self) -> dict[str, str]:
-        if self._tell is not None:
-            self._tell({"reload": True})
+        if self._notify is not None:
+            self._notify({"reload": True})
         return self.reload()
 
     def add_worker(self, config: WorkerConfig) -> None:
@@ -362,7 +362,7 @@ class Gateway:
             yield "failovers", failover, count
 
     async def _tick(self) -> None:
-        """What nothing else tells of: time that is up, a changed file, places that another process has freed."""
+        """What no event reports: time that is up, a changed file, places that another process has freed."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = monotonic()

@@ -46,7 +46,7 @@ class Intake:
         self._fingerprints = fingerprints
 
     def refuse(self, request: Request) -> ApiError | None:
-        """Why a request is not answered, as far as its head says it. Its key is known afterwards."""
+        """Why a request is not answered, as far as its head shows it. Its key is known afterwards."""
         hosts = self._hosts
         if hosts is not None:
             host, origin = request.header(b"host"), request.header(b"origin")

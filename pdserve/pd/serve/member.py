@@ -49,9 +49,9 @@ def create_app() -> Starlette:
 
     async def health(_: Request) -> Response:
         """This process lives. `generation` grows with each rolling restart."""
-        said = {"status": "alive", "generation": app.state.generation}
+        body = {"status": "alive", "generation": app.state.generation}
         refused: str = app.state.gateway.not_restarted
-        return JSONResponse(said | {"not_restarted": refused} if refused else said)
+        return JSONResponse(body | {"not_restarted": refused} if refused else body)
 
     async def ready(_: Request) -> Response:
         """Requests can be served: every pool has a ready worker."""
@@ -65,12 +65,12 @@ def create_app() -> Starlette:
         return Response(figures.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def ping(_: Request) -> Response:
-        """What SageMaker asks: as an engine says that it can serve, the deployment does."""
+        """SageMaker's health check: the deployment answers as an engine that can serve would."""
         ok = app.state.gateway.readiness()[0]
         return Response(status_code=200 if ok else 503, headers=None if ok else _LATER)
 
     async def load(_: Request) -> Response:
-        """Of the deployment, as an engine says it of itself."""
+        """Of the deployment, as an engine reports its own."""
         return JSONResponse({"server_load": app.state.gateway.load()})
 
     async def version(_: Request) -> Response:
@@ -141,7 +141,7 @@ class MemberContext:
     with_states: bool
     """Worker states are among them; else all workers are ready from the start."""
     pages: Pages | None
-    tell: Callable[[dict[str, Any]], None]
+    notify: Callable[[dict[str, Any]], None]
     beats: Beats
     generation: int
     succeeds: bool
@@ -159,7 +159,7 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
         app,
         lambda: load_config(path),
         pages=place.pages,
-        tell=place.tell,
+        notify=place.notify,
         succeeds=place.succeeds,
     )
     app.state.gateway, app.state.generation = gateway, place.generation
@@ -171,7 +171,7 @@ async def run(path: Path, config: ProxyConfig, key: str | None, place: MemberCon
     listener = None if place.control is None else asyncio.ensure_future(control.listen(gateway, place.control))
     front = Front(gateway, server.front_limits(config), WITHOUT_KEY)
     try:
-        await server.ProxyServer(config, front, gateway, place.sock, lambda: place.tell({"serving": True})).run()
+        await server.ProxyServer(config, front, gateway, place.sock, lambda: place.notify({"serving": True})).run()
     finally:
         if listener is not None:
             listener.cancel()

@@ -94,7 +94,7 @@ class RequestParser:
             return None
         named = request.header(affinity.header.encode()) if affinity.header else None
         if named is None and affinity.body_user and body.begins("user") == b'"':
-            # The beginning of a longer one says enough.
+            # The beginning of a longer one is enough.
             named = body.beginning(("user",), _LONGEST_SESSION)
         return None if named is None else named.decode("latin-1")
 

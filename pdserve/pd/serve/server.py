@@ -86,17 +86,17 @@ class ProxyServer:
     ) -> None:
         """`serving`: called when connections are accepted."""
         self._serving = serving
-        self._told = asyncio.Event()
+        self._leaving = asyncio.Event()
         self._config, self._front, self._served, self._sock = config, front, served, sock
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal says otherwise."""
+        """Until a signal ends it."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._signalled, signum)
-        loop.add_signal_handler(RETIRE, self._told.set)
+        loop.add_signal_handler(RETIRE, self._leaving.set)
         loop.add_signal_handler(signal.SIGHUP, self._served.reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._served.begin()
@@ -105,7 +105,7 @@ class ProxyServer:
         host, port = self._sock.getsockname()[:2]
         log.info("serving on http%s://%s:%d", "s" if self._config.tls else "", host, port)
         self._serving()
-        await self._told.wait()
+        await self._leaving.wait()
         log.info("draining")
         server.close()
         if not self._stop.is_set():
@@ -147,7 +147,7 @@ class ProxyServer:
             # A second Ctrl-C: the user at the terminal does not want to wait.
             self._hurry.set()
         self._stop.set()
-        self._told.set()
+        self._leaving.set()
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -15,7 +15,7 @@ from pdserve.pd.config.proxy import ProxyConfig
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http.fetch import FetchError, fetch
 from pdserve.pd.http.incoming import Request
-from pdserve.pd.protocols.one_engine import OneEngine
+from pdserve.pd.protocols.single_engine import SingleEngine
 from pdserve.pd.relay.client import Client
 from pdserve.pd.relay.entrance import Entrance
 from pdserve.pd.requests.body import Body
@@ -55,7 +55,7 @@ class StoredResponses:
 
     def __init__(self, config: ProxyConfig, registry: Registry, engines: Engines, entrance: Entrance) -> None:
         self._registry, self._engines, self._entrance = registry, engines, entrance
-        self._one = OneEngine(engines)
+        self._single = SingleEngine(engines)
         self._asking = asyncio.Semaphore(_ASKING)
         self.configure(config)
 
@@ -119,11 +119,11 @@ class StoredResponses:
             request.attempts += 1
             try:
                 if request.dialect is RESPONSES:
-                    await self._one.attempt(request, client, worker)
+                    await self._single.attempt(request, client, worker)
                 else:
                     method = method_of(request.dialect)
                     head = self._engines.bare(worker, method, request.target, request.headers)
-                    await self._one.send(request, client, worker, head, b"")
+                    await self._single.send(request, client, worker, head, b"")
             except WorkerFailedError as failure:
                 if request.attempts == ATTEMPTS or client.started or not failure.retry:
                     raise failure.error from failure
@@ -149,12 +149,12 @@ class StoredResponses:
             if status is None or status >= 500:
                 raise ApiError(
                     503,
-                    f"{worker.name} did not say whether it has this response.",
+                    f"{worker.name} did not answer whether it has this response.",
                     param="response_id",
                     retry_after=RETRY_AFTER_SECONDS,
                 )
             if status in (401, 403):
-                # It says so itself, to whose key it is.
+                # The engine answers that itself, to the client whose key it is.
                 return worker
         raise ApiError(
             404, f"Response with id '{named}' not found.", type_="invalid_request_error", param="response_id"

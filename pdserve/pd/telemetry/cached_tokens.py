@@ -1,7 +1,7 @@
-"""What an answer's usage says of cached tokens, put right.
+"""The cached tokens in an answer's usage, corrected.
 
 Decode counts all that it was sent by prefill as cached; only prefill knows what was in a cache. In a JSON text quotes
-inside a string have a backslash, so that nothing here ever matches what a model has said.
+inside a string have a backslash, so that nothing here ever matches what a model has written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def with_cached_tokens(data: bytes, cached: int) -> bytes:
     if b'"cache_read_input_tokens"' in data:
         data = _MESSAGES.sub(lambda usage: _messages_usage(usage[0], cached), data)
     # A template would be parsed again for each answer.
-    return _CACHED.sub(lambda found: b"%b%d" % (found[1], cached), data)
+    return _CACHED.sub(lambda match: b"%b%d" % (match[1], cached), data)
 
 
 def safe_length(data: bytes) -> int:

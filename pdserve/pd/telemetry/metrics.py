@@ -16,7 +16,7 @@ from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES, Labels, Snapshot
 GaugeReader = Callable[[], Iterable[tuple[str, Labels, float]]]
 """Gives (name, label values, value) when the page is asked for."""
 CounterReader = Callable[[], Iterable[tuple[str, Labels, int]]]
-"""The same for what is counted elsewhere: it must never become less."""
+"""The same for what other objects count: it must never become less."""
 
 
 class Histogram:
@@ -34,7 +34,7 @@ class Histogram:
         self.total += seconds
 
     def timed(self, seconds: float) -> float:
-        """`observe`, and the same as the log says it: milliseconds to two digits behind the point, never negative."""
+        """`observe`, and the same as the log has it: milliseconds to two digits behind the point, never negative."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += seconds
         # round() takes five times as long.
@@ -75,7 +75,7 @@ class Metrics:
     def page(self, others: Iterable[bytes] = (), *, keys: bool = False) -> bytes:
         """The text for Prometheus, with the snapshots of other processes added. `keys`: also what names API keys, which
         is not for every client. msgspec.MsgspecError: one of the snapshots is none."""
-        decoded = [msgspec.msgpack.decode(one, type=Snapshot) for one in others]
+        decoded = [msgspec.msgpack.decode(encoded, type=Snapshot) for encoded in others]
         return render(merge([self._numbers(), *decoded]), keys=keys)
 
     def _numbers(self) -> Snapshot:

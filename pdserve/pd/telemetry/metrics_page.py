@@ -38,7 +38,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "legs": ("Requests to workers, by how they ended.", ("role", "worker", "outcome")),
     "routing_decisions": ("Choices of a worker.", ("role", "policy", "why")),
     "disagg_decisions": ("Requests by the way they took and why.", ("decision", "why")),
-    "failovers": ("Attempts that were made once more elsewhere.", ("role", "reason")),
+    "failovers": ("Attempts that were made once more on another worker.", ("role", "reason")),
     "cancellations": ("Clients that left, by the stage they left in.", ("stage",)),
     "admission_rejections": ("429 of a pool's gate.", ("pool", "reason")),
     "quota_rejections": ("429 of a key's limits.", (_KEY, "limit")),
@@ -86,15 +86,15 @@ def merge(snapshots: Sequence[Snapshot]) -> Snapshot:
     histograms: dict[str, tuple[list[int], float]] = {}
     counters: dict[str, dict[Labels, int]] = {}
     gauges: dict[tuple[str, Labels], float] = {}
-    for one in snapshots:
-        for stage, (counts, total) in one.histograms.items():
+    for snapshot in snapshots:
+        for stage, (counts, total) in snapshot.histograms.items():
             so_far, sum_so_far = histograms.get(stage, ([0] * len(counts), 0.0))
             histograms[stage] = ([a + b for a, b in zip(so_far, counts, strict=True)], sum_so_far + total)
-        for name, series in one.counters.items():
+        for name, series in snapshot.counters.items():
             into = counters.setdefault(name, {})
             for labels, value in series:
                 into[labels] = into.get(labels, 0) + value
-        for name, labels, number in one.gauges:
+        for name, labels, number in snapshot.gauges:
             known = gauges.get((name, labels))
             if known is None:
                 gauges[name, labels] = number
@@ -137,9 +137,9 @@ class _Page(Collector):
 
 
 def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    buckets: list[tuple[str, float]] = []
     running = 0
     for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], counts, strict=True):
         running += count
-        found.append((bound, running))
-    return found
+        buckets.append((bound, running))
+    return buckets

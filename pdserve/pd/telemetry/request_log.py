@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 
 
 class RequestLine(msgspec.Struct, omit_defaults=True):
-    """What is said about one request, in this order. Times are milliseconds; what is not known is left out."""
+    """The fields of one request, in this order. Times are milliseconds; what is not known is left out."""
 
     request_id: str
     path: str
@@ -58,7 +58,7 @@ class RequestLine(msgspec.Struct, omit_defaults=True):
     chunks: int = 0
     bytes: int = 0
     error: str = ""
-    """What the client was told."""
+    """The message of the error that the client got."""
 
 
 class RequestLog:

@@ -68,7 +68,7 @@ class Spans(Protocol):
         *,
         failed: str = "",
     ) -> None:
-        """The request is over; `failed` says why it was no success."""
+        """The request is over; `failed`: why it was no success."""
 
     def close(self) -> None:
         """Send what is left."""

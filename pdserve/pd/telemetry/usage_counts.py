@@ -15,7 +15,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class UsageFields(msgspec.Struct):
-    """What is not there was not said. Anthropic's input_tokens are those that no cache had."""
+    """None: the engine did not report it. Anthropic's input_tokens are those that no cache had."""
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
@@ -25,7 +25,7 @@ class UsageFields(msgspec.Struct):
     cache_creation_input_tokens: _Count | None = None
 
     def tokens(self) -> tuple[int | None, int | None]:
-        """Of prompt and answer; None: it does not say."""
+        """Of prompt and answer; None: not reported."""
         prompt = self.prompt_tokens
         if prompt is None and self.input_tokens is not None:
             cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
@@ -41,8 +41,8 @@ class _Choice(msgspec.Struct):
     index: int | None = None
 
 
-class Said(NamedTuple):
-    """What one event says. None: it does not."""
+class EventUsage(NamedTuple):
+    """The usage that one event reports. None: not reported."""
 
     prompt: int | None
     answer: int | None
@@ -84,11 +84,11 @@ _WHOLE = msgspec.json.Decoder(_Answer)
 _EVENT = msgspec.json.Decoder(_Event)
 _CACHED = msgspec.json.Decoder(_CachedAnswer)
 _NOTHING = (None, None)
-_SAYS_NOTHING = Said(None, None)
+_NO_USAGE = EventUsage(None, None)
 
 
 def of_value(usage: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer that the value of a `usage` says; None, None: it is none."""
+    """Tokens of prompt and answer in the value of a `usage`; None, None: it is none."""
     try:
         counts = _VALUE.decode(usage)
     except (msgspec.MsgspecError, RecursionError):
@@ -97,7 +97,7 @@ def of_value(usage: bytes) -> tuple[int | None, int | None]:
 
 
 def of_answer(answer: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer, as a whole answer that is no stream says them; None: it does not."""
+    """Tokens of prompt and answer that a whole answer, no stream, reports; None: it does not."""
     try:
         counts = _WHOLE.decode(answer).usage
     except (msgspec.MsgspecError, RecursionError):
@@ -106,7 +106,7 @@ def of_answer(answer: bytes) -> tuple[int | None, int | None]:
 
 
 def cached_in(answer: bytes) -> int | None:
-    """Tokens of the prompt that were in a cache, as a whole answer that is no stream says them; None: it does not."""
+    """Tokens of the prompt that were in a cache, as a whole answer, no stream, reports them; None: it does not."""
     try:
         usage = _CACHED.decode(answer).usage
     except (msgspec.MsgspecError, RecursionError):
@@ -117,16 +117,16 @@ def cached_in(answer: bytes) -> int | None:
     return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
-def of_event(event: bytes) -> Said | None:
+def of_event(event: bytes) -> EventUsage | None:
     """The same of one event of a stream; None: this is not a whole one."""
     try:
-        said = _EVENT.decode(event[max(0, event.find(b"{")) :])
+        decoded = _EVENT.decode(event[max(0, event.find(b"{")) :])
     except (msgspec.MsgspecError, RecursionError):
         return None
-    inner = said.response if said.response is not None else said.message
-    counts = said.usage if said.usage is not None or inner is None else inner.usage
+    inner = decoded.response if decoded.response is not None else decoded.message
+    counts = decoded.usage if decoded.usage is not None or inner is None else inner.usage
     if counts is None:
-        return _SAYS_NOTHING
+        return _NO_USAGE
     prompt, answer = counts.tokens()
-    choice = said.choices[0].index if said.choices else None
-    return Said(prompt, answer, choice, first=said.type == "message_start")
+    choice = decoded.choices[0].index if decoded.choices else None
+    return EventUsage(prompt, answer, choice, first=decoded.type == "message_start")

@@ -1,6 +1,6 @@
 """How many tokens a client was given, for a key that has a limit of tokens a minute.
 
-An engine says so at the end of a stream, and only to who asks. So for such a key decode is asked to count in every
+An engine reports them at the end of a stream, and only when asked. So for such a key decode is asked to count in every
 event (`stream_options`), and what the client did not ask for is taken out again: it gets the bytes that it would have
 got. Who leaves in the middle is counted by the last event that was relayed. Responses and Messages always count at the
 end; until then, and where an engine does not count, an event with text is at least one token, or one for 4 bytes.
@@ -8,7 +8,7 @@ end; until then, and where an engine does not count, an event with text is at le
 vLLM puts `system_fingerprint` into the last event of each choice, unless an event with the usage follows, which has it
 then. So the last event of a choice is held until the fingerprint of that engine is known, and gets it.
 
-In a JSON text quotes inside a string have a backslash, so that nothing here ever matches what a model has said.
+In a JSON text quotes inside a string have a backslash, so that nothing here ever matches what a model has written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdserve.pd.http import event_stream
 from pdserve.pd.requests.body import Body, encode
 from pdserve.pd.requests.dialects import CHAT, COMPLETIONS, Dialect
 from pdserve.pd.telemetry.cached_tokens import USAGE
-from pdserve.pd.telemetry.usage_counts import Said, of_event, of_value
+from pdserve.pd.telemetry.usage_counts import EventUsage, of_event, of_value
 
 _USAGE = re.compile(rb', ?"usage" ?: ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _FINISHED = re.compile(rb'"finish_reason" ?: ?"')
@@ -84,7 +84,7 @@ class UsageMeter:
         self._hides, self._hides_total = hides, hides_total
         self.worker = ""
         self.prompt: int | None = None
-        """Tokens of the prompt, as the engine says; None: it has not said."""
+        """Tokens of the prompt, as the engine reports; None: it has not."""
         self._total: int | None = None
         self._by_choice: dict[int, int] = {}
         self._estimate = 0
@@ -109,7 +109,7 @@ class UsageMeter:
         """A part of an answer that is no stream and too large to be looked at as a whole. Which `usage` is the engine's
         own is not known then, so the largest counts: no client can write itself a smaller one."""
         window = self._window + data
-        self._says_at_most(*most_in(window))
+        self._raise_to(*most_in(window))
         self._window = window[-_WINDOW:]
 
     def events(self, data: bytes) -> bytes:
@@ -142,21 +142,21 @@ class UsageMeter:
         at = event.rfind(USAGE)
         if at < 0:
             return self._without(event + end)
-        said = of_event(event)
-        if said is None:
-            self._says_at_most(*most_in(event))
+        usage = of_event(event)
+        if usage is None:
+            self._raise_to(*most_in(event))
             return self._released(b"") + event + end
-        if said.prompt is None and said.answer is None:
+        if usage.prompt is None and usage.answer is None:
             return self._without(event + end)
-        if said.choice is None:
-            return self._with_all(event + end, said)
-        if said.prompt is not None:
+        if usage.choice is None:
+            return self._with_all(event + end, usage)
+        if usage.prompt is not None:
             # Of one of several prompts, until the event with all: who leaves before that has used so much at least.
-            self.prompt = max(said.prompt, self.prompt or 0)
-        self._by_choice[said.choice] = max(said.answer or 0, self._by_choice.get(said.choice, 0))
-        if not self._hides or (found := _own_usage(event, at)) is None:
+            self.prompt = max(usage.prompt, self.prompt or 0)
+        self._by_choice[usage.choice] = max(usage.answer or 0, self._by_choice.get(usage.choice, 0))
+        if not self._hides or (match := _own_usage(event, at)) is None:
             return event + end
-        before, after = event[: found.start()], event[found.end() :] + end
+        before, after = event[: match.start()], event[match.end() :] + end
         if self._hides_total and _FINISHED.search(event) is not None:
             fingerprint = self._fingerprints.known.get(self.worker)
             if fingerprint is None or self._held:
@@ -165,24 +165,24 @@ class UsageMeter:
         return self._hold(before + after) if self._held else before + after
 
     def _without(self, event: bytes) -> bytes:
-        """An event that says nothing of tokens."""
+        """An event without a usage."""
         self._estimated(event)
         return self._released(b"") + event
 
-    def _with_all(self, event: bytes, said: Said) -> bytes:
+    def _with_all(self, event: bytes, usage: EventUsage) -> bytes:
         """The event that has the usage of the whole answer; of Messages also the first one, which has the prompt's."""
-        if said.prompt is not None:
-            self.prompt = said.prompt
-        if not said.first:
-            self._total = said.answer or 0
+        if usage.prompt is not None:
+            self.prompt = usage.prompt
+        if not usage.first:
+            self._total = usage.answer or 0
         if not self._hides_total:
             return event
-        found = _FINGERPRINT.search(event)
-        fingerprint = b"" if found is None else found[0]
+        match = _FINGERPRINT.search(event)
+        fingerprint = b"" if match is None else match[0]
         self._fingerprints.known[self.worker] = fingerprint
         return self._released(fingerprint)
 
-    def _says_at_most(self, prompt: int | None, answer: int | None) -> None:
+    def _raise_to(self, prompt: int | None, answer: int | None) -> None:
         if prompt is not None:
             self.prompt = max(prompt, self.prompt or 0)
         if answer is not None:
@@ -261,32 +261,32 @@ def metered(dialect: Dialect, body: Body, fingerprints: Fingerprints) -> tuple[B
 
 
 def most_in(data: bytes) -> tuple[int | None, int | None]:
-    """The most tokens of prompt and answer that any `usage` in a part of an answer says; None: none does."""
-    said = [of_value(found[1]) for found in _USAGE.finditer(data)]
-    prompts = [prompt for prompt, _ in said if prompt is not None]
-    answers = [answer for _, answer in said if answer is not None]
+    """The most tokens of prompt and answer in any `usage` of a part of an answer; None: there is none."""
+    counts = [of_value(match[1]) for match in _USAGE.finditer(data)]
+    prompts = [prompt for prompt, _ in counts if prompt is not None]
+    answers = [answer for _, answer in counts if answer is not None]
     return max(prompts, default=None), max(answers, default=None)
 
 
 def last_in(words: bytes, *, stream: bool) -> tuple[int | None, int | None]:
-    """Tokens of prompt and answer, as the end of an answer says them; None: it does not. Of an event or an answer of
+    """Tokens of prompt and answer, as the end of an answer reports them; None: it does not. Of an event or an answer of
     which only the end is left, the last `usage` counts: the engine's stands behind what it repeats of a request."""
     at = len(words) if stream else 0
     while (at := words.rfind(USAGE, 0, at)) >= 0:
         begin, end = words.rfind(event_stream.END, 0, at), words.find(event_stream.END, at)
-        said = of_event(words[max(0, begin) : end if end >= 0 else len(words)])
-        if said is not None and (said.prompt is not None or said.answer is not None):
-            return said.prompt, said.answer
+        usage = of_event(words[max(0, begin) : end if end >= 0 else len(words)])
+        if usage is not None and (usage.prompt is not None or usage.answer is not None):
+            return usage.prompt, usage.answer
         at = max(0, begin)
-    last = [of_value(found[1]) for found in _USAGE.finditer(words[-_WINDOW:])][-1:]
+    last = [of_value(match[1]) for match in _USAGE.finditer(words[-_WINDOW:])][-1:]
     return last[0] if last else (None, None)
 
 
 def _own_usage(event: bytes, at: int) -> re.Match[bytes] | None:
     """The engine's member of an event, which is its last; `at`: of the last time that the word is there."""
     while at >= 0:
-        if (found := _USAGE.search(event, max(0, at - 2))) is not None:
-            return found
+        if (match := _USAGE.search(event, max(0, at - 2))) is not None:
+            return match
         at = event.rfind(USAGE, 0, at)
     return None
 

@@ -56,7 +56,7 @@ class CircuitBreaker:
             self._failed(now)
 
     def left(self) -> None:
-        """The request that went there ended without saying anything about the worker: its client left, the request was
+        """The request that went there ended without a verdict on the worker: its client left, the request was
         refused (4xx), or it may itself be to blame."""
         self._trying = False
 

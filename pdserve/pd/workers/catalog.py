@@ -46,7 +46,7 @@ class Catalog:
         message = f"The model `{model[:SHOWN]}` does not exist. Valid aliases: {aliases}."
         raise ApiError(404, message, type_="NotFoundError", param="model")
 
-    # --- what the engines say
+    # --- what the engines serve
 
     def _learn(self, worker: Worker) -> None:
         task = self._loop.create_task(self._ask(worker))

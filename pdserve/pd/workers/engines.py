@@ -1,4 +1,4 @@
-"""What every request to an engine says: its request line, and the headers that the engine may see."""
+"""What every request to an engine has: its request line, and the headers that the engine may see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdserve.pd.http.pieces import Payload
 from pdserve.pd.workers.registry import Worker
 
 PASSED_ON = frozenset((b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"accept-language"))
-"""The only headers of a client that reach an engine. Ranks are ours to choose, addresses are nobody's to claim."""
+"""The only headers of a client that reach an engine. Ranks are ours to choose, no client may claim an address."""
 
 
 class Engines:

@@ -1,4 +1,4 @@
-"""The proxy's own look at its workers, beside what the supervisor tells it: alive, and how full their KV cache is."""
+"""The proxy's own look at its workers, beside the launcher's states: alive, and how full their KV cache is."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class HealthChecks:
         self._has_lacked(worker.name, sum(map(float, _NO_SOCKETS.findall(figures.body))))
 
     def _has_lacked(self, name: str, times: float) -> None:
-        """The first look at a worker tells nothing: it may have been long ago."""
+        """The first look at a worker shows nothing: it may have been long ago."""
         if times > self._lacked.get(name, times):
             self._starving.add(name)
         else:

@@ -76,7 +76,7 @@ class KvFeeds:
             prompt = body.raw_value("prompt")
             if prompt is not None and prompt.startswith(b"["):
                 ids = body.get("prompt")
-                return ids if all(type(one) is int for one in ids) else None
+                return ids if all(type(token_id) is int for token_id in ids) else None
             fields = {"prompt": prompt}
         elif dialect is CHAT:
             messages = body.raw_value("messages")
@@ -92,7 +92,7 @@ class KvFeeds:
         workers = [worker for role in self._registry.roles for worker in self._registry.ready(role)]
         if not workers:
             return None
-        worker = min(workers, key=lambda one: one.requests)
+        worker = min(workers, key=lambda candidate: candidate.requests)
         raw = b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items())
         raw += b',"model":' + encode(model) + b"}"
         headers = b"content-type: application/json\r\n" + self._engines.key_header
@@ -129,5 +129,5 @@ class KvFeeds:
             answer = await fetch(worker.pool, "GET", "/kv_event_sources", headers=self._engines.key_header)
             return sources_from(json.loads(answer.body), host) if answer.status == 200 else ()
         except (FetchError, ValueError) as error:
-            log.warning("%s does not say where its KV events are: %s", worker.name, error)
+            log.warning("%s does not answer where its KV events are: %s", worker.name, error)
             return ()

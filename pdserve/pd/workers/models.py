@@ -19,7 +19,7 @@ _FRESH_SECONDS = 1.0
 
 
 class Models:
-    """What /v1/models says. Asked for by many at once, or again within a second, the workers are asked once."""
+    """The answer of /v1/models. Asked for by many at once, or again within a second, the workers are asked once."""
 
     def __init__(self, registry: Registry, engines: Engines, served_name: str) -> None:
         self._registry, self._engines, self._served_name = registry, engines, served_name
@@ -30,16 +30,16 @@ class Models:
     async def listed(self) -> dict[str, Any]:
         if self._asking is None or (self._asking.done() and self._loop.time() >= self._fresh_until):
             self._asking = self._loop.create_task(models(self._registry, self._engines, self._served_name))
-            self._asking.add_done_callback(self._told)
+            self._asking.add_done_callback(self._mark_fresh)
         return await asyncio.shield(self._asking)
 
-    def _told(self, _: asyncio.Task[dict[str, Any]]) -> None:
+    def _mark_fresh(self, _: asyncio.Task[dict[str, Any]]) -> None:
         self._fresh_until = self._loop.time() + _FRESH_SECONDS
 
 
 async def models(registry: Registry, engines: Engines, served_name: str) -> dict[str, Any]:
     """A model is listed when a worker of every role has it: only then can it be served. While no worker answers, what
-    the configuration says."""
+    the configuration has."""
     listed: dict[str, Any] = {}
     of_roles = []
     for role in reversed(registry.roles):
@@ -56,7 +56,7 @@ async def models(registry: Registry, engines: Engines, served_name: str) -> dict
 
 
 async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]:
-    """What an engine answers, of those that clients get their answers from. ApiError: none is ready, or none says."""
+    """What an engine answers, of those that clients get their answers from. ApiError: none is ready or answers."""
     role = registry.roles[-1]
     workers = registry.ready(role)
     if not workers:
@@ -64,17 +64,17 @@ async def engine_version(registry: Registry, engines: Engines) -> dict[str, Any]
     for worker in workers:
         try:
             answer = await fetch(worker.pool, "GET", "/version", headers=engines.key_header, timeout=_SECONDS)
-            said = json.loads(answer.body) if answer.status == 200 else None
+            version = json.loads(answer.body) if answer.status == 200 else None
         except (FetchError, ValueError) as error:
-            log.warning("%s does not say its version: %s", worker.name, error)
+            log.warning("%s does not answer with its version: %s", worker.name, error)
             continue
-        if isinstance(said, dict):
-            return said
-    raise ApiError(502, "No engine says its version.")
+        if isinstance(version, dict):
+            return version
+    raise ApiError(502, "No engine answers with its version.")
 
 
 async def models_of(worker: Worker, engines: Engines) -> list[dict[str, Any]]:
-    """The cards of what one worker serves; empty when it does not say."""
+    """The cards of what one worker serves; empty when it does not answer."""
     try:
         answer = await fetch(worker.pool, "GET", "/v1/models", headers=engines.key_header, timeout=_SECONDS)
         data = json.loads(answer.body)["data"] if answer.status == 200 else []

@@ -1,7 +1,7 @@
 """The workers, what is known of each, and which of them may be used.
 
 A worker is used only while the supervisor calls it ready, its health checks pass and its breaker lets requests through.
-Its death is told to every attempt that uses it, at once.
+Every attempt that uses it is notified of its death at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Worker:
         self.name = config.name
         self.state: WorkerState = "starting"
         self.healthy = True
-        """What our own checks say."""
+        """The result of our own checks."""
         self.heard = 0.0
         """Loop time of its last answer to a request, whatever that was."""
         self.served = 0
@@ -199,7 +199,7 @@ class Registry:
                 listener(worker)
 
     def set_health(self, worker: Worker, healthy: bool) -> None:
-        """What our own checks say. Its engine may be another one when it comes back."""
+        """The result of our own checks. Its engine may be another one when it comes back."""
         back = healthy and not worker.healthy
         worker.healthy = healthy
         self.changed()
@@ -233,8 +233,10 @@ class Registry:
         now = self._loop.time()
         unfit = Counter(worker.unfit(now) for worker in self.workers.values() if worker.config.role == role)
         # Usable and still here: it is one that this request has just tried.
-        told = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
-        return ApiError(503, f"No {role} worker is ready ({told or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS)
+        reasons = ", ".join(f"{count} {why or 'just tried'}" for why, count in sorted(unfit.items()))
+        return ApiError(
+            503, f"No {role} worker is ready ({reasons or 'there is none'}).", retry_after=RETRY_AFTER_SECONDS
+        )
 
     def empty_pools(self) -> list[EngineRole]:
         """Roles without a worker that may be used."""

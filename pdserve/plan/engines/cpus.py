@@ -18,9 +18,9 @@ def cpu_share(plan: Plan, name: str) -> tuple[int, int] | None:
     """(i, n): a process may use the i-th of n equal parts of its node's CPUs; None: all. No part of `Process`: another
     engine beside one that runs changes what both get at their next start, and is no reason to start that one anew."""
     node = plan.process(name).node
-    engines = [one for one in plan.processes if one.ranks is not None and one.node == node]
-    bound = any(one.env.set.get(_BINDING, "auto") not in _LEFT_TO_US for one in engines)
-    names = [one.name for one in engines]
+    engines = [process for process in plan.processes if process.ranks is not None and process.node == node]
+    bound = any(engine.env.set.get(_BINDING, "auto") not in _LEFT_TO_US for engine in engines)
+    names = [engine.name for engine in engines]
     if plan.platform != "cpu" or bound or len(names) < 2 or name not in names:
         return None
     return names.index(name), len(names)

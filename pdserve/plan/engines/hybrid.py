@@ -51,7 +51,7 @@ class _Case:
         return attaches_lmcache(self.connector)
 
     @property
-    def one_group(self) -> bool:
+    def single_group(self) -> bool:
         return bool(self.args.get(MANAGER_OFF))
 
     def flag(self, flag: str) -> str:
@@ -59,7 +59,7 @@ class _Case:
 
     def why(self) -> str:
         kinds = " and ".join(sorted(self.hints.kinds))
-        return f"config.json says by {self.hints.key} that layers keep KV of these kinds: {kinds}"
+        return f"config.json states by {self.hints.key} that layers keep KV of these kinds: {kinds}"
 
     def known(self, package: str, text: str) -> bool:
         """Whether the version is known to be in the range: an unknown or unreadable one excludes nothing."""
@@ -110,7 +110,7 @@ def _state_on_old_vllm(case: _Case) -> PdserveError | None:
 
 
 def _state_needs_the_manager(case: _Case) -> PdserveError | None:
-    if not case.hints.recurrent or not case.one_group:
+    if not case.hints.recurrent or not case.single_group:
         return None
     return RecipeError(
         "recurrent state has a group of its own, which the hybrid KV cache manager keeps",
@@ -122,7 +122,7 @@ def _state_needs_the_manager(case: _Case) -> PdserveError | None:
 
 def _manager_is_turned_off(case: _Case) -> PdserveError | None:
     """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
-    if not case.hints.several or case.one_group:
+    if not case.hints.several or case.single_group:
         return None
     if case.known("vllm", "<0.22.1"):
         guilty = f"vllm {case.versions.vllm} turns its hybrid KV cache manager off for every connector"
@@ -140,7 +140,7 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
 
 
 def _engine_driven(case: _Case) -> PdserveError | None:
-    if not case.hints.several or case.one_group:
+    if not case.hints.several or case.single_group:
         return None
     leaf = next(iter(effective.lmcache_leaves(case.connector)), None)
     if leaf is None or effective.transfer_mode_of(case.recipe, leaf)[1] != "engine_driven":

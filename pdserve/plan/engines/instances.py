@@ -129,7 +129,9 @@ def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | No
 def _packages(recipe: Recipe, connectors: Sequence[PlannedConnector]) -> tuple[str, ...]:
     if recipe.engine.command is not None:
         return ()
-    return tuple(dict.fromkeys(("vllm", *(one.package for one in connectors if one.package is not None))))
+    return tuple(
+        dict.fromkeys(("vllm", *(connector.package for connector in connectors if connector.package is not None)))
+    )
 
 
 def _libraries(recipe: Recipe, connector: AnyConnector | None) -> dict[str, str]:
@@ -142,15 +144,15 @@ def _reached_by(
     recipe: Recipe, instance: Instance, rank: int, connector: AnyConnector | None
 ) -> dict[str, tuple[ProcessRole, ...]]:
     """Without the rendezvous of an instance's own processes."""
-    found: dict[str, tuple[ProcessRole, ...]] = {}
+    reached: dict[str, tuple[ProcessRole, ...]] = {}
     if rank == 0:
-        found["http"] = ("proxy",)
+        reached["http"] = ("proxy",)
         if effective.publishes_kv_events(recipe, instance.role_name):
-            found["kv_events"] = ("proxy",)
+            reached["kv_events"] = ("proxy",)
     for port in _connector_ports(instance, rank, connector):
         if roles := port.reached_by.get(instance.role_name):
-            found[port.purpose] = roles
-    return found
+            reached[port.purpose] = roles
+    return reached
 
 
 def _ranks(instance: Instance, rank: int) -> Ranks:

@@ -62,15 +62,15 @@ def kv_transfer_config(connector: AnyConnector, role: Role, context: Context) ->
 
 def planned_connectors(config: Config, variables: Mapping[str, str]) -> tuple[PlannedConnector, ...]:
     """What an engine with this mapping and these environment variables loads."""
-    found = []
+    planned = []
     for leaf in leaf_configs(config):
         name = str(leaf.get("kv_connector", ""))
         if (kind := KINDS.get(name)) is None:
-            found.append(PlannedConnector(class_name=name))
+            planned.append(PlannedConnector(class_name=name))
         else:
             devices = kind.rdma_devices(leaf, variables)
-            found.append(PlannedConnector(class_name=name, package=kind.package, rdma_devices=devices))
-    return tuple(found)
+            planned.append(PlannedConnector(class_name=name, package=kind.package, rdma_devices=devices))
+    return tuple(planned)
 
 
 def failure_policy(connector: AnyConnector, role: Role) -> str:
@@ -89,7 +89,9 @@ def proxy_protocol(recipe: Recipe) -> Protocol:
     common = per_role["prefill"] & per_role["decode"]
     if len(common) == 1:
         return next(iter(common))
-    described = ", ".join(f"{name}: {' and '.join(sorted(found)) or 'none'}" for name, found in per_role.items())
+    described = ", ".join(
+        f"{name}: {' and '.join(sorted(protocols)) or 'none'}" for name, protocols in per_role.items()
+    )
     raise RecipeError(
         f"prefill and decode must share exactly one way of moving KV ({described})",
         where="decode.connector",

@@ -1,7 +1,7 @@
 """The KV of a model by its config.json: one kind of layers or several, and whether some keep recurrent state.
 
 The keys are those that vLLM looks at (config/model.py: layer_types, layers_block_type, attn_type_list; the text config
-below a multimodal one) and those by which its hybrid models say which layers are recurrent.
+below a multimodal one) and those by which its hybrid models mark recurrent layers.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class KvHints:
 
 def hints_of(config: Mapping[str, Any]) -> KvHints:
     """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
-    found = next((hint for text in _texts(config) for hint in _hints(text)), None)
-    return found or KvHints(frozenset({"full"}), "")
+    hints = next((hint for text in _texts(config) for hint in _hints(text)), None)
+    return hints or KvHints(frozenset({"full"}), "")
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

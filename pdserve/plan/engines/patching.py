@@ -25,17 +25,17 @@ def deployment_of(recipe: Recipe, role: Role, connector: AnyConnector | None, ve
 
 def settings_of(recipe: Recipe, role: Role, connector: AnyConnector | None) -> frozenset[str]:
     """The settings of this role that only a patch provides."""
-    found = set()
+    settings = set()
     if role.load_timeout_seconds is not None:
-        found.add("load_timeout_seconds")
+        settings.add("load_timeout_seconds")
     lmcache = effective.lmcache_leaves(connector)
     if any(effective.load_cap_of(recipe, role, leaf) for leaf in lmcache):
-        found.add("max_tokens_per_load")
+        settings.add("max_tokens_per_load")
     if any(leaf.min_load_tokens for leaf in lmcache):
-        found.add("min_load_tokens")
+        settings.add("min_load_tokens")
     if lmcache and recipe.lmcache is not None and is_on(recipe.lmcache, host_events.SWITCH):
-        found.add(host_events.SWITCH)
-    return frozenset(found)
+        settings.add(host_events.SWITCH)
+    return frozenset(settings)
 
 
 def is_on(section: Lmcache, switch: str) -> bool:

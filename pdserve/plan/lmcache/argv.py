@@ -19,11 +19,11 @@ def lmcache_argv(
     workers: int,
     on_cpu: bool,
     python: str,
-    patched: bool = False,
+    with_patches: bool = False,
 ) -> tuple[str, ...]:
     """`workers`: engine workers that will attach. `staging`: a name that no other server of the deployment has.
-    `patched`: the server is started through the main that loads patches."""
-    module = SERVER_MAIN if patched else "lmcache.v1.multiprocess.http_server"
+    `with_patches`: the server is started through the main that loads patches."""
+    module = SERVER_MAIN if with_patches else "lmcache.v1.multiprocess.http_server"
     program = section.command if section.command is not None else [python, "-m", module]
     own = own_flags(
         SERVER_FLAGS,

@@ -1,6 +1,6 @@
 """LMCache MP servers of a deployment: one a node that hosts an attached engine, or one a TP rank there.
 
-Never shared across nodes: engines hand it shared memory and IPC handles, which mean nothing elsewhere.
+Never shared across nodes: engines hand it shared memory and IPC handles, which mean nothing on another node.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def server_process(
             workers=server.workers,
             on_cpu=recipe.platform == "cpu",
             python=python,
-            patched=bool(patches),
+            with_patches=bool(patches),
         ),
         env=env.model_copy(update={"set": {**env.set, **added}}),
         devices=server.devices,

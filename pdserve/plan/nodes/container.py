@@ -192,11 +192,11 @@ def _enroot(image: str) -> str:
     bare = image.removeprefix("docker://")
     if _is_file(bare) or "#" in bare or "://" in bare:
         return bare
-    found = _REGISTRY.fullmatch(bare)
-    if found is None:
+    match = _REGISTRY.fullmatch(bare)
+    if match is None:
         return bare
-    rest = found.group("rest")
-    return rest if found.group("registry") == "docker.io" else f"{found.group('registry')}#{rest}"
+    rest = match.group("rest")
+    return rest if match.group("registry") == "docker.io" else f"{match.group('registry')}#{rest}"
 
 
 def _is_file(image: str) -> bool:
@@ -223,7 +223,7 @@ def _home(container: Container, around: Around) -> str:
     """The node's home is not there; caches need a place that the user may write to.
 
     Only docker's /tmp is the container's own and goes with it. Apptainer's is the node's, and enroot's may be: there
-    anybody could make the folder first and fill the caches, which hold code. The run directory is the user's alone.
+    any user could make the folder first and fill the caches, which hold code. The run directory is the user's alone.
     """
     if container.kind == "docker":
         return f"/tmp/pdserve-{around.run_id}"  # noqa: S108

@@ -1,7 +1,7 @@
 """Slurm's nodelists: `rack[0-1]node[00-03],login1` -> names, and names -> a nodelist.
 
 What cannot be read is an error with its place, never a guess: a name that is lost or made up here becomes a node
-without an agent, or an agent on somebody else's node.
+without an agent, or an agent on another user's node.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class _Reader:
         self._position = 0
 
     def names(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         while True:
             start = self._position
             pieces = self._item()
             count = 1
             for piece in pieces:
                 count *= len(piece)
-                if len(found) + count > MOST_NAMES:
+                if len(names) + count > MOST_NAMES:
                     self._fail(f"more than {MOST_NAMES} names", start)
             for combination in itertools.product(*pieces):
                 name = "".join(combination)
-                if name in found:
+                if name in names:
                     self._fail(f"{name} is there twice", start)
                 if name.startswith("-"):
                     self._fail(f'"{name}" is not the name of a node', start)
-                found[name] = None
+                names[name] = None
             if self._position == len(self._text):
-                return tuple(found)
+                return tuple(names)
             self._position += 1  # the comma at which an item ends
 
     def _item(self) -> list[list[str]]:
@@ -104,25 +104,25 @@ class _Reader:
                 self._unexpected(end)
 
     def _range(self, before: int, opened: int) -> list[str]:
-        found = _NUMBERS.match(self._text, self._position)
-        if found is None:
+        match = _NUMBERS.match(self._text, self._position)
+        if match is None:
             if self._position >= len(self._text):
                 self._fail("a [ that is never closed", opened)
             self._fail(
                 "a number is missing" if self._text[self._position] in ",]-" else self._strange(), self._position
             )
-        first, last = found.group(1), found.group(2) or found.group(1)
+        first, last = match.group(1), match.group(2) or match.group(1)
         if max(len(first), len(last)) > _MOST_DIGITS:
             self._fail(f"a number of more than {_MOST_DIGITS} digits", self._position)
         low, high = int(first), int(last)
         if low > high:
-            self._fail(f"a range that runs backwards: {found.group()}", self._position)
+            self._fail(f"a range that runs backwards: {match.group()}", self._position)
         if before + high - low >= MOST_NAMES:
             self._fail(f"more than {MOST_NAMES} names", self._position)
         width = len(first)  # a first number without padding is no wider than those that follow
         if last != str(high).zfill(width):
-            self._fail(f"a range whose ends are padded differently: {found.group()}", self._position)
-        self._position = found.end()
+            self._fail(f"a range whose ends are padded differently: {match.group()}", self._position)
+        self._position = match.end()
         return [str(number).zfill(width) for number in range(low, high + 1)]
 
     def _unexpected(self, char: str) -> NoReturn:
@@ -153,8 +153,8 @@ def _drawable(text: str) -> bool:
 
 def _prefix(name: str) -> str | None:
     """What stands before the number at the end of a name; None when there is none, or one that is too long."""
-    found = _NUMBERED.fullmatch(name)
-    return found.group(1) if found is not None and len(found.group(2)) <= _MOST_DIGITS else None
+    match = _NUMBERED.fullmatch(name)
+    return match.group(1) if match is not None and len(match.group(2)) <= _MOST_DIGITS else None
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:

@@ -139,7 +139,7 @@ def _comment(process: Process) -> Iterator[str]:
     if process.patches:
         yield f"#   patches: {', '.join(process.patches)}"
     if process.control == "stdin":
-        yield "#   by hand there is no launcher to tell it who is ready, hence --no-control"
+        yield "#   by hand there is no launcher that reports ready workers, hence --no-control"
 
 
 def _ready(probe: Probe | None) -> str:

@@ -65,16 +65,16 @@ def choose_all(
         return {asked[0].node: Chosen("127.0.0.1", None, None, "the only node")}
     _check_own(asked, facts, locate)
     chosen, errors = {}, []
-    for one in asked:
+    for entry in asked:
         try:
-            chosen[one.node] = choose(
-                one.node, facts[one.node], network=network, configured=one.configured, others=one.others
+            chosen[entry.node] = choose(
+                entry.node, facts[entry.node], network=network, configured=entry.configured, others=entry.others
             )
         except PreflightError as error:
             errors.append(error)
     if errors:
         what = f"{len(errors)} of {len(asked)} nodes have no address at which the others could reach them"
-        raise together(errors, what, todo=_NAME_ONE if network is not None else errors[0].todo)
+        raise together(errors, what, todo=_NAME_A_NETWORK if network is not None else errors[0].todo)
     return chosen
 
 
@@ -84,17 +84,17 @@ _HOSTS = "hosts"
 
 def _check_own(asked: Sequence[Asked], facts: Mapping[str, NodeFacts], locate: Callable[[str], str | None]) -> None:
     errors = []
-    for one in asked:
-        there = facts[one.node].interfaces
-        address = one.configured
+    for entry in asked:
+        there = facts[entry.node].interfaces
+        address = entry.configured
         # Loopback has more addresses than it shows, and without any interface nothing is known.
         if address is None or is_loopback(address) or not there or address in {each.address for each in there}:
             continue
         owners = [node for node, its in facts.items() if address in {each.address for each in its.interfaces}]
         errors.append(
             PreflightError(
-                f"{one.node} does not have the address {address}" + (f", {owners[0]} has it" if owners else ""),
-                where=f"{one.key}.address",
+                f"{entry.node} does not have the address {address}" + (f", {owners[0]} has it" if owners else ""),
+                where=f"{entry.key}.address",
                 cause=f"there: {_shown(there)}",
                 todo="write one that it has, or leave `address` out: then `network` decides, or the route to the "
                 "other nodes",
@@ -130,14 +130,14 @@ def choose(
 def _in_network(node: str, facts: NodeFacts, network: NetworkSettings, configured: str | None) -> Chosen:
     if network.interface is not None:
         asked, where = f"interface {network.interface}", "network.interface"
-        there = [one for one in facts.interfaces if one.name.partition(":")[0] == network.interface]
+        there = [interface for interface in facts.interfaces if interface.name.partition(":")[0] == network.interface]
     else:
         asked, where = f"an address in {network.cidr}", "network.cidr"
         subnet = _subnet(network.cidr or "")
-        there = [one for one in facts.interfaces if ipaddress.IPv4Address(one.address) in subnet]
+        there = [interface for interface in facts.interfaces if ipaddress.IPv4Address(interface.address) in subnet]
     if configured is not None:
         asked += f" that is {configured}"
-        there = [one for one in there if one.address == configured]
+        there = [interface for interface in there if interface.address == configured]
     if len(there) == 1:
         return _chosen(there[0], f"the network of the deployment is {asked}")
     what = f"{node} has no {asked.removeprefix('an ')}"
@@ -147,11 +147,11 @@ def _in_network(node: str, facts: NodeFacts, network: NetworkSettings, configure
         what,
         where=where,
         cause=f"there: {_shown(facts.interfaces)}",
-        todo=f"{_NAME_ONE}, or leave the node out (exclude_nodes: [{node}])",
+        todo=f"{_NAME_A_NETWORK}, or leave the node out (exclude_nodes: [{node}])",
     )
 
 
-_NAME_ONE = "name an interface or a subnet in which every node has exactly one address"
+_NAME_A_NETWORK = "name an interface or a subnet in which every node has exactly one address"
 
 
 def _subnet(text: str) -> ipaddress.IPv4Network:
@@ -184,18 +184,18 @@ def _routed(node: str, facts: NodeFacts, others: Sequence[str]) -> Chosen:
 
 
 def _known(facts: NodeFacts, address: str, why: str) -> Chosen:
-    for one in facts.interfaces:
-        if one.address == address:
-            return _chosen(one, why)
+    for interface in facts.interfaces:
+        if interface.address == address:
+            return _chosen(interface, why)
     return Chosen(address, None, None, why)
 
 
-def _chosen(one: Interface, why: str) -> Chosen:
-    return Chosen(one.address, one.name, one.prefix, why)
+def _chosen(interface: Interface, why: str) -> Chosen:
+    return Chosen(interface.address, interface.name, interface.prefix, why)
 
 
 def _shown(there: Sequence[Interface]) -> str:
-    return ", ".join(str(one) for one in there) or "no interface with an IPv4 address"
+    return ", ".join(str(interface) for interface in there) or "no interface with an IPv4 address"
 
 
 def _pairs(sources: Mapping[str, str]) -> str:
@@ -211,31 +211,31 @@ def find_addresses(chosen: Mapping[str, Chosen], *, same_subnet: bool) -> list[F
     """
     if len(chosen) < 2:
         return []
-    found = []
+    findings = []
     by_address: dict[str, list[str]] = {}
-    for node, one in chosen.items():
-        by_address.setdefault(one.address, []).append(node)
-        if is_loopback(one.address):
-            found.append(
-                _finding(node, "failed", f"{one.address} is loopback", "an address that other nodes reach", _FIX)
+    for node, choice in chosen.items():
+        by_address.setdefault(choice.address, []).append(node)
+        if is_loopback(choice.address):
+            findings.append(
+                _finding(node, "failed", f"{choice.address} is loopback", "an address that other nodes reach", _FIX)
             )
     for address, nodes in by_address.items():
         if len(nodes) > 1 and not is_loopback(address):
             value = f"{address} is the address of {', '.join(nodes)}"
-            found.append(_finding(ALL_NODES, "failed", value, "an address of its own for each node", _FIX))
+            findings.append(_finding(ALL_NODES, "failed", value, "an address of its own for each node", _FIX))
     subnets: dict[str, list[str]] = {}
-    for node, one in chosen.items():
-        if one.prefix is not None:
-            subnet = ipaddress.IPv4Network((one.address, one.prefix), strict=False)
+    for node, choice in chosen.items():
+        if choice.prefix is not None:
+            subnet = ipaddress.IPv4Network((choice.address, choice.prefix), strict=False)
             subnets.setdefault(str(subnet), []).append(node)
     if len(subnets) > 1:
         value = "; ".join(f"{subnet}: {', '.join(nodes)}" for subnet, nodes in subnets.items())
         status = "failed" if same_subnet else "warning"
-        found.append(_finding(ALL_NODES, status, value, "all nodes in one subnet", _FIX))
-    if not found:
-        value = ", ".join(f"{node} {one.address}" for node, one in chosen.items())
-        found.append(_finding(ALL_NODES, "ok", value, "an address of its own for each node, in one subnet"))
-    return found
+        findings.append(_finding(ALL_NODES, status, value, "all nodes in one subnet", _FIX))
+    if not findings:
+        value = ", ".join(f"{node} {choice.address}" for node, choice in chosen.items())
+        findings.append(_finding(ALL_NODES, "ok", value, "an address of its own for each node, in one subnet"))
+    return findings
 
 
 _FIX = "choose the network: network: {interface: NAME} or {cidr: A.B.C.D/N}; or leave a node out with exclude_nodes"

@@ -36,25 +36,31 @@ def clock_skew(facts: NodeFacts, *, sent: float, received: float) -> Skew:
 
 def compare(plan: Plan, facts: Mapping[str, NodeFacts], skews: Mapping[str, Skew] | None = None) -> list[Finding]:
     """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: not measured."""
-    found = [
+    findings = [
         *_versions(plan, facts),
         *_pdserve(facts),
         *(_clocks(skews) if skews and len(facts) > 1 else ()),
         *(_hostnames(facts) if len(facts) > 1 else ()),
     ]
-    return [one.model_copy(update={"node": next(iter(facts))}) for one in found] if len(facts) == 1 else found
+    return (
+        [finding.model_copy(update={"node": next(iter(facts))}) for finding in findings]
+        if len(facts) == 1
+        else findings
+    )
 
 
 def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
     needs = {node: frozenset(name for process in on_node(plan, node) for name in process.packages) for node in facts}
-    for node, one in facts.items():
-        if needs[node] and one.versions_problem is not None:
+    for node, node_facts in facts.items():
+        if needs[node] and node_facts.versions_problem is not None:
             yield _finding(
-                "versions", node, "failed", one.versions_problem, _listed(needs[node]), "correct engine.python"
+                "versions", node, "failed", node_facts.versions_problem, _listed(needs[node]), "correct engine.python"
             )
     for package in PACKAGES:
         there = {
-            node: version for node, one in facts.items() if (version := getattr(one.versions, package)) is not None
+            node: version
+            for node, node_facts in facts.items()
+            if (version := getattr(node_facts.versions, package)) is not None
         }
         needed = [node for node in facts if package in needs[node] and facts[node].versions_problem is None]
         for node in needed:
@@ -77,7 +83,7 @@ def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
 
 
 def _pdserve(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
-    there = {node: f"{one.pdserve_version} ({one.pdserve_digest})" for node, one in facts.items()}
+    there = {node: f"{node_facts.pdserve_version} ({node_facts.pdserve_digest})" for node, node_facts in facts.items()}
     need = "the same pdserve on all nodes: agents, patches and messages belong together"
     if len(set(there.values())) > 1:
         fix = "run all nodes from one installation on a shared folder, or install the same one on each"
@@ -109,8 +115,8 @@ def _hostnames(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
     """A name that leads to another machine is not an error: hosts may be reached by any name. Two nodes on one machine
     are seen by their addresses; equal hostnames alone may be a site's carelessness."""
     there: dict[str, list[str]] = {}
-    for node, one in facts.items():
-        there.setdefault(one.hostname, []).append(node)
+    for node, node_facts in facts.items():
+        there.setdefault(node_facts.hostname, []).append(node)
     for hostname, nodes in there.items():
         if len(nodes) > 1:
             value, need = f"{', '.join(nodes)} all call themselves {hostname}", "a hostname of its own for each node"
@@ -134,7 +140,7 @@ def _by_value(there: Mapping[str, str]) -> str:
     for node, value in there.items():
         nodes.setdefault(value, []).append(node)
     return "; ".join(
-        f"{value} on {_some(names)}" for value, names in sorted(nodes.items(), key=lambda one: len(one[1]))
+        f"{value} on {_some(names)}" for value, names in sorted(nodes.items(), key=lambda item: len(item[1]))
     )
 
 

@@ -76,7 +76,7 @@ def _all(plan: Plan) -> Iterator[CrossNodePort]:
                 yield from _to(plan, process, purpose, port, _nodes_of(plan, roles))
             elif kind == "dp_master":
                 followers = plan.instance_of(process.name)[1:]
-                yield from _to(plan, process, purpose, port, dict.fromkeys(one.node for one in followers))
+                yield from _to(plan, process, purpose, port, dict.fromkeys(follower.node for follower in followers))
 
 
 def _to(plan: Plan, process: Process, purpose: str, port: int, sources: Iterable[str]) -> Iterator[CrossNodePort]:

@@ -114,7 +114,7 @@ class Probe:
             case Check():
                 self.close()
                 facts = self._facts or gather(platform=question.plan.platform)
-                found = check_node(
+                findings = check_node(
                     question.plan,
                     question.node,
                     facts=facts,
@@ -123,7 +123,7 @@ class Probe:
                     held_by_us=question.held_by_us,
                     mark=question.mark,
                 )
-                return Findings(findings=tuple(found))
+                return Findings(findings=tuple(findings))
             case Listen():
                 self.close()
                 listening = self._listening.enter_context(listen(question.node, question.targets))

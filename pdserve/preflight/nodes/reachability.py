@@ -93,8 +93,8 @@ def _greet(node: str, servers: Sequence[socket.socket], woken: socket.socket) ->
         while True:
             for key, _ in selector.select():
                 if key.fileobj is woken:
-                    for one in (*listening, *clients):
-                        one.close()
+                    for sock in (*listening, *clients):
+                        sock.close()
                     return
                 assert isinstance(key.fileobj, socket.socket)
                 if key.fileobj in listening:
@@ -146,15 +146,15 @@ async def try_all(
     for target in targets:
         nodes.setdefault((target.source, target.node), []).append(target)
 
-    async def one(target: CrossNodePort) -> Tried:
+    async def try_target(target: CrossNodePort) -> Tried:
         async with gate:
             return await _try(target, deadline, greeted and target.greets)
 
     async def node(ports: Sequence[CrossNodePort]) -> list[Tried]:
-        first = await one(ports[0])
+        first = await try_target(ports[0])
         if first.cause == _DROPPED:
             return [first, *(Tried(port, "not tried", "its first port gave no answer") for port in ports[1:])]
-        return [first, *await asyncio.gather(*(one(port) for port in ports[1:]))]
+        return [first, *await asyncio.gather(*(try_target(port) for port in ports[1:]))]
 
     return [tried for some in await asyncio.gather(*(node(ports) for ports in nodes.values())) for tried in some]
 
@@ -167,7 +167,7 @@ async def _try(target: CrossNodePort, deadline: float, greeted: bool) -> Tried:
     except TimeoutError:
         return Tried(target, f"no answer within {deadline:g} s", _DROPPED)
     except OSError as error:
-        return Tried(target, *_told(error))
+        return Tried(target, *_problem_and_cause(error))
     connected = time.monotonic() - began
     greeting = b""
     if greeted:
@@ -199,7 +199,7 @@ _CAUSES = {
 }
 
 
-def _told(error: OSError) -> tuple[str, str]:
+def _problem_and_cause(error: OSError) -> tuple[str, str]:
     known = _CAUSES.get(error.errno or 0)
     return known if known is not None else (error.strerror or str(error), "unknown")
 
@@ -207,20 +207,20 @@ def _told(error: OSError) -> tuple[str, str]:
 def judge(tried: Collection[Tried]) -> list[Finding]:
     """One finding for each pair of nodes."""
     pairs: dict[tuple[str, str], list[Tried]] = {}
-    for one in tried:
-        pairs.setdefault((one.target.source, one.target.node), []).append(one)
+    for attempt in tried:
+        pairs.setdefault((attempt.target.source, attempt.target.node), []).append(attempt)
     return [_pair(source, node, there) for (source, node), there in pairs.items()]
 
 
 def _pair(source: str, node: str, tried: Sequence[Tried]) -> Finding:
     address = tried[0].target.address
     need = f"{source} connects to {node} ({address}) on {len(tried)} port(s)"
-    bad = [one for one in tried if one.problem is not None]
+    bad = [attempt for attempt in tried if attempt.problem is not None]
     if not bad:
-        slowest = max(one.seconds for one in tried)
+        slowest = max(attempt.seconds for attempt in tried)
         value = f"reached in {slowest * 1000:.0f} ms"
         return Finding(node=source, check="reach", status="ok", value=value, need=need)
-    problems = ", ".join(dict.fromkeys(str(one.problem) for one in bad))
+    problems = ", ".join(dict.fromkeys(str(attempt.problem) for attempt in bad))
     shown = f"port {bad[0].target.port}" if len(bad) == 1 else f"{len(bad)} of {len(tried)} ports"
     if len(bad) == len(tried):
         fix = f"choose the network (network: {{interface: NAME}} or {{cidr: A.B.C.D/N}}), or open TCP {_ports(bad)}"
@@ -239,15 +239,15 @@ def _pair(source: str, node: str, tried: Sequence[Tried]) -> Finding:
 
 def _evidence(bad: Sequence[Tried]) -> tuple[str, ...]:
     lines = [
-        f"{one.target.address}:{one.target.port} ({one.target.purpose}): {one.problem}; {one.cause}"
-        for one in bad[:_MOST_EVIDENCE]
+        f"{attempt.target.address}:{attempt.target.port} ({attempt.target.purpose}): {attempt.problem}; {attempt.cause}"
+        for attempt in bad[:_MOST_EVIDENCE]
     ]
     more = len(bad) - len(lines)
     return (*lines, f"and {more} more") if more else tuple(lines)
 
 
 def _ports(tried: Collection[Tried]) -> str:
-    ports = sorted({one.target.port for one in tried})
+    ports = sorted({attempt.target.port for attempt in tried})
     return ", ".join(map(str, ports)) if len(ports) <= 6 else f"{ports[0]}-{ports[-1]}"
 
 

@@ -152,8 +152,8 @@ def _not_run(program: str, error: OSError, *, where: str) -> PreflightError:
 async def _probes(machines: Sequence[Candidate], run_dir: Path) -> AsyncIterator[list[_Probe]]:
     probes: list[_Probe] = []
     try:
-        for one in machines:  # one that cannot be started leaves those before it to be ended
-            probes.append(_Probe(one, run_dir))
+        for machine in machines:  # one that cannot be started leaves those before it to be ended
+            probes.append(_Probe(machine, run_dir))
         await _all(probes, lambda probe: probe.begin())
         yield probes
     finally:
@@ -175,13 +175,13 @@ async def survey(
     """
     machines = candidates.machines
     async with _probes(machines, run_dir) as probes:
-        known = dict(zip((one.name for one in machines), await _facts(probes, machines, recipe), strict=True))
-        facts = {name: one for name, (one, _) in known.items()}
+        known = dict(zip((machine.name for machine in machines), await _facts(probes, machines, recipe), strict=True))
+        facts = {name: node_facts for name, (node_facts, _) in known.items()}
         network = candidates.network or recipe.network
-        asked = [_asked(one, machines) for one in machines]
+        asked = [_asked(machine, machines) for machine in machines]
         locate = (lambda _: None) if candidates.file is None else candidates.file.locate
         addresses = choose_all(asked, facts, network, locate)
-        nodes = [_node(one, facts[one.name], addresses[one.name]) for one in machines]
+        nodes = [_node(machine, facts[machine.name], addresses[machine.name]) for machine in machines]
         # Whether the others have the same is one of the findings.
         plan = plan_for(nodes, facts[machines[0].name].versions)
         findings = [
@@ -192,8 +192,10 @@ async def survey(
         try:
             change = None if change_for is None else change_for(plan)
             running = None if change is None else RunDir(run_dir).read_plan()
-            checked = await _all(probes, lambda one: one.ask(_check(plan, one.name, mark, change, running), Findings))
-            findings += [finding for found in checked for finding in found.findings]
+            checked = await _all(
+                probes, lambda probe: probe.ask(_check(plan, probe.name, mark, change, running), Findings)
+            )
+            findings += [finding for answer in checked for finding in answer.findings]
         finally:
             remove_mark(run_dir, mark)
         findings += await _reach(probes, plan)
@@ -203,29 +205,29 @@ async def survey(
 async def _facts(
     probes: Sequence[_Probe], machines: Sequence[Candidate], recipe: Recipe
 ) -> list[tuple[NodeFacts, Skew]]:
-    async def one(probe: _Probe) -> tuple[NodeFacts, Skew]:
+    async def facts_of(probe: _Probe) -> tuple[NodeFacts, Skew]:
         others = tuple(machine.target for machine in machines if machine.name != probe.name)
         sent = time.time()
         question = WhatIs(platform=recipe.platform, targets=others, python=recipe.engine.python)
         facts = (await probe.ask(question, Here)).facts
         return facts, clock_skew(facts, sent=sent, received=time.time())
 
-    return await _all(probes, one)
+    return await _all(probes, facts_of)
 
 
-def _asked(one: Candidate, machines: Sequence[Candidate]) -> Asked:
-    others = tuple(machine.target for machine in machines if machine.name != one.name)
-    return Asked(one.name, one.address, one.key, others)
+def _asked(candidate: Candidate, machines: Sequence[Candidate]) -> Asked:
+    others = tuple(machine.target for machine in machines if machine.name != candidate.name)
+    return Asked(candidate.name, candidate.address, candidate.key, others)
 
 
-def _node(one: Candidate, facts: NodeFacts, address: Chosen) -> Node:
+def _node(candidate: Candidate, facts: NodeFacts, address: Chosen) -> Node:
     return Node(
-        name=one.name,
+        name=candidate.name,
         address=address.address,
-        devices=facts.devices_visible if one.devices is None else one.devices,
+        devices=facts.devices_visible if candidate.devices is None else candidate.devices,
         hostname=facts.hostname,
-        reach=one.reach,
-        command=one.command,
+        reach=candidate.reach,
+        command=candidate.command,
     )
 
 
@@ -243,20 +245,20 @@ def _check(plan: Plan, node: str, mark: str, change: Change | None, running: Pla
 
 
 async def _reach(probes: Sequence[_Probe], plan: Plan) -> list[Finding]:
-    """All listen before anybody connects, and until everybody has."""
+    """All nodes listen before the first connects, and until the last has."""
     targets = cross_node(plan)
     if not targets:
         return []
-    listening = await _all(probes, lambda one: one.ask(Listen(node=one.name, targets=targets), Listens))
-    taken = {(one.name, *place) for one, there in zip(probes, listening, strict=True) for place in there.taken}
+    listening = await _all(probes, lambda probe: probe.ask(Listen(node=probe.name, targets=targets), Listens))
+    taken = {(probe.name, *place) for probe, there in zip(probes, listening, strict=True) for place in there.taken}
     targets = tuple(
         target.model_copy(update={"greets": (target.node, target.address, target.port) not in taken})
         for target in targets
     )
-    reached = await _all(probes, lambda one: one.ask(Connect(node=one.name, targets=targets), Findings))
+    reached = await _all(probes, lambda probe: probe.ask(Connect(node=probe.name, targets=targets), Findings))
     return [
-        *(one for there in listening for one in there.findings),
-        *(one for found in reached for one in found.findings),
+        *(finding for there in listening for finding in there.findings),
+        *(finding for answer in reached for finding in answer.findings),
     ]
 
 

@@ -53,13 +53,13 @@ def problems(error: ValidationError, data: dict[str, Any], shape: Shape = RECIPE
     at: dict[Path, list[ErrorDetails]] = defaultdict(list)
     for detail in error.errors(include_url=False, include_context=True):
         at[_path(detail["loc"], data)].append(detail)
-    found = []
+    collected = []
     for path, details in at.items():
         deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
         if deeper and isinstance(_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
             continue  # other branches of a union; the branch that was meant reports what is wrong inside
-        found.append(_problem(path, details, document))
-    return found
+        collected.append(_problem(path, details, document))
+    return collected
 
 
 def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Problem:
@@ -104,8 +104,8 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
             todo = _about(path, document)
         elif kind == "literal_error":
             allowed = document.shape.choices(path, document.data)
-            one_of = "one of " if len(allowed) > 1 else ""
-            expected.append(f"{one_of}{_list(allowed)}" if allowed else str(context.get("expected", "another value")))
+            prefix = "one of " if len(allowed) > 1 else ""
+            expected.append(f"{prefix}{_list(allowed)}" if allowed else str(context.get("expected", "another value")))
             guess = did_you_mean(value, [str(a) for a in allowed]) if isinstance(value, str) else None
             todo = f"did you mean {guess}?" if guess else todo
         elif kind in ("too_short", "string_too_short"):
@@ -158,9 +158,9 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
     elif guess is not None:
         todo = f"did you mean {guess}?"
     else:
-        elsewhere = list(document.shape.places(key))
-        inside = [p for p in elsewhere if parent and p.startswith(f"{parent[0]}.")]
-        todo = f"did you mean {(inside or elsewhere)[0]}?" if elsewhere else f"known here: {_list(sorted(set(known)))}"
+        places = list(document.shape.places(key))
+        inside = [p for p in places if parent and p.startswith(f"{parent[0]}.")]
+        todo = f"did you mean {(inside or places)[0]}?" if places else f"known here: {_list(sorted(set(known)))}"
     return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
 
 

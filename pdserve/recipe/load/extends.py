@@ -55,7 +55,7 @@ def read(path: FilePath, interpolate: Interpolate) -> Document:
     return _read(path, interpolate, chain=())
 
 
-def read_one(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
+def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
     """The file at `path` as it stands. `what` it should be is named in errors, and `chain`: who extends it."""
     parsed = yaml12.parse(_text(path, chain), str(path))
     if parsed.data is None:
@@ -69,7 +69,7 @@ def read_one(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...]
 
 
 def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
-    own = read_one(path, chain=chain)
+    own = read_file(path, chain=chain)
     bases = _bases(own, path, interpolate)
     if not bases:
         return own

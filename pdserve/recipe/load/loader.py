@@ -64,15 +64,15 @@ def load_recipe(
     failed = environment.resolve(document, environ)
     reset_nulls(document.data)
     leaked = list(secrets.literal(document.data))
-    found = [*document.problems, *leaked]
-    known_bad = failed.union(*(p.spoils for p in found))
+    problems = [*document.problems, *leaked]
+    known_bad = failed.union(*(p.spoils for p in problems))
     recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS)
-    found += invalid
+    problems += invalid
     if recipe is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))
         broken = [p for p in rules.problems(recipe) if not any(p.concerns(b) for b in bad)]
-        found += [] if ("platform",) in bad else broken
-    if found or recipe is None:
-        raise error(found, document.origins, str(path))
+        problems += [] if ("platform",) in bad else broken
+    if problems or recipe is None:
+        raise error(problems, document.origins, str(path))
     notes = tuple(warning(p, document.origins, str(path)) for p in rules.warnings(recipe))
     return LoadedRecipe(recipe, document.data, path, notes, document.origins)

@@ -31,8 +31,8 @@ class Shape:
     def field_at(self, path: Path, data: Any) -> FieldInfo | None:
         """The declaration of the key at `path`."""
         for model in self.models_at(path[:-1], data) if path else []:
-            if (found := keys(model).get(str(path[-1]))) is not None:
-                return found
+            if (info := keys(model).get(str(path[-1]))) is not None:
+                return info
         return None
 
     def kinds(self, path: Path) -> list[str]:
@@ -42,8 +42,8 @@ class Shape:
 
     def choices(self, path: Path, data: Any) -> list[Any]:
         """The literal values that are allowed at `path`."""
-        found = self.field_at(path, data)
-        return [] if found is None else _literals(found.annotation)
+        field = self.field_at(path, data)
+        return [] if field is None else _literals(field.annotation)
 
     def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
         """Whether text, and whether a number or boolean, may stand at `path`."""
@@ -83,16 +83,16 @@ def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
     inner = data.get(head) if isinstance(data, dict) else None
     if isinstance(data, list) and isinstance(head, int) and head < len(data):
         inner = data[head]
-    found: list[Any] = []
+    reached: list[Any] = []
     for option in options:
         if _is_model(option):
             if (info := keys(option).get(str(head))) is not None:
-                found.extend(_walk(info.annotation, below, inner))
+                reached.extend(_walk(info.annotation, below, inner))
         elif get_origin(option) is list and isinstance(head, int):
-            found.extend(_walk(get_args(option)[0], below, inner))
+            reached.extend(_walk(get_args(option)[0], below, inner))
         elif get_origin(option) is dict:
-            found.extend(_walk(get_args(option)[1], below, inner))
-    return found
+            reached.extend(_walk(get_args(option)[1], below, inner))
+    return reached
 
 
 def _kinds(model: type[BaseModel]) -> list[Any]:

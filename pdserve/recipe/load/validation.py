@@ -20,26 +20,26 @@ def validate(
     root: type[Model], data: dict[str, Any], known_bad: set[Path], stand_ins: Mapping[str, Any]
 ) -> tuple[Model | None, list[Problem]]:
     """The model, and what pydantic objects to. Where something is wrong the model is made of the rest, so that rules
-    can be applied as well and everything is told at once; None where not even that is possible. `stand_ins`: valid
+    can be applied as well and all is reported at once; None where not even that is possible. `stand_ins`: valid
     values for required keys that are wrong or missing, by their names."""
     shape = Shape(root)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     bad = set(known_bad)
     rest = data
     for _ in range(_ROUNDS):
         try:
-            return root.model_validate(rest), found
+            return root.model_validate(rest), problems
         except ValidationError as failure:
             fresh = explain.problems(failure, rest, shape)
-        found += [p for p in fresh if not any(p.concerns(b) for b in bad)]
+        problems += [p for p in fresh if not any(p.concerns(b) for b in bad)]
         bad = bad.union(*(p.spoils for p in fresh))
         for problem in fresh:
             if not problem.path:
-                return None, found
+                return None, problems
             path = _droppable(problem.path)
             required = (info := shape.field_at(path, rest)) is not None and info.is_required()
             rest = _mended(rest, path, stand_ins.get(str(path[-1])) if required else None)
-    return None, found
+    return None, problems
 
 
 def _droppable(path: Path) -> Path:

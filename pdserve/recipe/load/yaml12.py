@@ -1,7 +1,7 @@
 """YAML text -> plain data plus the line of every key, and back.
 
 Scalars follow YAML 1.2: only `true` and `false` are booleans, so `on:` is a key and `no` a word (YAML 1.1, which
-PyYAML implements, reads both as booleans). Refused, because each has silently lost somebody's setting: duplicate
+PyYAML implements, reads both as booleans). Refused, because each has silently lost a user's setting: duplicate
 keys, keys that are not text, tags, merge keys and several documents in one file.
 """
 

@@ -20,22 +20,22 @@ def transfer(recipe: Recipe) -> Iterator[Problem]:
     """Prefill and decode need exactly one way to each other; an aggregated engine needs none."""
     for name, _, connector in roles(recipe):
         path = (name, "connector")
-        found = transfers_of(connector)
+        transfers = transfers_of(connector)
         if name == "aggregated":
-            for leaf in found:
+            for leaf in transfers:
                 yield Problem(
                     path,
                     f"{leaf.kind} moves KV between prefill and decode, and mode aggregated has neither",
                     "use lmcache-mp, or mode: disaggregated",
                     also=(("mode",),),
                 )
-        elif not found and not isinstance(connector, RawSection):
+        elif not transfers and not isinstance(connector, RawSection):
             yield Problem(
                 path,
                 f"nothing here moves KV between prefill and decode: {name} needs {transfer_kinds()}",
                 f"use kind: multi with {transfer_kinds()} and lmcache-mp",
             )
-        elif len(kinds := {leaf.kind for leaf in found}) > 1:
+        elif len(kinds := {leaf.kind for leaf in transfers}) > 1:
             yield Problem(
                 path,
                 f"{' and '.join(sorted(kinds))} together: vLLM lets only one child of a multi answer with transfer "

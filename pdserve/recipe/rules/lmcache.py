@@ -253,8 +253,8 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
 
 def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:
     """Where the role's lmcache-mp stands, if it has one."""
-    found: list[Any] = leaves(connector)
-    for i, leaf in enumerate(found):
+    connectors: list[Any] = leaves(connector)
+    for i, leaf in enumerate(connectors):
         if isinstance(leaf, LmcacheMpSection):
             return (name, "connector", "of", i) if isinstance(connector, MultiSection) else (name, "connector")
     return None

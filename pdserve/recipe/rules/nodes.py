@@ -43,19 +43,19 @@ def network(recipe: Recipe) -> Iterator[Problem]:
         yield from network_problems(recipe.network, ("network",))
 
 
-def network_problems(found: Network, path: Path) -> Iterator[Problem]:
+def network_problems(network: Network, path: Path) -> Iterator[Problem]:
     """What is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
-    if (found.interface is None) == (found.cidr is None):
-        what = "neither interface nor cidr is set" if found.cidr is None else "both interface and cidr are set"
+    if (network.interface is None) == (network.cidr is None):
+        what = "neither interface nor cidr is set" if network.cidr is None else "both interface and cidr are set"
         yield Problem(path, what, "set one of them; without the section the route between the nodes decides")
-    if found.interface is not None and not _INTERFACE.fullmatch(found.interface):
+    if network.interface is not None and not _INTERFACE.fullmatch(network.interface):
         yield Problem(
             (*path, "interface"),
-            f"{show.value(found.interface)} is not the name of an interface: 15 characters at most, no / or :",
+            f"{show.value(network.interface)} is not the name of an interface: 15 characters at most, no / or :",
             "`ip -brief address` shows the names",
         )
-    if found.cidr is not None:
-        yield from _cidr(found.cidr, (*path, "cidr"))
+    if network.cidr is not None:
+        yield from _cidr(network.cidr, (*path, "cidr"))
 
 
 def _cidr(text: str, path: Path) -> Iterator[Problem]:
@@ -109,7 +109,7 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
         )
     for key in ("partition", "account", "qos", "reservation", "constraint"):
         value = getattr(section, key)
-        if value is not None and not _one_word(value):
+        if value is not None and not _is_word(value):
             yield Problem(("slurm", key), f"{show.value(value)} is not one word")
     for index, option in enumerate(section.options):
         yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch")
@@ -117,15 +117,15 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
 
 def option_problems(option: str, path: Path, owned: dict[str, str], program: str) -> Iterator[Problem]:
     """What is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead."""
-    found = _OPTION.fullmatch(option)
-    if found is None or not option.isprintable():
+    match = _OPTION.fullmatch(option)
+    if match is None or not option.isprintable():
         todo = "write --name=value: one item for each option, in its long form"
         yield Problem(path, f"{show.value(option)} is not an option of {program}", todo)
     elif '"' in option or "\\" in option:
         yield Problem(path, "quotes and backslashes would be read once more on the way")
-    elif (instead := owned.get(found.group(1))) is not None:
-        yield Problem(path, f"pdserve sets --{found.group(1)}", instead)
+    elif (instead := owned.get(match.group(1))) is not None:
+        yield Problem(path, f"pdserve sets --{match.group(1)}", instead)
 
 
-def _one_word(value: str) -> bool:
+def _is_word(value: str) -> bool:
     return bool(value) and value.isprintable() and not set(value) & set(" \"'\\#") and not value.startswith("-")

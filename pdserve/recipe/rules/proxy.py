@@ -108,7 +108,7 @@ def times(recipe: Recipe) -> Iterator[Problem]:
 
 
 def admin(recipe: Recipe) -> Iterator[Problem]:
-    """Admin endpoints without a place, with two, or open to everybody."""
+    """Admin endpoints without a place, with two, or open to every client."""
     settings = recipe.proxy.admin
     if settings is None:
         return

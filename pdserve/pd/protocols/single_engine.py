@@ -12,7 +12,7 @@ from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
 
 
-class OneEngine:
+class SingleEngine:
     """Sends each request to one worker, as it is."""
 
     def __init__(self, engines: Engines) -> None:
