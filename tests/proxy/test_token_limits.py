@@ -267,7 +267,7 @@ def test_events_of_one_read_are_counted_as_if_each_had_come_alone() -> None:
     """However reads fall: an engine under load writes faster than the proxy reads."""
     of_text = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
     finish = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-    two = b'data: {"id":"c","choices":[{"delta":{"content":"ab"}},{"delta":{"content":"cd"}}]}\n\n'
+    two = b'data: {"id":"c","choices":[{"delta":{"content":"abcd"}},{"delta":{"content":"efgh"}}]}\n\n'
     events = [of_text % (b"x" * size) for size in (1, 9, 40, 63, 64, 200, 2)] + [two, of_text % b"\\n", two, finish]
     events += [b": ping\n\n", *events]
 
