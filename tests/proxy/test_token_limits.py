@@ -246,7 +246,10 @@ def test_an_event_with_a_usage_is_never_taken_for_one_more_text(text: str) -> No
     for _ in range(2):
         assert meter.without_usage(of_text % b"four") == of_text % b"four"
     assert meter.took(of_text % b"more")
-    assert not meter.took(of_text % b"a" + of_text % b"b"), "two of them"
+    before = meter.answer
+    assert before is not None
+    assert meter.took(of_text % b"a" + of_text % b"eight888"), "two of them in one read"
+    assert meter.answer == before + 1 + 2
     small = b',"usage":{"prompt_tokens":5,"completion_tokens":9}'
     for event in (
         of_text[:-6] % text.encode() + b"]" + small + b"}\n\n",
@@ -254,8 +257,30 @@ def test_an_event_with_a_usage_is_never_taken_for_one_more_text(text: str) -> No
         b'data: {"id":"c","choices":[]' + small + b',"system_fingerprint":"%b"}\n\n' % (b"f" * len(text)),
     ):
         assert not meter.took(event)
+        assert not meter.took(event + of_text % b"a")
+        assert not meter.took(of_text % b"a" + event)
         meter.events(event)
         assert meter.answer == 9
+
+
+def test_events_of_one_read_are_counted_as_if_each_had_come_alone() -> None:
+    """However reads fall: an engine under load writes faster than the proxy reads."""
+    of_text = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
+    finish = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    two = b'data: {"id":"c","choices":[{"delta":{"content":"abcd"}},{"delta":{"content":"efgh"}}]}\n\n'
+    events = [of_text % (b"x" * size) for size in (1, 9, 40, 63, 64, 200, 2)] + [two, of_text % b"\\n", two, finish]
+    events += [b": ping\n\n", *events]
+
+    def counted(reads: list[bytes]) -> int | None:
+        meter = UsageMeter(Fingerprints())
+        for read in reads:
+            if not meter.took(read):
+                assert meter.without_usage(read) == read
+        return meter.answer
+
+    alone = counted(events)
+    for size in range(1, len(events) + 1):
+        assert counted([b"".join(events[at : at + size]) for at in range(0, len(events), size)]) == alone
 
 
 def test_who_leaves_before_the_end_pays_for_its_prompt() -> None:

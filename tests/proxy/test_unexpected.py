@@ -10,19 +10,18 @@ import pytest
 
 from pdserve.pd.config.proxy import ProxyConfig, WorkerConfig
 from pdserve.pd.http.incoming import Budget, Request
-from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.reply import HttpReply, ReplyConnection
 from pdserve.pd.processes import shared_numbers
 from pdserve.pd.serve.gateway import Gateway
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
 
-class Wire:
+class Wire(ReplyConnection):
     """The connection of one client."""
 
-    congested = False
-
     def __init__(self) -> None:
+        self.congested = False
         self.sent = b""
         self.over = asyncio.Event()
 

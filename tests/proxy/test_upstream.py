@@ -10,13 +10,13 @@ import pytest
 import uvloop
 
 from pdserve.pd.http.fetch import fetch
-from pdserve.pd.http.upstream import Pool
+from pdserve.pd.http.upstream import Pool, Sink
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
-class FallsBehind:
+class FallsBehind(Sink):
     """A sink whose client stops reading with the very last of an answer, and takes no notice of its end."""
 
     def __init__(self, pool: Pool) -> None:
@@ -89,7 +89,7 @@ def test_a_pool_that_has_failed_to_connect_can_be_closed() -> None:
         runner.run(run())
 
 
-class Leaves:
+class Leaves(Sink):
     """A sink that hangs up as soon as its request is with the engine."""
 
     def __init__(self) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+from pdserve.pd.http.reply import ReplyConnection
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(ReplyConnection):
     """Base class of http.connection.Connection."""
 
-    __slots__ = ("asked", "congested", "deadline", "peer")
+    __slots__ = ("asked", "deadline", "peer")
 
     peer: str
     """The client's address; empty before the connection is made."""
     asked: bool
     """A request was complete."""
-    congested: bool
-    """The client does not read: what is written waits in our memory."""
     deadline: float
     """Loop time at which `late` is called."""
 
@@ -40,8 +38,4 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Closes now, or after the reply that is being written."""
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        """Closes at once; what is unsent is lost."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
 """One client connection: HTTP/1.1 requests in, replies out.
 
-An asyncio protocol over httptools' parser. A request reaches the handler when it is complete; a handler may refuse it
-as soon as its headers are there. Requests of one connection are answered one after the other, and nothing is read
-behind the one that is being answered.
+A StreamProtocol (http.connecting) over httptools' parser. A request reaches the handler when it is complete; a handler
+may refuse it as soon as its headers are there. Requests of one connection are answered one after the other, and nothing
+is read behind the one that is being answered.
 """
 
 from __future__ import annotations

@@ -3,57 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from pdserve.pd.http.connecting import lacks_descriptors
 from pdserve.pd.http.upstream import Pool, UpstreamConnection
-
-_MAX_BYTES = 16 * 1024 * 1024
-
-
-class FetchError(Exception):
-    """No complete answer: not reachable, cut, too late or too long. `ours`: this process has no descriptor left, which
-    is no fault of the worker that was asked."""
-
-    def __init__(self, what: str, *, ours: bool = False) -> None:
-        super().__init__(what)
-        self.ours = ours
-
-
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    content_type: str
-    body: bytes
-
-
-class _WholeBody:
-    """The sink that collects an answer."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._content_type = ""
-        self._data = bytearray()
-
-    def on_status(self, status: int, content_type: str) -> None:
-        self._status, self._content_type = status, content_type
-
-    def on_data(self, data: bytes) -> None:
-        self._data += data
-        if len(self._data) > _MAX_BYTES and not self.done.done():
-            self.done.set_exception(FetchError("the answer is too long"))
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result(Answer(self._status, self._content_type, bytes(self._data)))
-
-    def on_sent(self) -> None:
-        """Of no interest here."""
-
-    def on_lost(self) -> None:
-        if not self.done.done():
-            self.done.set_exception(FetchError("the connection was closed"))
+from pdserve.pd.http.whole_answer import Answer as Answer
+from pdserve.pd.http.whole_answer import FetchError as FetchError
+from pdserve.pd.http.whole_answer import WholeAnswer
 
 
 async def fetch(
@@ -77,7 +32,7 @@ async def fetch(
         length,
     )
     connection: UpstreamConnection | None = None
-    sink = _WholeBody()
+    sink = WholeAnswer()
     try:
         async with asyncio.timeout(timeout):
             connection = (pool.take() if reuse else None) or await pool.connect()

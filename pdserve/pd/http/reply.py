@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _NO_BODY = frozenset((204, 304))
+_SIZES: Final = tuple(b"%x\r\n" % size for size in range(1024))
+"""The line before a chunk. Nearly every event of a stream is this short, and to format a number takes longer than all
+the rest of a write."""
+_LINE_END: Final = b"\r\n"
 
 
-class Wire(Protocol):
-    """The connection that a reply is written to."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ReplyConnection:
+    """Base class of the connection that a reply is written to. No Protocol: compiled, a call through one looks the
+    method up by its name, each time."""
 
-    @property
-    def congested(self) -> bool:
-        """What is written now waits in our memory."""
+    __slots__ = ("congested",)
 
-    def send(self, data: bytes) -> None: ...
+    congested: bool
+    """The client does not read: what is written waits in our memory."""
+
+    def send(self, data: bytes) -> None:
+        raise NotImplementedError
 
     def replied(self, reply: HttpReply) -> None:
         """The reply has ended."""
+        raise NotImplementedError
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Closes at once; what is unsent is lost."""
+        raise NotImplementedError
 
     def reset(self) -> None:
         """Ends it so that this cannot look like a good end."""
+        raise NotImplementedError
 
 
 class HttpReply:
@@ -47,7 +61,7 @@ class HttpReply:
         "started",
     )
 
-    def __init__(self, connection: Wire, *, keep_alive: bool, head_only: bool, http10: bool) -> None:
+    def __init__(self, connection: ReplyConnection, *, keep_alive: bool, head_only: bool, http10: bool) -> None:
         self._connection = connection
         self._head: bytes | None = None
         self._chunked = False
@@ -96,7 +110,7 @@ class HttpReply:
             head, self._head = self._head, None
             self._connection.send(head + self._framed(data))
         elif self._chunked:
-            self._connection.send(b"%x\r\n%b\r\n" % (len(data), data))
+            self._connection.send(_chunk(data))
         elif not self._head_only:
             self._connection.send(data)
 
@@ -136,4 +150,9 @@ class HttpReply:
     def _framed(self, data: bytes) -> bytes:
         if self._head_only or not data:
             return b""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        return _chunk(data) if self._chunked else data
+
+
+def _chunk(data: bytes) -> bytes:
+    size = len(data)
+    return (_SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size) + data + _LINE_END

@@ -11,10 +11,11 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
+from mypy_extensions import mypyc_attr
 
 from pdserve.pd.http import connecting
 from pdserve.pd.http.pieces import LARGE, Payload, Pieces
@@ -27,25 +28,33 @@ _MAX_HEAD_BYTES: Final = 262_144
 """What an engine may send before the body of its answer, or at once without a complete line."""
 
 
-class Sink(Protocol):
-    """Who hears of a response. All calls come from the event loop; none may raise."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sink:
+    """Base class of what hears of a response. All calls come from the event loop; none may raise."""
 
-    def on_status(self, status: int, content_type: str) -> None: ...
+    __slots__ = ()
+
+    def on_status(self, status: int, content_type: str) -> None:
+        raise NotImplementedError
 
     def on_data(self, data: bytes) -> None:
         """Some of the body, chunked coding removed; once for each read from the network."""
+        raise NotImplementedError
 
     def on_end(self) -> None:
         """The response is complete. The connection is no longer this sink's."""
+        raise NotImplementedError
 
     def on_sent(self) -> None:
         """The whole request has left our memory."""
+        raise NotImplementedError
 
     def on_lost(self) -> None:
         """The connection ended first."""
+        raise NotImplementedError
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection:
     """One connection to an engine. Owned by its pool while it is idle, by the sink of its request otherwise."""
 
     __slots__ = (
@@ -55,6 +64,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_hung_up",
         "_keep",
         "_loop",
+        "_more",
         "_parser",
         "_paused",
         "_pool",
@@ -72,7 +82,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._content_type = ""
-        self._data: list[bytes] = []
+        self._data = b""
+        """Of a body, out of the bytes that are being read."""
+        self._more: list[bytes] = []
+        """What came behind it in the same bytes."""
         self._complete = False
         self._keep = False
         self._unheard = 0
@@ -133,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
     def open(self) -> bool:
         return not self._transport.is_closing()
 
-    # --- asyncio.Protocol
+    # --- StreamProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -141,8 +154,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=0)
         self._pool.opened(self)
 
+    def pause_writing(self) -> None:
+        """What is sent is one request."""
+
     def resume_writing(self) -> None:
         self._check_sent()
+
+    def eof_received(self) -> bool | None:
+        """The transport closes itself."""
+        return None
 
     def data_received(self, data: bytes) -> None:
         if self._sink is None:
@@ -161,10 +181,12 @@ class UpstreamConnection(asyncio.Protocol):
         sink = self._sink
         if sink is None:
             return
-        if self._data:
-            parts = self._data
-            self._data = []
-            sink.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
+        data, self._data = self._data, b""
+        if self._more:
+            parts, self._more = [data, *self._more], []
+            data = b"".join(parts)
+        if data:
+            sink.on_data(data)
         if self._complete:
             self._finish()
 
@@ -190,7 +212,10 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         if not self._complete:
             self._unheard = 0
-            self._data.append(data)
+            if self._data:
+                self._more.append(data)
+            else:
+                self._data = data
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:

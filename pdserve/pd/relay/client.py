@@ -16,6 +16,7 @@ from pdserve.pd.http.reply import HttpReply
 from pdserve.pd.relay.leg import Leg, Receiver
 from pdserve.pd.requests.dialects import Dialect
 from pdserve.pd.telemetry.cached_tokens import HINT, USAGE, safe_length, with_cached_tokens
+from pdserve.pd.telemetry.metrics import Histogram
 from pdserve.pd.telemetry.usage_counts import of_answer
 from pdserve.pd.telemetry.usage_meter import UsageMeter
 from pdserve.pd.workers.wakeable import Wakeable
@@ -32,7 +33,7 @@ class Client(Receiver):
 
     __slots__ = (
         "_before",
-        "_between_chunks",
+        "_itl",
         "_leg",
         "_mid_event",
         "_pending",
@@ -55,12 +56,10 @@ class Client(Receiver):
         "watch",
     )
 
-    def __init__(
-        self, reply: HttpReply, request_id: str, dialect: Dialect, between_chunks: Callable[[float], None] | None = None
-    ) -> None:
-        """`between_chunks`: called with the seconds between two chunks of a stream."""
+    def __init__(self, reply: HttpReply, request_id: str, dialect: Dialect, itl: Histogram | None = None) -> None:
+        """`itl` counts the seconds between two chunks of a stream."""
         self.reply = reply
-        self._between_chunks = between_chunks
+        self._itl = itl
         self.request_id = request_id
         self.dialect = dialect
         self.watch: Wakeable | None = None
@@ -224,8 +223,8 @@ class Client(Receiver):
         now = monotonic()
         if not self.first_byte:
             self.first_byte = now
-        elif self._between_chunks is not None:
-            self._between_chunks(now - self.last_byte)
+        elif self._itl is not None:
+            self._itl.observe(now - self.last_byte)
         self.last_byte = now
         self.chunks += 1
         self.relayed_bytes += len(data)

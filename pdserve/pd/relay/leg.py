@@ -15,7 +15,7 @@ from typing import Any
 from pdserve.pd.errors import ApiError, from_event, from_upstream
 from pdserve.pd.http import event_stream
 from pdserve.pd.http.pieces import Payload
-from pdserve.pd.http.upstream import UpstreamConnection
+from pdserve.pd.http.upstream import Sink, UpstreamConnection
 from pdserve.pd.relay.dial import dial
 from pdserve.pd.workers.failure import WorkerFailedError
 from pdserve.pd.workers.registry import Worker
@@ -52,8 +52,8 @@ class Receiver:
         raise NotImplementedError
 
 
-class Leg:
-    """A Sink of its connection (http.upstream). `poke` is called whenever `answer` or `failure` change, and for
+class Leg(Sink):
+    """`poke` is called whenever `answer` or `failure` change, and for
     `reached` if that is waited for."""
 
     __slots__ = (

@@ -23,6 +23,7 @@ from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.pd.config.settings import AdminSettings
 from pdserve.pd.errors import ApiError
 from pdserve.pd.http import bridge
+from pdserve.pd.http.connecting import factory
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, ClientLimits, Front, Request
 from pdserve.pd.http.reply import HttpReply
@@ -111,7 +112,7 @@ class AdminServer:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        accept = partial(Connection, self._front)
+        accept = factory(partial(Connection, self._front))
         if self._file is None:
             server = await loop.create_server(accept, sock=self._socket, backlog=_BACKLOG)
         else:

@@ -17,6 +17,7 @@ from functools import partial
 
 from pdserve.errors import RecipeError
 from pdserve.pd.config.settings import TlsSettings
+from pdserve.pd.http.connecting import factory
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import Front
 from pdserve.pd.http.places import PROBE_PLACES
@@ -141,7 +142,7 @@ class TlsListener:
         # What goes wrong here is the client's: it speaks no TLS, or sends nothing.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
-                partial(Connection, self._front),
+                factory(partial(Connection, self._front)),
                 connection,
                 ssl=self._tls.context,
                 ssl_handshake_timeout=self._front.limits.header_seconds,

@@ -288,7 +288,7 @@ class Gateway:
 
     async def _answer(self, dialect: Dialect, request: Request, reply: HttpReply) -> None:
         received = monotonic()
-        client = Client(reply, request_id_of(request), dialect, self.metrics.itl.observe)
+        client = Client(reply, request_id_of(request), dialect, self.metrics.itl)
         self._clients.add(client)
         client.deadline = received + self.config.request_timeout_seconds
         asked: ClientRequest | None = None

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pdserve.pd.errors import ApiError, ClientGoneError
-from pdserve.pd.http.reply import HttpReply
+from pdserve.pd.http.reply import HttpReply, ReplyConnection
 from pdserve.pd.random_id import new_id
 from pdserve.pd.relay.client import Client
 from pdserve.pd.requests.body import Body, encode
@@ -25,10 +25,11 @@ Attempt = Callable[[ClientRequest, Client, Worker, Worker], Awaitable[None]]
 _SECONDS = 60.0
 
 
-class _NoClient:
+class _NoClient(ReplyConnection):
     """The connection of a client that does not exist."""
 
-    congested = False
+    def __init__(self) -> None:
+        self.congested = False
 
     def send(self, data: bytes) -> None:
         """It is not read."""

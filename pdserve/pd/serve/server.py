@@ -14,6 +14,7 @@ from typing import Protocol
 import uvloop
 
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.pd.http.connecting import factory
 from pdserve.pd.http.connection import Connection
 from pdserve.pd.http.front import SWEEP_SECONDS, Front
 from pdserve.pd.http.front import ClientLimits as FrontLimits
@@ -126,7 +127,9 @@ class ProxyServer:
     async def _listen(self) -> asyncio.Server | TlsListener:
         if self._served.tls is None:
             loop = asyncio.get_running_loop()
-            return await loop.create_server(partial(Connection, self._front), sock=self._sock, backlog=_BACKLOG)
+            return await loop.create_server(
+                factory(partial(Connection, self._front)), sock=self._sock, backlog=_BACKLOG
+            )
         listener = TlsListener(self._front, self._served.tls, self._sock)
         listener.start(_BACKLOG)
         return listener

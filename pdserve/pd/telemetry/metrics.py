@@ -6,6 +6,7 @@ label values. With several processes each gives its `snapshot`, and the one that
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,21 +23,28 @@ CounterReader = Callable[[], Iterable[tuple[str, Labels, int]]]
 class Histogram:
     """Counts by upper bound; the last count is for what is beyond all of them."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_above", "_place", "_upto", "bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self._place = 0
+        self._above, self._upto = -math.inf, self.bounds[0]
+        """The bounds of the last count: the next figure is mostly one of it too, and to look at two numbers takes a
+        tenth of a search."""
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
+        if not self._above < seconds <= self._upto:
+            place = self._place = bisect_left(self.bounds, seconds)
+            self._above = self.bounds[place - 1] if place else -math.inf
+            self._upto = self.bounds[place] if place < len(self.bounds) else math.inf
+        self.counts[self._place] += 1
         self.total += seconds
 
     def timed(self, seconds: float) -> float:
         """`observe`, and the same as the log has it: milliseconds to two digits behind the point, never negative."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+        self.observe(seconds)
         # round() takes five times as long.
         return int(seconds * 100_000 + 0.5) / 100 if seconds > 0 else 0.0
 

@@ -66,6 +66,7 @@ class UsageMeter:
         "_after_text",
         "_before_text",
         "_by_choice",
+        "_end_of_event",
         "_estimate",
         "_fingerprints",
         "_frame",
@@ -92,6 +93,8 @@ class UsageMeter:
         """What stood before a text: it is looked for first."""
         self._after_text = b""
         """What stood behind the only text of an event, to its end."""
+        self._end_of_event = b""
+        """The same without the blank line."""
         self._frame = 0
         """Bytes of that event beside its text; 0: not known."""
         self._held: list[bytes | None] = []
@@ -121,12 +124,23 @@ class UsageMeter:
         return b"".join(given)
 
     def took(self, data: bytes) -> bool:
-        """Whether this is one event like the one before it, but for its text. Then it is counted, goes on as it is, and
-        need not be looked at: nearly all events of a stream are so."""
-        text = len(data) - self._frame
-        if text <= 0 or text >= _SHORT_TEXT or not self._frame or self._held or not data.endswith(self._after_text):
+        """Whether each event in this is like the one before it, but for its text. Then they are counted, go on as they
+        are, and need not be looked at: nearly all events of a stream are so."""
+        frame = self._frame
+        text = len(data) - frame
+        if text <= 0 or not frame or self._held or not data.endswith(self._after_text):
             return False
-        self._estimate += max(1, text // _BYTES_PER_TOKEN)
+        if text < _SHORT_TEXT:
+            self._estimate += max(1, text // _BYTES_PER_TOKEN)
+            return True
+        # Several that came in one read, as they do under load.
+        frame, tokens, end = frame - len(event_stream.END), 0, self._end_of_event
+        for event in data.split(event_stream.END)[:-1]:
+            text = len(event) - frame
+            if text <= 0 or text >= _SHORT_TEXT or not event.endswith(end):
+                return False
+            tokens += max(1, text // _BYTES_PER_TOKEN)
+        self._estimate += tokens
         return True
 
     def without_usage(self, data: bytes) -> bytes:
@@ -196,18 +210,26 @@ class UsageMeter:
             self._estimated_anywhere(data)
             return
         self._frame = 0
-        first = at
+        last_event = data.rfind(event_stream.END, 0, len(data) - len(event_stream.END))
+        last_event = last_event + len(event_stream.END) if last_event >= 0 else 0
+        texts_of_last = 0
         while at >= 0:
             begin = at + len(before)
             end = data.find(_QUOTE, begin)
             if end < 0 or data[end - 1] == _BACKSLASH:
-                self._add_texts(data[at:])
+                self._frame = 0
+                for event in data[at:].split(event_stream.END):
+                    self._add_texts(event)
                 return
             if end > begin:
                 self._estimate += max(1, (end - begin) // _BYTES_PER_TOKEN)
-                self._after_text = data[end:]
-                self._frame = len(data) - (end - begin) if at == first and data.endswith(event_stream.END) else 0
+                if at >= last_event:
+                    texts_of_last += 1
+                    self._after_text, self._end_of_event = data[end:], data[end : -len(event_stream.END)]
+                    self._frame = len(data) - last_event - (end - begin)
             at = data.find(before, end)
+        if texts_of_last != 1 or not data.endswith(event_stream.END):
+            self._frame = 0
 
     def _estimated_anywhere(self, data: bytes) -> None:
         for event in data.split(event_stream.END):
