@@ -63,6 +63,17 @@ class Child:
                 return match
         raise AssertionError(f"ended with {self.process.wait()} before {pattern!r}:\n{''.join(self.log)}")
 
+    def until_each(self, *patterns: str) -> None:
+        """Read the log until a line has matched each pattern, in whatever order they come."""
+        awaited = set(patterns)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            awaited -= {pattern for pattern in awaited if re.search(pattern, line)}
+            if not awaited:
+                return
+        raise AssertionError(f"ended with {self.process.wait()} before {awaited}:\n{''.join(self.log)}")
+
     def end(self, signum: int = signal.SIGKILL) -> int:
         """Send a signal and wait for the end; the exit code. Safe to call again."""
         if self.process.poll() is None:
