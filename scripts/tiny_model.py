@@ -66,12 +66,12 @@ def tensors(likely: list[int]) -> dict[str, npt.NDArray[np.float32]]:
         raw = (bits.random_raw(math.prod(shape)) >> np.uint64(40)).astype(np.float32)
         return ((raw / np.float32(1 << 23) - np.float32(1)) * np.float32(half_width)).reshape(shape)
 
-    one = np.ones(HIDDEN, dtype=np.float32)
-    weights = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN), "model.norm.weight": one}
+    ones = np.ones(HIDDEN, dtype=np.float32)
+    weights = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN), "model.norm.weight": ones}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
-        weights[f"{prefix}.input_layernorm.weight"] = one
-        weights[f"{prefix}.post_attention_layernorm.weight"] = one
+        weights[f"{prefix}.input_layernorm.weight"] = ones
+        weights[f"{prefix}.post_attention_layernorm.weight"] = ones
         weights[f"{prefix}.self_attn.q_proj.weight"] = random(HEADS * HEAD_DIM, HIDDEN)
         weights[f"{prefix}.self_attn.k_proj.weight"] = random(KV_HEADS * HEAD_DIM, HIDDEN)
         weights[f"{prefix}.self_attn.v_proj.weight"] = random(KV_HEADS * HEAD_DIM, HIDDEN)

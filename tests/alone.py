@@ -52,7 +52,7 @@ def _reports(item: pytest.Item) -> list[pytest.TestReport]:
     os.close(there)
     try:
         with os.fdopen(here, "rb") as pipe:
-            said = pipe.read()
+            answer = pipe.read()
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         raise
@@ -62,7 +62,7 @@ def _reports(item: pytest.Item) -> list[pytest.TestReport]:
         text = f"the process of the test ended with {code}"
         return [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "setup")]
     restore = item.config.hook.pytest_report_from_serializable
-    return [restore(config=item.config, data=data) for data in json.loads(said)]
+    return [restore(config=item.config, data=data) for data in json.loads(answer)]
 
 
 def _become(item: pytest.Item, there: int) -> NoReturn:

@@ -92,12 +92,12 @@ def _reap_zombies(keep: set[int]) -> None:
     """Collects adopted orphans that have ended; children of longer-lived fixtures are theirs to wait for."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if found is None or found.si_pid in keep:
+        if ended is None or ended.si_pid in keep:
             return
-        os.waitpid(found.si_pid, 0)
+        os.waitpid(ended.si_pid, 0)
 
 
 @pytest.fixture

@@ -38,4 +38,4 @@ def segments() -> set[str]:
     names = {path.name for path in procfs.SHM.iterdir() if not path.name.startswith("sem.")}
     if not _separate:
         return {name for name in names if name.startswith(PREFIX)}
-    return names | {f"SysV {one.id}" for one in sysv_memory.segments()}
+    return names | {f"SysV {segment.id}" for segment in sysv_memory.segments()}

@@ -19,21 +19,21 @@ def separate() -> bool:
     """Gives this process, and those that it starts from now on, a network with loopback alone. The machine's other
     addresses are on it too, so that tests of an address find what they find without this. Where that is not allowed
     (no CAP_SYS_ADMIN) the tests share the machine's network; the answer says whether they do."""
-    outside = [one for one in interfaces() if not is_loopback(one.address)]
+    outside = [interface for interface in interfaces() if not is_loopback(interface.address)]
     try:
         kernel.unshare(kernel.NEW_NET)
     except PermissionError:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         fcntl.ioctl(asking, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", struct.pack("=H", _UP)))
-        for number, one in enumerate(outside):
-            _add(asking, f"lo:{number}".encode(), one)
+        for number, interface in enumerate(outside):
+            _add(asking, f"lo:{number}".encode(), interface)
     return True
 
 
-def _add(asking: socket.socket, label: bytes, one: Interface) -> None:
+def _add(asking: socket.socket, label: bytes, interface: Interface) -> None:
     """Without its neighbours: on loopback the kernel takes every address of a subnet for one of this machine."""
-    fcntl.ioctl(asking, _SIOCSIFADDR, _request(label, socket.inet_aton(one.address)))
+    fcntl.ioctl(asking, _SIOCSIFADDR, _request(label, socket.inet_aton(interface.address)))
     fcntl.ioctl(asking, _SIOCSIFNETMASK, _request(label, b"\xff" * 4))
 
 

@@ -47,6 +47,6 @@ def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
 def _shares(item: pytest.Item) -> bool:
     """Whether it uses a fixture that its module makes once."""
-    found = getattr(item, "_fixtureinfo", None)
-    definitions = () if found is None else found.name2fixturedefs.values()
-    return any(one.scope in _SHARED for many in definitions for one in many)
+    info = getattr(item, "_fixtureinfo", None)
+    definitions = () if info is None else info.name2fixturedefs.values()
+    return any(definition.scope in _SHARED for many in definitions for definition in many)

@@ -101,11 +101,11 @@ def test_who_follows_a_history_misses_nothing_however_late_he_comes(run: RunDir)
     run.append_event("one")
     _, offset = run.read_events()
     last = filled(run)
-    told, offset = run.read_events(offset)
-    assert numbers(told) == list(range(last))
+    events, offset = run.read_events(offset)
+    assert numbers(events) == list(range(last))
     last = filled(run, last)
-    told, offset = run.read_events(offset)
-    assert numbers(told)[-1] == last - 1
+    events, offset = run.read_events(offset)
+    assert numbers(events)[-1] == last - 1
     assert run.read_events(offset) == ([], offset)
     run.append_event("last")
     assert [event["event"] for event in run.read_events(offset)[0]] == ["last"]
@@ -152,7 +152,7 @@ def test_a_request_is_not_lost_with_another_that_cannot_be(
     assert inbox.take(run) == [("2", inbox.Down())]
 
 
-def test_a_request_without_room_says_so(run: RunDir) -> None:
+def test_a_request_without_disk_space_is_an_error(run: RunDir) -> None:
     with no_room(0), pytest.raises(inbox.NotAskedError, match="cannot be written") as refused:
         inbox.ask(run, inbox.Down(), seconds=1, alive=lambda: True)
     assert "File too large" in str(refused.value.cause)
@@ -176,7 +176,7 @@ def test_a_key_that_others_can_read_or_have_put_there_is_not_used(run: RunDir, t
         run.read_key()
 
 
-def test_a_key_that_a_logout_has_taken_along_is_said_to_be_gone_and_where_it_was(run: RunDir) -> None:
+def test_a_key_that_a_logout_removed_is_reported_with_its_path(run: RunDir) -> None:
     run.save_key("secret")
     shutil.rmtree(run.key_file.parent)
     with pytest.raises(StateError, match="key is gone") as refused:
@@ -186,7 +186,7 @@ def test_a_key_that_a_logout_has_taken_along_is_said_to_be_gone_and_where_it_was
     assert "enable-linger" in str(refused.value.todo)
 
 
-def test_a_key_is_found_from_a_session_that_keeps_its_own_elsewhere(
+def test_a_key_is_found_from_a_session_with_another_runtime_folder(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.save_key("secret")
@@ -196,7 +196,7 @@ def test_a_key_is_found_from_a_session_that_keeps_its_own_elsewhere(
     assert not list(tmp_path.rglob("*.key"))
 
 
-def test_no_key_is_read_through_a_link_to_somebody_elses_folder(run: RunDir, tmp_path: Path) -> None:
+def test_no_key_is_read_through_a_link_to_another_users_folder(run: RunDir, tmp_path: Path) -> None:
     run.save_key("secret")
     folder = run.key_file.parent
     folder.rename(tmp_path / "moved")
@@ -236,7 +236,7 @@ def test_a_torn_note_of_the_keys_folder_is_none(run: RunDir, torn: bytes) -> Non
     assert not run.key_file.exists()
 
 
-def test_of_a_torn_note_in_an_old_run_nobody_falls(run: RunDir) -> None:
+def test_a_torn_note_in_an_old_run_does_no_harm(run: RunDir) -> None:
     """Who starts the next one, and who removes it."""
     run.point_current()
     run.key_folder.write_bytes(b"\xff\xfe")

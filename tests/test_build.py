@@ -39,7 +39,7 @@ def bad_compiler(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"PDSERVE_COMPILE": "0"}, ""),
         ({"CC": "/nowhere/cc"}, "there is no /nowhere/cc: the proxy is not compiled"),
@@ -48,7 +48,7 @@ def bad_compiler(tmp_path: Path) -> str:
     ids=["asked", "no-compiler", "bad-compiler"],
 )
 def test_without_a_compiler_the_wheel_is_pure_python(
-    environment: dict[str, str], said: str, bad_compiler: str, tmp_path: Path
+    environment: dict[str, str], message: str, bad_compiler: str, tmp_path: Path
 ) -> None:
     done = build(tmp_path, {name: value.replace("bad_compiler", bad_compiler) for name, value in environment.items()})
     assert done.returncode == 0, done.stderr
@@ -57,8 +57,8 @@ def test_without_a_compiler_the_wheel_is_pure_python(
     names = ZipFile(wheel).namelist()
     assert "pdserve/pd/relay/leg.py" in names
     assert not [name for name in names if name.endswith(".so")]
-    assert said in done.stdout + done.stderr
-    assert bool(said) == ("is not compiled" in done.stdout + done.stderr)
+    assert message in done.stdout + done.stderr
+    assert bool(message) == ("is not compiled" in done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize("cc", ["", " "])
@@ -79,15 +79,15 @@ def test_extension_modules_that_lie_about_are_not_packed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"PDSERVE_COMPILE": "1", "CC": "/nowhere/cc"}, "there is no /nowhere/cc, and PDSERVE_COMPILE=1 asks for"),
         ({"PDSERVE_COMPILE": "yes"}, "PDSERVE_COMPILE is 0 or 1, not 'yes'"),
     ],
     ids=["no-compiler", "neither"],
 )
-def test_a_build_that_cannot_be_as_asked_ends(environment: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_a_build_that_cannot_be_as_asked_ends(environment: dict[str, str], message: str, tmp_path: Path) -> None:
     done = build(tmp_path, environment)
     assert done.returncode != 0
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert not list(tmp_path.glob("*.whl"))

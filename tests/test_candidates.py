@@ -29,16 +29,17 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One that prints what a file holds."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    said = tmp_path / "said"
-    said.write_text(CONFIG)
+    config = tmp_path / "config"
+    config.write_text(CONFIG)
     (tmp_path / "job").write_text("JobId=42 JobState=RUNNING Power= \n")
     program = folder / "scontrol"
     program.write_text(
-        f'#!/bin/sh\ncase "$*" in\n"show config") cat {said};;\n"show job --oneliner 42") cat {tmp_path}/job;;\nesac\n'
+        f'#!/bin/sh\ncase "$*" in\n"show config") cat {config};;\n'
+        f'"show job --oneliner 42") cat {tmp_path}/job;;\nesac\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return said
+    return config
 
 
 def cluster(tmp_path: Path, document: Mapping[str, object], exclude: tuple[str, ...] = ()) -> Candidates:
@@ -54,40 +55,40 @@ def test_outside_of_a_job_there_is_none() -> None:
 
 @pytest.mark.process
 def test_a_jobs_nodes_are_reached_by_srun_in_slurms_order(scontrol: Path) -> None:
-    found = of_job(JOB, ())
-    assert found is not None
-    assert [one.name for one in found.machines] == ["gpu08", "gpu09", "gpu10"]
-    assert {one.reach for one in found.machines} == {Srun(job="42", kill_wait=90)}
-    assert (found.job, found.gpus_per_node, found.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
+    candidates = of_job(JOB, ())
+    assert candidates is not None
+    assert [machine.name for machine in candidates.machines] == ["gpu08", "gpu09", "gpu10"]
+    assert {machine.reach for machine in candidates.machines} == {Srun(job="42", kill_wait=90)}
+    assert (candidates.job, candidates.gpus_per_node, candidates.all_names) == ("42", 8, ("gpu08", "gpu09", "gpu10"))
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("told", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
+    ("fields", "gpus"), [("TresPerNode=gres:gpu:2", 2), ("TresPerNode=gres:gpu:16", 8), ("TresPerJob=gres:gpu:2", 8)]
 )
 def test_gpus_of_an_exclusive_job_that_were_not_asked_for_do_not_count(
-    tmp_path: Path, scontrol: Path, told: str, gpus: int
+    tmp_path: Path, scontrol: Path, fields: str, gpus: int
 ) -> None:
-    (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {told} \n")
-    found = of_job(JOB, ())
-    assert found is not None
-    assert found.gpus_per_node == gpus
+    (tmp_path / "job").write_text(f"JobId=42 JobState=RUNNING Power= {fields} \n")
+    candidates = of_job(JOB, ())
+    assert candidates is not None
+    assert candidates.gpus_per_node == gpus
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("gpus", [{}, {"SLURM_GPUS_ON_NODE": ""}, {"SLURM_GPUS_ON_NODE": "all"}])
-def test_a_job_without_gpus_says_nothing_of_them(scontrol: Path, gpus: dict[str, str]) -> None:
-    found = of_job({"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu08", **gpus}, ())
-    assert found is not None
-    assert found.gpus_per_node is None
+def test_of_a_job_without_gpus_their_number_is_unknown(scontrol: Path, gpus: dict[str, str]) -> None:
+    candidates = of_job({"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu08", **gpus}, ())
+    assert candidates is not None
+    assert candidates.gpus_per_node is None
 
 
 @pytest.mark.process
 def test_excluded_nodes_of_a_job_are_left_out_and_remembered(scontrol: Path) -> None:
-    found = of_job(JOB, ("gpu09", "elsewhere"))
-    assert found is not None
-    assert [one.name for one in found.machines] == ["gpu08", "gpu10"]
-    assert found.all_names == ("gpu08", "gpu09", "gpu10")
+    candidates = of_job(JOB, ("gpu09", "elsewhere"))
+    assert candidates is not None
+    assert [machine.name for machine in candidates.machines] == ["gpu08", "gpu10"]
+    assert candidates.all_names == ("gpu08", "gpu09", "gpu10")
 
 
 def test_a_job_of_which_nothing_is_left_is_refused(scontrol: Path) -> None:
@@ -108,20 +109,20 @@ def test_kill_wait_is_slurms_own(scontrol: Path) -> None:
 
 
 @pytest.mark.process
-def test_kill_wait_is_slurms_default_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_wait_is_slurms_default_where_slurm_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert kill_wait() == 30
 
 
 def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
-    found = cluster(
+    candidates = cluster(
         tmp_path,
         {
             "hosts": [{"name": "a"}, {"name": "b", "ssh": "me@b.local", "address": "10.0.0.2", "devices": [4, 5]}],
             "ssh": {"config": "ssh_config", "options": ["Port=2222"], "connect_seconds": 3},
         },
     )
-    first, second = found.machines
+    first, second = candidates.machines
     config = str(tmp_path / "ssh_config")
     assert first.reach == Ssh(destination="a", config=config, options=("-o", "Port=2222"), connect_seconds=3)
     assert (second.name, second.target, second.address, second.devices) == ("b", "10.0.0.2", "10.0.0.2", (4, 5))
@@ -134,13 +135,13 @@ def test_hosts_of_a_cluster_file_are_reached_by_ssh(tmp_path: Path) -> None:
     ("destination", "target"),
     [("gpu7", "gpu7"), ("me@gpu7", "gpu7"), ("ssh://me@gpu7:2222", "gpu7"), ("me@2001:db8::7", "2001:db8::7")],
 )
-def test_other_nodes_look_for_the_host_in_what_ssh_is_told(tmp_path: Path, destination: str, target: str) -> None:
+def test_other_nodes_resolve_the_host_name_that_ssh_gets(tmp_path: Path, destination: str, target: str) -> None:
     assert cluster(tmp_path, {"hosts": [{"name": "x", "ssh": destination}]}).machines[0].target == target
 
 
 def test_the_recipes_exclusions_hold_for_a_cluster_file_too(tmp_path: Path) -> None:
     hosts = {"hosts": [{"name": "a"}, {"name": "b"}]}
-    assert [one.name for one in cluster(tmp_path, hosts, ("a",)).machines] == ["b"]
+    assert [machine.name for machine in cluster(tmp_path, hosts, ("a",)).machines] == ["b"]
     with pytest.raises(PreflightError, match="every host"):
         cluster(tmp_path, hosts, ("a", "b"))
 

@@ -53,7 +53,7 @@ def test_our_own_cgroup(tmp_path: Path, own: str, mounts: tuple[str, ...], contr
     assert cgroup.place(controller, proc(tmp_path, own, *mounts))[0] == tmp_path / expected
 
 
-def test_what_somebody_calls_his_mount_point_hides_no_cgroup(tmp_path: Path) -> None:
+def test_a_mount_point_of_any_name_hides_no_cgroup(tmp_path: Path) -> None:
     """Bytes that are no text, and a character that ends a line for Unicode, though not for the kernel."""
     write(tmp_path / "sys/fs/cgroup", {"cgroup.procs": os.getpid()})
     folder = proc(tmp_path, "0::/", ALONE)
@@ -103,7 +103,7 @@ def test_why_none_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     assert cgroup.make("pdserve-run-1@n-1", {"PDSERVE_CGROUPS": "off"}) == (None, "PDSERVE_CGROUPS=off")
 
 
-def test_a_strangers_cgroup_is_nobodys(tmp_path: Path) -> None:
+def test_a_strangers_cgroup_is_left_alone(tmp_path: Path) -> None:
     """Another run's name, another inode at the path, a link to it: none of it is killed or removed."""
     ours = tmp_path / "pdserve-run-1@n-7"
     ours.mkdir()
@@ -117,10 +117,10 @@ def test_a_strangers_cgroup_is_nobodys(tmp_path: Path) -> None:
     assert recorded(identity, "run-1") is None
     ours.unlink()
     stranger = write(ours, {"cgroup.procs": 1, "cgroup.kill": ""})
-    one = Cgroup(CgroupId(path=str(ours), device=identity.device, inode=identity.inode))
-    one.kill()
-    assert one.members() == set()
-    assert one.remove(), "ours is gone"
+    group = Cgroup(CgroupId(path=str(ours), device=identity.device, inode=identity.inode))
+    group.kill()
+    assert group.members() == set()
+    assert group.remove(), "ours is gone"
     assert (stranger / "cgroup.kill").read_text() == "\n"
 
 
@@ -172,7 +172,7 @@ def test_memory_of_cgroup_v1(tmp_path: Path) -> None:
     ],
     ids=["it", "a worker of it", "somebody killed it", "perhaps it", "another one's"],
 )
-def test_what_is_told_of_a_death(
+def test_the_cause_of_a_death(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     own: bool,
@@ -189,8 +189,8 @@ def test_what_is_told_of_a_death(
     monkeypatch.setattr(cgroup_memory, "place", lambda controller: (unit, tmp_path))
     watch = OomWatch(Cgroup.at(unit / "decode-0.1"))
     write(unit / "decode-0.1" if own else unit, {"memory.events": f"oom_kill {3 + kills}"})
-    told, so = watch.explain("ended", code)
-    assert told.startswith(how.format(at=unit))
+    cause, so = watch.explain("ended", code)
+    assert cause.startswith(how.format(at=unit))
     assert so == out_of_memory
 
 

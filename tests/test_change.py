@@ -32,8 +32,10 @@ def running(folder: Path, plan: Plan, **phases: ProcessPhase) -> RunDir:
     """All are ready but those of `phases` (prefill_0="dead")."""
     run = RunDir(folder)
     processes = {
-        one.name: ProcessState(role=one.role, node=one.node, phase=phases.get(one.name.replace("-", "_"), "ready"))
-        for one in plan.processes
+        process.name: ProcessState(
+            role=process.role, node=process.node, phase=phases.get(process.name.replace("-", "_"), "ready")
+        )
+        for process in plan.processes
     }
     launcher = ProcessId(pid=1, start_ticks=1)
     state = DeploymentState(
@@ -49,7 +51,7 @@ def test_nothing_is_started_of_what_runs_as_it_should(tmp_path: Path) -> None:
     seen = recorded_change(running(tmp_path, plan), plan)
     assert (seen.starting, seen.replaced) == ((), ())
     for node in ("a", "b"):
-        there = [one.name for one in plan.processes if one.node == node]
+        there = [process.name for process in plan.processes if process.node == node]
         assert seen.ports[node] == ports(plan, *there)
 
 

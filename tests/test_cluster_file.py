@@ -167,7 +167,7 @@ def test_it_is_refused_with_its_line_and_what_to_write(tmp_path: Path, text: str
     assert todo in shown
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load(tmp_path, TWO + "- name: a\n  port: 22\nnetwork: {cidr: x}\nssh: {option: []}\n")
     lines = [line.replace(f"{tmp_path}/", "") for line in caught.value.evidence]
@@ -179,7 +179,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_there_is_told_with_one_that_is(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_a_similar_existing_one(tmp_path: Path) -> None:
     load(tmp_path, TWO)
     with pytest.raises(RecipeError, match="does not exist") as caught:
         load_cluster(tmp_path / "clusters.yaml", environ={})

@@ -86,9 +86,9 @@ def test_the_running_interpreter_is_asked_without_starting_another(monkeypatch: 
 def test_an_untagged_build_with_the_code_of_a_release_is_known_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = distributions.installed()
     monkeypatch.setattr(distributions, "installed", lambda: {**there, "vllm": "0.1.dev5+gabc"})
-    found = read_versions(None)
-    assert found.vllm == "0.1.dev5+gabc"
-    assert found.as_releases().model_dump() == {**{part: there[part] for part in PACKAGES}, "same_code": {}}
+    versions = read_versions(None)
+    assert versions.vllm == "0.1.dev5+gabc"
+    assert versions.as_releases().model_dump() == {**{part: there[part] for part in PACKAGES}, "same_code": {}}
 
 
 @pytest.mark.process
@@ -182,9 +182,9 @@ def test_nothing_is_asked_of_commands_of_the_recipes_own() -> None:
 def test_patches_need_pdserve_where_the_engine_runs(tmp_path: Path) -> None:
     answer = json.dumps({**ALL.model_dump(), "pdserve": None})
     python = interpreter(tmp_path, f"echo '{answer}'")
-    patched = plan(process("prefill-0", "prefill", patches=("mooncake-cpu-device",)))
+    with_patch = plan(process("prefill-0", "prefill", patches=("mooncake-cpu-device",)))
     with pytest.raises(PreflightError, match="pdserve is not installed for") as caught:
-        check_installed(ALL, patched, recipe(engine={"python": python}))
+        check_installed(ALL, with_patch, recipe(engine={"python": python}))
     assert caught.value.where == "engine.python"
     check_installed(ALL, plan(process("prefill-0", "prefill")), recipe(engine={"python": python}))
 

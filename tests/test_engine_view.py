@@ -36,10 +36,10 @@ def ask(
     """Looks at a server that answers each path with a text, a status or a failure of the network."""
 
     def answer(request: httpx.Request) -> httpx.Response:
-        found = answers.get(request.url.path, 404)
-        if isinstance(found, Exception):
-            raise found
-        return httpx.Response(found) if isinstance(found, int) else httpx.Response(200, text=found)
+        response = answers.get(request.url.path, 404)
+        if isinstance(response, Exception):
+            raise response
+        return httpx.Response(response) if isinstance(response, int) else httpx.Response(200, text=response)
 
     async def go() -> Snapshot:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
@@ -83,9 +83,9 @@ def test_a_decode_received_what_it_did_not_compute() -> None:
 
 
 def test_data_parallel_ranks_are_summed_and_the_fullest_counts() -> None:
-    one = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+    first = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n'
     two = 'vllm:num_requests_running{engine="1"} 3.0\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
-    both = engine(one + two)
+    both = engine(first + two)
     assert (both.running, both.kv_cache_usage) == (5, 0.75)
 
 
@@ -110,11 +110,13 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "said"), [*FAILURES, pytest.param("vllm:{{{", "unreadable answer", id="garbage")])
-def test_an_engine_that_cannot_be_read_says_why(failure: str | int | Exception, said: str) -> None:
+@pytest.mark.parametrize(
+    ("failure", "message"), [*FAILURES, pytest.param("vllm:{{{", "unreadable answer", id="garbage")]
+)
+def test_an_unreadable_engine_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:
     dead = engine(failure)
     assert not dead.reachable
-    assert said in str(dead.error)
+    assert message in str(dead.error)
     assert dead == EngineSnapshot(url=URL, error=dead.error)
 
 
@@ -146,7 +148,7 @@ def test_a_cache_without_metrics_still_has_a_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "said"),
+    ("failure", "message"),
     [
         *FAILURES,
         pytest.param("<html>", "unreadable answer", id="no-json"),
@@ -154,10 +156,10 @@ def test_a_cache_without_metrics_still_has_a_status() -> None:
         pytest.param("[]", "unreadable answer", id="list"),
     ],
 )
-def test_a_cache_that_cannot_be_read_says_why(failure: str | int | Exception, said: str) -> None:
+def test_an_unreadable_cache_is_reported_with_its_error(failure: str | int | Exception, message: str) -> None:
     dead = lmcache(failure)
     assert not dead.reachable
-    assert said in str(dead.error)
+    assert message in str(dead.error)
     assert dead == LmcacheSnapshot(url=URL, error=dead.error)
 
 

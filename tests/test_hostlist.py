@@ -164,13 +164,13 @@ def test_what_is_no_name_cannot_be_folded(bad: list[str]) -> None:
 
 
 @given(st.lists(names, unique=True, max_size=30) | st.lists(families, max_size=4).map(flattened))
-def test_what_was_folded_expands_to_the_same_names(found: list[str]) -> None:
-    unique = list(dict.fromkeys(found))
+def test_what_was_folded_expands_to_the_same_names(hosts: list[str]) -> None:
+    unique = list(dict.fromkeys(hosts))
     if unique:
         assert expand(fold(unique)) == tuple(unique)
 
 
 @given(st.text("n019[]-,. \nx", max_size=14) | st.text(max_size=8))
 def test_any_text_is_a_list_of_names_or_an_error(text: str) -> None:
-    found = expanded(text)
-    assert found is None or (found and expand(fold(found)) == found)
+    names = expanded(text)
+    assert names is None or (names and expand(fold(names)) == names)

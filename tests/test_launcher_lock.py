@@ -48,7 +48,7 @@ def lock(run: RunDir) -> Path:
     return run.path.parent / "lock"
 
 
-def test_nobody_else_can_open_it_also_where_an_earlier_version_left_it_open(run: RunDir) -> None:
+def test_no_other_user_can_open_it_also_where_an_earlier_version_left_it_open(run: RunDir) -> None:
     with run.only_launcher():
         assert lock(run).stat().st_mode & 0o777 == 0o600
     lock(run).chmod(0o644)
@@ -102,7 +102,7 @@ def test_a_look_makes_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["a link", "a folder"])
-def test_what_is_no_lock_is_not_followed_and_said(run: RunDir, tmp_path: Path, there: str) -> None:
+def test_what_is_no_lock_is_not_followed_and_reported(run: RunDir, tmp_path: Path, there: str) -> None:
     if there == "a link":
         (tmp_path / "precious").touch()
         lock(run).symlink_to(tmp_path / "precious")

@@ -101,7 +101,7 @@ def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -
         run.read_state()
 
 
-def test_of_a_death_that_nobody_saw_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
+def test_of_an_unobserved_death_the_last_sign_of_life_decides(member: tuple[int, int], tmp_path: Path) -> None:
     pid, session = member
     run = RunDir.create(tmp_path, "fake", "run-1")
     run.write_beat()
@@ -130,8 +130,8 @@ def test_what_has_ended_on_purpose_owns_no_session_that_began_later(
     run.write_beat()
     began = procfs.started_at(procfs.identities([pid])[0])
     before, after = state(session, began - 60), state(session, began + 60)
-    for one in (before, after):
-        one.processes["d"].phase = phase
+    for deployment in (before, after):
+        deployment.processes["d"].phase = phase
     assert (members(before, run), members(after, run)) == (set(), {pid})
 
 
@@ -147,14 +147,14 @@ while True:
 def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
     """As one that a debugger holds."""
     held = subprocess.Popen([sys.executable, "-c", STANDS_STILL])
-    one = procfs.identify(held.pid)
-    assert one is not None
+    agent = procfs.identify(held.pid)
+    assert agent is not None
     deployment = state(4_194_000, None)
-    deployment.nodes["n"].agent = one
-    said: list[str] = []
+    deployment.nodes["n"].agent = agent
+    messages: list[str] = []
 
     async def scenario() -> None:
-        async with none_held(deployment, said.append):
+        async with none_held(deployment, messages.append):
             await asyncio.wait_for(pid_end(held.pid), 120)
 
     try:
@@ -163,8 +163,8 @@ def test_a_supervisor_that_does_not_go_on_is_killed() -> None:
         held.kill()
         code = held.wait()
     assert code == -signal.SIGKILL
-    assert said[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and got a SIGCONT"
-    assert said[-1] == f"agent@n (PID {held.pid}) stood still all the same (a debugger?) and was killed"
+    assert messages[0] == f"agent@n (PID {held.pid}) stood still (SIGSTOP) and got a SIGCONT"
+    assert messages[-1] == f"agent@n (PID {held.pid}) stood still all the same (a debugger?) and was killed"
 
 
 def test_a_node_of_which_nothing_is_left_is_not_busy(member: tuple[int, int], tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_process_whose_pid_was_never_recorded_is_found_by_its_name(
 
 
 @pytest.mark.parametrize("shell", ["before", "after"])
-def test_a_name_that_was_copied_in_a_shell_makes_nobody_ours(tmp_path: Path, shell: str) -> None:
+def test_a_name_that_was_copied_in_a_shell_makes_no_process_ours(tmp_path: Path, shell: str) -> None:
     """The shell is older than the run, or it is younger and none of ours."""
     run, deployment = RunDir.create(tmp_path, "fake", "run-1"), all_killed()
     with carrier(marker("run-1", TOKEN, "d.1"), "of a shell"):
@@ -380,9 +380,7 @@ def test_down_leaves_alone_what_a_launcher_that_it_cannot_see_holds(pdserve_home
 
 
 @pytest.mark.parametrize("verb", ["down", "up"])
-def test_cgroups_of_the_last_run_in_which_nobody_lives_are_removed(
-    tmp_path: Path, pdserve_home: Path, verb: str
-) -> None:
+def test_cgroups_of_the_last_run_without_processes_are_removed(tmp_path: Path, pdserve_home: Path, verb: str) -> None:
     run = RunDir.create(pdserve_home, "fake", "run-1")
     deployment = state(GONE.pid, None)
     ours, another_runs = (tmp_path / f"pdserve-{of}@n-7" for of in ("run-1", "run-2"))
@@ -409,6 +407,6 @@ def test_the_end_of_what_is_done_or_was_stopped_is_recorded(tmp_path: Path) -> N
     deployment.processes[first.name].phase = "starting"
     fleet.receive(Ready(name=first.name, seconds=1.0))
     fleet.receive(Stopped(name=second.name, forced=False, seconds=1.0))
-    ended = [deployment.processes[one.name] for one in (first, second)]
-    assert [one.phase for one in ended] == ["done", "stopped"]
-    assert all(one.died_at is not None and before <= one.died_at <= time.time() for one in ended)
+    ended = [deployment.processes[process.name] for process in (first, second)]
+    assert [process.phase for process in ended] == ["done", "stopped"]
+    assert all(process.died_at is not None and before <= process.died_at <= time.time() for process in ended)

@@ -58,7 +58,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"cuda_ops": b"\x7fELF\0libelse.so"}, "unknown"),
     ],
 )
-def test_what_the_kernels_link_to_tells_the_runtime(installed: Any, files: dict[str, bytes], expected: str) -> None:
+def test_the_runtime_follows_from_what_the_kernels_link_to(
+    installed: Any, files: dict[str, bytes], expected: str
+) -> None:
     installed(**files)
     assert compiled_for() == expected
 
@@ -99,24 +101,26 @@ def _plugin_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_plugin_and_libraries")
-@pytest.mark.parametrize(("files", "says"), [({"cuda_ops": CUDA}, "for CUDA only"), ({}, "no compiled kernels")])
-def test_on_rocm_an_lmcache_without_hip_kernels_is_refused(installed: Any, files: dict[str, bytes], says: str) -> None:
+@pytest.mark.parametrize(("files", "message"), [({"cuda_ops": CUDA}, "for CUDA only"), ({}, "no compiled kernels")])
+def test_on_rocm_an_lmcache_without_hip_kernels_is_refused(
+    installed: Any, files: dict[str, bytes], message: str
+) -> None:
     installed(**files)
-    with pytest.raises(PreflightError, match=says) as caught:
+    with pytest.raises(PreflightError, match=message) as caught:
         check_installed(ALL, on("rocm"), recipe())
     assert "-rocm wheel" in str(caught.value.todo)
 
 
 @pytest.mark.usefixtures("_plugin_and_libraries")
 @pytest.mark.parametrize("files", [{"cuda_ops": HIP}, {"cuda_ops": b"\x7fELF"}])
-def test_a_rocm_build_and_one_that_cannot_be_told_pass(installed: Any, files: dict[str, bytes]) -> None:
+def test_a_rocm_build_and_an_unknown_build_pass(installed: Any, files: dict[str, bytes]) -> None:
     installed(**files)
     check_installed(ALL, on("rocm"), recipe())
 
 
 @pytest.mark.usefixtures("_plugin_and_libraries")
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_nobody_else_is_asked(installed: Any, platform: str) -> None:
+def test_on_other_platforms_no_kernels_are_checked(installed: Any, platform: str) -> None:
     installed()
     check_installed(ALL, on(platform), recipe())
 
@@ -147,7 +151,7 @@ def test_on_rocm_the_warning_that_kernels_are_missing_fails_the_start(tmp_path: 
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_elsewhere_the_warning_is_harmless(tmp_path: Path, platform: str) -> None:
+def test_on_other_platforms_the_warning_is_harmless(tmp_path: Path, platform: str) -> None:
     run = run_with(tmp_path, {"lmcache-0": f"{WARNING}\n", "prefill-0": f"{WARNING}\n"})
     assert without_kernels(on(platform), run) is None
 

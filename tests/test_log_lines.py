@@ -21,7 +21,7 @@ def append(log: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def test_a_line_is_told_once_and_only_when_it_is_finished(log: Path) -> None:
+def test_a_line_is_reported_once_and_only_when_it_is_complete(log: Path) -> None:
     growing = GrowingLog(log, 0)
     assert growing.step() == [], "there is no file yet"
     append(log, b"one\ntw")
@@ -33,7 +33,7 @@ def test_a_line_is_told_once_and_only_when_it_is_finished(log: Path) -> None:
     assert growing.step() == []
 
 
-def test_what_was_there_before_is_not_told(log: Path) -> None:
+def test_lines_from_before_the_start_are_not_reported(log: Path) -> None:
     append(log, b"an earlier life\n")
     growing = GrowingLog(log, log.stat().st_size)
     append(log, b"this one\n")

@@ -17,7 +17,7 @@ def story(name: str) -> list[str]:
     return [text for line in lines if (text := describe(line))]
 
 
-def test_the_start_of_an_engine_is_told_step_by_step() -> None:
+def test_the_start_of_an_engine_is_reported_step_by_step() -> None:
     assert story("vllm-ready") == [
         "engine core starts (vLLM 0.32.0)",
         "loading the model",
@@ -30,7 +30,7 @@ def test_the_start_of_an_engine_is_told_step_by_step() -> None:
     ]
 
 
-def test_the_start_of_lmcache_is_told_step_by_step() -> None:
+def test_the_start_of_lmcache_is_reported_step_by_step() -> None:
     assert story("lmcache-ready") == [
         "LMCache starts (allocating L1)",
         "transfer mode auto",
@@ -39,11 +39,11 @@ def test_the_start_of_lmcache_is_told_step_by_step() -> None:
     ]
 
 
-def test_an_engine_that_fails_says_so_before_it_ends() -> None:
+def test_the_failure_of_an_engine_is_reported_before_it_ends() -> None:
     assert story("vllm-mooncake-no-device")[-1] == "the engine core has failed, its processes are ending"
 
 
-def test_the_line_that_ends_a_start_is_told_from_the_errors_around_it() -> None:
+def test_the_line_that_ends_a_start_is_distinguished_from_the_errors_around_it() -> None:
     log = (LOGS / "vllm-mooncake-no-device.txt").read_text().split("\n")
     fatal = [line for line in log if is_fatal(line)]
     assert fatal
@@ -97,5 +97,5 @@ def test_single_lines(line: str, text: str) -> None:
         "Traceback",
     ],
 )
-def test_most_lines_say_nothing(line: str) -> None:
+def test_most_lines_are_no_progress(line: str) -> None:
     assert describe(line) is None

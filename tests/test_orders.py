@@ -57,25 +57,25 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def order(folder: Path, *arguments: str) -> list[str]:
-    said = run(folder, "--collect-only", *arguments)
-    return [line for line in said.splitlines() if "::" in line]
+    output = run(folder, "--collect-only", *arguments)
+    return [line for line in output.splitlines() if "::" in line]
 
 
 def test_alone_no_test_sees_what_another_one_left(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
-    said = run(tmp_path, "-p", "tests.alone", "--alone", "-k", "leaves or sees or fails")
+    output = run(tmp_path, "-p", "tests.alone", "--alone", "-k", "leaves or sees or fails")
     assert "2 passed" not in run(tmp_path, "-k", "test_leaves or sees")
-    assert "1 failed, 2 passed" in said
-    assert "nothing is there" in said
+    assert "1 failed, 2 passed" in output
+    assert "nothing is there" in output
 
 
 def test_alone_a_test_that_ends_its_process_is_an_error_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     (tmp_path / "test_then.py").write_text(FREE)
-    said = run(tmp_path, "-p", "tests.alone", "--alone", "-k", "ends or free")
-    assert "20 passed" in said
-    assert "1 error" in said
-    assert "the process of the test ended with 3" in said
+    output = run(tmp_path, "-p", "tests.alone", "--alone", "-k", "ends or free")
+    assert "20 passed" in output
+    assert "1 error" in output
+    assert "the process of the test ended with 3" in output
 
 
 def test_a_seed_is_an_order_and_tests_that_share_a_fixture_stay_together(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_seed_is_an_order_and_tests_that_share_a_fixture_stay_together(tmp_pat
     assert len(written) == 26
     assert sorted(with_seed["1"]) == sorted(with_seed["2"]) == sorted(written)
     assert with_seed["1"] == order(tmp_path, "-p", "tests.random_order", "--random-order", "1")
-    assert len({tuple(one) for one in (written, *with_seed.values())}) == 3
-    for one in with_seed.values():
-        together = [number for number, name in enumerate(one) if "test_shares" in name]
+    assert len({tuple(tests_in_order) for tests_in_order in (written, *with_seed.values())}) == 3
+    for tests_in_order in with_seed.values():
+        together = [number for number, name in enumerate(tests_in_order) if "test_shares" in name]
         assert together == list(range(together[0], together[0] + 6))

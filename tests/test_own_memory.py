@@ -33,8 +33,8 @@ try:
         if select.select([0], [], [], 0.01)[0]:
             break
 finally:
-    for one in ids:
-        ctypes.CDLL(None).shmctl(one, 0, None)
+    for segment in ids:
+        ctypes.CDLL(None).shmctl(segment, 0, None)
 """
 """Makes segments all the time, and leaves them in /dev/shm. Each is counted once it is there."""
 

@@ -30,9 +30,9 @@ GONE = ProcessId(pid=4_194_000, start_ticks=1)
 
 
 def ours() -> Place:
-    found = place()
-    assert found is not None
-    return found
+    here = place()
+    assert here is not None
+    return here
 
 
 def beside() -> Place:
@@ -100,20 +100,20 @@ def test_pids_of_another_pid_namespace_are_not_taken_for_ours(tmp_path: Path, en
     assert may_be_busy(run.read_state(), run, "n"), "nobody can see that from here"
 
 
-def test_down_signals_nothing_of_another_pid_namespace_and_says_so(
+def test_down_signals_nothing_of_another_pid_namespace_and_reports_it(
     tmp_path: Path, engine: subprocess.Popen[bytes]
 ) -> None:
-    said = down(record(tmp_path, engine, beside()))
-    assert engine.poll() is None, said
-    assert "n: in another container (PID namespace) of this machine, and nothing was signalled there" in said
+    output = down(record(tmp_path, engine, beside()))
+    assert engine.poll() is None, output
+    assert "n: in another container (PID namespace) of this machine, and nothing was signalled there" in output
 
 
-def test_pids_of_an_earlier_boot_mean_nothing_and_nobody_is_sent_there(
+def test_pids_of_an_earlier_boot_mean_nothing_and_nothing_is_signalled(
     tmp_path: Path, engine: subprocess.Popen[bytes]
 ) -> None:
-    said = down(record(tmp_path, engine, another_boot()))
-    assert engine.poll() is None, said
-    assert said == "fake: not running\n"
+    output = down(record(tmp_path, engine, another_boot()))
+    assert engine.poll() is None, output
+    assert output == "fake: not running\n"
 
 
 def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_path: Path) -> None:
@@ -134,19 +134,19 @@ def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_pat
 def test_a_machine_that_was_renamed_is_still_this_one(tmp_path: Path, engine: subprocess.Popen[bytes]) -> None:
     run = record(tmp_path, engine, ours(), hostname="its-name-before")
     assert seen(run) == {engine.pid}
-    said = down(run)
-    assert said.endswith("fake: stopped\n"), said
+    output = down(run)
+    assert output.endswith("fake: stopped\n"), output
     assert engine.wait(60) == -signal.SIGTERM
 
 
-def test_what_an_older_version_has_recorded_is_told_by_the_hostname(
+def test_a_record_of_an_older_version_is_recognised_by_its_hostname(
     tmp_path: Path, engine: subprocess.Popen[bytes]
 ) -> None:
     assert seen(record(tmp_path / "here", engine, None)) == {engine.pid}
     assert seen(record(tmp_path / "there", engine, None, hostname="elsewhere")) == set()
 
 
-def test_a_dead_launcher_of_another_container_is_told_at_once_by_its_lock(
+def test_a_dead_launcher_of_another_container_is_recognised_at_once_by_its_lock(
     tmp_path: Path, engine: subprocess.Popen[bytes]
 ) -> None:
     """A container that was started again has a fresh sign of life of the one before."""
@@ -170,7 +170,7 @@ def test_a_new_pid_namespace_is_another_place() -> None:
     new = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*new, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no new PID namespace may be made here")
-    said = subprocess.run([*new, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, check=True).stdout
-    there = Place.model_validate_json(said)
+    output = subprocess.run([*new, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    there = Place.model_validate_json(output)
     assert (there.boot == ours().boot, there == ours()) == (True, False)
     assert not is_here(HERE, there)

@@ -79,7 +79,7 @@ def open_deployment(run: RunDir) -> Path:
     return run.path.parent
 
 
-def linked_from_an_open_one(run: RunDir) -> Path:
+def linked_from_an_open_folder(run: RunDir) -> Path:
     """Somebody else makes `current` lead to a folder of ours that has come from him, an archive that was unpacked."""
     unpacked = run.path.parent.parent.parent / "unpacked"
     run.path.rename(unpacked)
@@ -87,8 +87,8 @@ def linked_from_an_open_one(run: RunDir) -> Path:
     return open_deployment(run)
 
 
-@pytest.mark.parametrize("make", [open_file, open_run, open_deployment, linked_from_an_open_one])
-def test_what_others_can_write_is_refused_and_kills_nobody(
+@pytest.mark.parametrize("make", [open_file, open_run, open_deployment, linked_from_an_open_folder])
+def test_what_others_can_write_is_refused_and_kills_no_process(
     run: RunDir, bystander: subprocess.Popen[bytes], make: Callable[[RunDir], Path]
 ) -> None:
     path = make(run)
@@ -101,7 +101,7 @@ def test_what_others_can_write_is_refused_and_kills_nobody(
 
 @as_root
 @pytest.mark.parametrize("what", ["state", "path"])
-def test_what_belongs_to_another_user_is_refused_and_kills_nobody(
+def test_what_belongs_to_another_user_is_refused_and_kills_no_process(
     run: RunDir, bystander: subprocess.Popen[bytes], what: str
 ) -> None:
     os.chown(getattr(run, what), STRANGER, STRANGER)
@@ -165,7 +165,7 @@ def shared_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_without_a_umask_nobody_else_can_write_the_home_or_a_folder_above_it(tmp_path: Path) -> None:
+def test_without_a_umask_no_other_user_can_write_the_home_or_a_folder_above_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         run = RunDir.create(tmp_path / "state" / "home", "fake", "run-1")

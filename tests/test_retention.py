@@ -77,7 +77,7 @@ def test_the_newest_ten_are_kept_and_the_others_go_with_all_that_is_in_them(tmp_
     runs[12].point_current()
     size = sum(file.stat().st_size for file in runs[0].path.rglob("*") if file.is_file())
     removed = prune(tmp_path / "fake", Retention())
-    assert [one.path for one in removed] == [run.path for run in runs[:3]]
+    assert [run.path for run in removed] == [run.path for run in runs[:3]]
     assert (removed[0].size, removed[0].problem) == (size, None)
     assert left(tmp_path) == [run_id(number) for number in range(3, 13)]
     assert prune(tmp_path / "fake", Retention()) == []
@@ -108,7 +108,7 @@ def test_a_run_whose_launcher_lives_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Path) -> None:
+def test_a_run_with_a_living_process_that_is_in_no_record_stays(tmp_path: Path) -> None:
     run = made(tmp_path, phase="failed")
     newest(tmp_path)
     name = f"{run.run_id}/decode-0".encode()
@@ -119,12 +119,12 @@ def test_a_run_of_which_a_process_lives_that_nobody_recorded_stays(tmp_path: Pat
             assert prune(tmp_path / "fake", LAST_ONLY) == []
         finally:
             member.kill()
-    assert [one.path for one in prune(tmp_path / "fake", LAST_ONLY)] == [run.path]
+    assert [run.path for run in prune(tmp_path / "fake", LAST_ONLY)] == [run.path]
 
 
-def test_a_run_that_nobody_here_can_see_stays_until_it_was_not_heard_for_a_day(tmp_path: Path) -> None:
-    elsewhere = {"n": NodeState(agent=GONE, guard=GONE, hostname="another")}
-    lost = made(tmp_path, 1, phase="ready", host="another", nodes=elsewhere)
+def test_a_run_of_unknown_state_stays_until_it_was_not_heard_for_a_day(tmp_path: Path) -> None:
+    nodes = {"n": NodeState(agent=GONE, guard=GONE, hostname="another")}
+    lost = made(tmp_path, 1, phase="ready", host="another", nodes=nodes)
     unstarted = RunDir.create(tmp_path, "fake", run_id(2))
     unstarted.plan.write_text("{}")
     of_another_version = made(tmp_path, 3)
@@ -140,7 +140,7 @@ def test_a_start_that_has_failed_before_it_began_may_go_at_once(tmp_path: Path) 
     failed = RunDir.create(tmp_path, "fake", f"preflight-{run_id(1)}")
     failed.failure.write_text("it failed")
     newest(tmp_path)
-    assert [one.path for one in prune(tmp_path / "fake", LAST_ONLY)] == [failed.path]
+    assert [run.path for run in prune(tmp_path / "fake", LAST_ONLY)] == [failed.path]
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     other.failure.touch()
     RunDir.create(tmp_path, "elsewhere", run_id(2))
     newest(home)
-    assert [one.path for one in prune_all(home)] == []
-    assert [one.path for one in prune(home / "fake", LAST_ONLY)] == [run.path]
+    assert [run.path for run in prune_all(home)] == []
+    assert [run.path for run in prune(home / "fake", LAST_ONLY)] == [run.path]
     assert prune(home / "linked", LAST_ONLY) == []
     assert (precious / "file").exists()
     assert (home / "fake" / run_id(1)).is_symlink()
@@ -189,7 +189,7 @@ def test_nothing_of_another_user_is_removed(tmp_path: Path, give: Callable[[RunD
     file = give(run)
     removed = prune(tmp_path / "fake", LAST_ONLY)
     assert file.exists()
-    assert [one.problem for one in removed] == ([f"{file} belongs to uid {STRANGER}"] if file != run.path else [])
+    assert [run.problem for run in removed] == ([f"{file} belongs to uid {STRANGER}"] if file != run.path else [])
 
 
 def test_a_removal_that_was_interrupted_is_ended_by_the_next(tmp_path: Path) -> None:
@@ -209,13 +209,13 @@ def test_what_only_begins_like_an_interrupted_removal_stays(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "suffix"),
     [(b"data", b"data"), (b"my data\\1\n", rb"my\040data\1341\012"), (b"\r\x0b\xff", b"\r\x0b\xff")],
     ids=["plain", "escaped", "no text"],
 )
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_run_in_which_something_is_mounted_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes, told: bytes, *, interrupted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes, suffix: bytes, *, interrupted: bool
 ) -> None:
     """A folder of the same file system may be mounted there: nothing else tells it from one of the run's own."""
     run = made(tmp_path)
@@ -224,25 +224,25 @@ def test_a_run_in_which_something_is_mounted_stays(
     theirs = path / "logs" / os.fsdecode(name)
     theirs.mkdir()
     mounts = tmp_path / "mountinfo"
-    known = [b"/", os.fsencode(tmp_path), os.fsencode(path) + b"-2", os.fsencode(path / "logs") + b"/" + told]
-    mounts.write_bytes(b"".join(b"36 35 98:0 /source %b rw shared:1 - ext4 /dev/x rw\n" % one for one in known))
+    known = [b"/", os.fsencode(tmp_path), os.fsencode(path) + b"-2", os.fsencode(path / "logs") + b"/" + suffix]
+    mounts.write_bytes(b"".join(b"36 35 98:0 /source %b rw shared:1 - ext4 /dev/x rw\n" % point for point in known))
     monkeypatch.setattr(retention, "_MOUNTS", mounts)
-    assert [one.problem for one in prune(tmp_path / "fake", LAST_ONLY)] == [f"{theirs} is mounted there"]
+    assert [run.problem for run in prune(tmp_path / "fake", LAST_ONLY)] == [f"{theirs} is mounted there"]
     assert theirs.exists()
     mounts.write_bytes(b"\n".join(mounts.read_bytes().splitlines()[:3]) + b"\n")
-    assert [one.problem for one in prune(tmp_path / "fake", LAST_ONLY)] == [None]
+    assert [run.problem for run in prune(tmp_path / "fake", LAST_ONLY)] == [None]
 
 
 @pytest.mark.process
-def test_list_prune_says_what_goes_and_how_much_and_dry_run_leaves_it(pdserve_home: Path) -> None:
+def test_list_prune_reports_what_is_removed_with_its_size_and_dry_run_leaves_it(pdserve_home: Path) -> None:
     run = made(pdserve_home, days=31)
     newest(pdserve_home)
     assert pdserve("list", "--dry-run")[0] == 2
-    code, said = pdserve("list", "--prune", "--dry-run")
-    assert (code, said.splitlines()) == (0, [f"would remove {run.path} 0.0 MiB", "1 old run(s), 0.0 MiB"])
+    code, output = pdserve("list", "--prune", "--dry-run")
+    assert (code, output.splitlines()) == (0, [f"would remove {run.path} 0.0 MiB", "1 old run(s), 0.0 MiB"])
     assert run.path.exists()
-    code, said = pdserve("list", "--prune", "--json")
-    [row] = json.loads(said)
+    code, output = pdserve("list", "--prune", "--json")
+    [row] = json.loads(output)
     assert (code, row["run"], row["removed"], row["bytes"] > 1000) == (0, str(run.path), True, True)
     assert not run.path.exists()
     assert pdserve("list", "--prune") == (0, "no old runs")

@@ -81,9 +81,9 @@ def clone(tmp_path: Path) -> Clone:
     tools.mkdir()
     state.mkdir()
     for tool in TOOLS:
-        found = shutil.which(tool)
-        assert found
-        (tools / tool).symlink_to(found)
+        program = shutil.which(tool)
+        assert program
+        (tools / tool).symlink_to(program)
     write_executable(tools / "python3", PYTHON)
     write_executable(tools / "apt-get", APT_GET)
     made = Clone(root, tools, state)
@@ -152,7 +152,7 @@ def test_an_environment_with_the_engines_is_left_as_it_is(clone: Clone) -> None:
     assert clone.log == before
 
 
-def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_and_it_says_so(clone: Clone) -> None:
+def test_without_a_cpu_build_in_the_index_torch_comes_from_pytorchs_own_and_that_is_reported(clone: Clone) -> None:
     clone.add("offered", f"Available versions: {TORCH}")
     done = clone.setup()
     url = "https://download.pytorch.org/whl/cpu"
@@ -246,7 +246,7 @@ def test_an_unknown_option_is_refused(clone: Clone) -> None:
     assert clone.log == []
 
 
-def test_help_tells_the_options(clone: Clone) -> None:
+def test_help_lists_the_options(clone: Clone) -> None:
     done = clone.setup("--help")
     assert done.returncode == 0
     assert "--torch-index" in done.stdout

@@ -33,7 +33,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def says(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) -> None:
+def set_answer(tools: Path, name: str, out: str = "", err: str = "", code: int = 0) -> None:
     for kind, text in (("out", out), ("err", err), ("code", str(code))):
         (tools / f"{name}.{kind}").write_text(text)
 
@@ -45,7 +45,7 @@ def looked() -> Job:
 
 
 def test_a_running_job(tools: Path) -> None:
-    says(tools, "scontrol", RUNNING)
+    set_answer(tools, "scontrol", RUNNING)
     job = looked()
     assert (job.state, job.over, job.exit_code) == ("RUNNING", False, 0)
     assert job.output == Path("/shared/pdserve-1.out")
@@ -54,7 +54,7 @@ def test_a_running_job(tools: Path) -> None:
 
 
 def test_an_output_with_blanks_in_its_path(tools: Path) -> None:
-    says(tools, "scontrol", RUNNING.replace("StdOut=/shared/", "StdOut=/shared/my runs/of today/"))
+    set_answer(tools, "scontrol", RUNNING.replace("StdOut=/shared/", "StdOut=/shared/my runs/of today/"))
     assert looked().output == Path("/shared/my runs/of today/pdserve-1.out")
 
 
@@ -68,16 +68,16 @@ def test_an_output_with_blanks_in_its_path(tools: Path) -> None:
         ("COMPLETED", "0:0", 0),
     ],
 )
-def test_a_job_that_is_over_says_how(tools: Path, state: str, code: str, expected: int) -> None:
+def test_the_end_of_a_job_gives_the_exit_code(tools: Path, state: str, code: str, expected: int) -> None:
     text = RUNNING.replace("JobState=RUNNING", f"JobState={state}").replace("ExitCode=0:0", f"ExitCode={code}")
-    says(tools, "scontrol", text)
+    set_answer(tools, "scontrol", text)
     job = looked()
     assert (job.over, job.exit_code) == (True, expected)
 
 
-def test_a_waiting_job_says_why(tools: Path) -> None:
+def test_a_waiting_job_is_reported_with_its_reason(tools: Path) -> None:
     text = RUNNING.replace("JobState=RUNNING Reason=None", "JobState=PENDING Reason=Resources")
-    says(tools, "scontrol", text.replace("NodeList=pda[0-1]", "NodeList=(null)"))
+    set_answer(tools, "scontrol", text.replace("NodeList=pda[0-1]", "NodeList=(null)"))
     assert str(looked()) == "job 1: pending (Resources)"
 
 
@@ -88,20 +88,20 @@ def test_a_waiting_job_says_why(tools: Path) -> None:
         "slurm_load_jobs error: Socket timed out on send/recv operation",
     ],
 )
-def test_a_controller_that_is_away_says_nothing_of_the_job(tools: Path, words: str) -> None:
-    says(tools, "scontrol", err=f"{words}\n", code=1)
+def test_without_the_controller_the_job_is_unknown(tools: Path, words: str) -> None:
+    set_answer(tools, "scontrol", err=f"{words}\n", code=1)
     assert look("1") is None
 
 
 def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
-    says(tools, "scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    set_answer(tools, "scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
     with pytest.raises(StateError, match="job 99") as caught:
         look("99")
     assert "Invalid job id" in str(caught.value.cause)
 
 
 @pytest.mark.parametrize(
-    ("told", "gpus"),
+    ("fields", "gpus"),
     [
         ("TresPerNode=gres:gpu:2 ", 2),
         ("TresPerNode=gres:gpu:2", 2),
@@ -116,32 +116,32 @@ def test_a_job_that_slurm_has_forgotten_is_an_error(tools: Path) -> None:
         ("", None),
     ],
 )
-def test_gpus_that_a_job_has_asked_for_on_each_node(tools: Path, told: str, gpus: int | None) -> None:
-    says(tools, "scontrol", f"{RUNNING} {told}")
+def test_gpus_that_a_job_has_asked_for_on_each_node(tools: Path, fields: str, gpus: int | None) -> None:
+    set_answer(tools, "scontrol", f"{RUNNING} {fields}")
     assert gpus_asked_per_node("1") == gpus
     assert (tools / "scontrol.argv").read_text().strip() == "show job --oneliner 1"
 
 
-def test_a_controller_that_is_away_says_nothing_of_gpus(tools: Path) -> None:
-    says(tools, "scontrol", "TresPerNode=gres:gpu:2", err="Unable to contact slurm controller\n", code=1)
+def test_without_the_controller_the_gpus_are_unknown(tools: Path) -> None:
+    set_answer(tools, "scontrol", "TresPerNode=gres:gpu:2", err="Unable to contact slurm controller\n", code=1)
     assert gpus_asked_per_node("1") is None
 
 
 def test_submitting_gives_the_script_on_stdin_and_returns_the_id(tools: Path) -> None:
-    says(tools, "sbatch", "17;cluster2\n")
+    set_answer(tools, "sbatch", "17;cluster2\n")
     assert submit("#!/bin/bash\nexit 0\n") == "17"
     assert (tools / "sbatch.argv").read_text().strip() == "--parsable"
     assert (tools / "sbatch.stdin").read_text() == "#!/bin/bash\nexit 0\n"
 
 
-def test_what_sbatch_refuses_is_told_in_its_own_words(tools: Path) -> None:
-    says(tools, "sbatch", err="sbatch: error: invalid partition specified: nope\n", code=1)
+def test_what_sbatch_refuses_is_reported_in_its_own_words(tools: Path) -> None:
+    set_answer(tools, "sbatch", err="sbatch: error: invalid partition specified: nope\n", code=1)
     with pytest.raises(PreflightError) as caught:
         submit("#!/bin/bash\n")
     assert "invalid partition" in str(caught.value.cause)
 
 
-def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(PreflightError) as caught:
         submit("#!/bin/bash\n")

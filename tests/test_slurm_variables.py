@@ -21,7 +21,7 @@ INSIDE_A_JOB = {
 }
 
 
-def test_our_srun_knows_its_cluster_and_obeys_no_option_of_somebody_elses() -> None:
+def test_our_srun_knows_its_cluster_and_obeys_no_inherited_option() -> None:
     assert for_srun(INSIDE_A_JOB) == {
         "PATH": "/usr/bin",
         "SLURM_CONF": "/etc/slurm.conf",

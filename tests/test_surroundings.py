@@ -31,10 +31,10 @@ def run(
     return subprocess.run(argv, cwd=cwd, env=given, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_without_a_home_the_error_says_what_to_set() -> None:
-    one = ("unshare", "--user", "--map-user=54321", *PDSERVE, "list")
+def test_without_a_home_the_error_names_the_variable_to_set() -> None:
+    command = ("unshare", "--user", "--map-user=54321", *PDSERVE, "list")
     lacks = dict.fromkeys(("HOME", "PDSERVE_HOME", "XDG_STATE_HOME"))
-    done = run(*one, environ={**lacks, "PYTHONDONTWRITEBYTECODE": "1"})
+    done = run(*command, environ={**lacks, "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 8, done.stderr
     assert done.stderr.startswith("error: there is no folder for deployments")
     assert "set PDSERVE_HOME" in done.stderr
@@ -118,23 +118,23 @@ def test_where_the_locale_is_not_utf_8_a_deployment_is_started_shown_and_stopped
     (tmp_path / "größe").mkdir()
     file = str(recipe(tmp_path / "größe", name="fake", decode__env={"GRUSS": "grüß dich →"}))
 
-    def said(*arguments: str, code: int = 0) -> str:
+    def succeed(*arguments: str, code: int = 0) -> str:
         done = run(*PDSERVE, *arguments, environ=NO_UTF_8)
         assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (code, False), done.stdout + done.stderr
         return done.stdout
 
     for before in (("validate", file), ("render", file), ("up", file, "--dry-run"), ("schema",), ("patches",)):
-        said(*before)
+        succeed(*before)
     try:
-        said("up", file, "--detach")
+        succeed("up", file, "--detach")
         for meanwhile in (("status",), ("status", "--json"), ("list",), ("logs", "-n", "5")):
-            said(*meanwhile)
+            succeed(*meanwhile)
         home = RunDir((pdserve_home / "fake" / "current").resolve())
         decode = home.read_state().processes["decode-0"].id
         assert decode is not None
         assert "GRUSS=grüß dich →".encode() in Path(f"/proc/{decode.pid}/environ").read_bytes().split(b"\0")
     finally:
-        said("down")
+        succeed("down")
 
 
 SAVES = """
@@ -156,15 +156,15 @@ def test_a_ledger_that_two_write_at_once_is_never_torn(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", SAVES, str(file)]
     writers = [subprocess.Popen([*argv, room], stdout=subprocess.PIPE, cwd=REPOSITORY) for room in ("1000", "1000000")]
     try:
-        for one in writers:
-            assert one.stdout is not None
-            one.stdout.readline()
+        for writer in writers:
+            assert writer.stdout is not None
+            writer.stdout.readline()
         while not file.exists():
             pass
         sizes = {len(json.loads(file.read_bytes())["strangers"]) for _ in range(300)}
     finally:
-        for one in writers:
-            one.kill()
-            one.communicate()
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
     assert sizes == {20_000}
     assert ShmLedger(file)._strangers["psm_7"] == 7

@@ -75,8 +75,8 @@ for prompt in ("the quick brown fox " * 20, "the quick brown fix " + "the quick 
 print(json.dumps([ids.input_ids.shape[1], *answers]))
 """
     done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
-    tokens, one, other = json.loads(done.stdout)
+    tokens, first, other = json.loads(done.stdout)
     assert tokens == 400
-    assert one != other
-    assert one.isascii()
-    assert len(set(one)) > 5
+    assert first != other
+    assert first.isascii()
+    assert len(set(first)) > 5

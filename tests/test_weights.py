@@ -27,7 +27,7 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
-class Fetched:
+class FetchRun:
     """One run of the program."""
 
     def __init__(self, done: subprocess.CompletedProcess[str], record: Path) -> None:
@@ -47,12 +47,12 @@ def environment(home: Path, hub: Hub | None, extra: Mapping[str, str]) -> dict[s
     return {**outside, "HF_HOME": str(home / "hf"), "HF_ENDPOINT": address, "NO_PROXY": "*", "no_proxy": "*", **extra}
 
 
-def fetch(home: Path, hub: Hub | None, *arguments: str, **env: str) -> Fetched:
+def fetch(home: Path, hub: Hub | None, *arguments: str, **env: str) -> FetchRun:
     """Runs the program to its end; without a hub nobody listens where it is looked for."""
     done = subprocess.run(
         command(home, *arguments), env=environment(home, hub, env), stdout=-1, stderr=-2, text=True, check=False
     )
-    return Fetched(done, home / "record.json")
+    return FetchRun(done, home / "record.json")
 
 
 def cache(home: Path) -> CacheFolder:
@@ -64,7 +64,7 @@ def present(home: Path) -> set[str]:
     return {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()}
 
 
-def test_what_vllm_loads_is_fetched_and_said(tmp_path: Path, hub: Hub) -> None:
+def test_what_vllm_loads_is_fetched_and_reported(tmp_path: Path, hub: Hub) -> None:
     done = fetch(tmp_path, hub)
     assert (done.code, done.record) == (
         0,
@@ -83,10 +83,10 @@ def test_what_vllm_loads_is_fetched_and_said(tmp_path: Path, hub: Hub) -> None:
         "model-2.safetensors",
     }, "neither other formats of the same weights nor files that the index does not name"
     assert (cache(tmp_path).snapshot(COMMIT) / "model-1.safetensors").read_bytes() == FILES["model-1.safetensors"]
-    said = [describe(line) for line in done.lines]
-    assert f"2 of 5 files of {MODEL} at {COMMIT} are missing" in said
-    assert "fetched 0 % (0.0 of 0.0 GB)" in said
-    assert said[-1] == f"0.0 GB complete at {COMMIT}"
+    messages = [describe(line) for line in done.lines]
+    assert f"2 of 5 files of {MODEL} at {COMMIT} are missing" in messages
+    assert "fetched 0 % (0.0 of 0.0 GB)" in messages
+    assert messages[-1] == f"0.0 GB complete at {COMMIT}"
 
 
 def test_a_second_run_fetches_nothing(tmp_path: Path, hub: Hub) -> None:
@@ -201,7 +201,7 @@ def test_what_a_killed_download_left_is_removed_once_it_is_old(tmp_path: Path, h
     assert {path.name for path in blobs.glob("*.incomplete")} == {"b.0123abcd.incomplete", "c.incomplete"}
 
 
-def test_a_token_is_sent_and_never_said(tmp_path: Path, hub: Hub) -> None:
+def test_a_token_is_sent_and_never_printed(tmp_path: Path, hub: Hub) -> None:
     hub.token = "hf_very_secret"
     refused = fetch(tmp_path, hub)
     assert refused.code == 1
@@ -211,7 +211,7 @@ def test_a_token_is_sent_and_never_said(tmp_path: Path, hub: Hub) -> None:
     assert "hf_very_secret" not in done.text
 
 
-def test_an_interpreter_without_the_library_says_what_to_do(tmp_path: Path) -> None:
+def test_an_interpreter_without_the_library_is_an_error_with_its_fix(tmp_path: Path) -> None:
     bare = subprocess.run(
         [sys.executable, "-S", *command(tmp_path)[1:]], cwd=Path(__file__).parents[1], stdout=-1, text=True, check=False
     )

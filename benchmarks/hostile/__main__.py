@@ -30,8 +30,8 @@ _AFTER_SECONDS = 3.0
 
 def _status(name: str) -> dict[str, Any]:
     argv = [sys.executable, "-m", "pdserve.cli.main", "status", "--json", *([name] if name else [])]
-    said = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-    return dict(json.loads(said))
+    output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(output))
 
 
 def _rejected(client: httpx.AsyncClient, model: str, end: float, got: Hostile) -> list[Coroutine[Any, Any, None]]:
@@ -64,28 +64,28 @@ async def _run(load: str, seconds: float, every: float, status: Mapping[str, Any
     good, bad = Innocent(), Hostile()
     limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=status["endpoint"], trust_env=False, limits=limits) as one,
+        httpx.AsyncClient(base_url=status["endpoint"], trust_env=False, limits=limits) as first,
         httpx.AsyncClient(base_url=status["endpoint"], trust_env=False, limits=limits) as other,
         httpx.AsyncClient(trust_env=False) as looker,
     ):
         end = time.monotonic() + seconds
         await asyncio.gather(
-            clients.innocent(one, clients.good(model), rate, end, good),
+            clients.innocent(first, clients.good(model), rate, end, good),
             watch.until(looker, end, every),
             *hostile_load(other, model, end, bad),
         )
         await asyncio.sleep(_AFTER_SECONDS)
         await watch.look(looker)
-    _tell(good, bad, watch.looks)
+    _print_summary(good, bad, watch.looks)
     return 1 if good.failures or good.good != good.sent else 0
 
 
-def _tell(good: Innocent, bad: Hostile, looks: list[Look]) -> None:
+def _print_summary(good: Innocent, bad: Hostile, looks: list[Look]) -> None:
     times = sorted(good.seconds) or [0.0]
     p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
     print(f"good client: {good.good} of {good.sent} answered, p50 {p50:.2f} s, p99 {p99:.2f} s", dict(good.failures))
-    for (kind, said), count in sorted(bad.answers.items()):
-        print(f"other client: {kind}: {count} x {said}")
+    for (kind, answer), count in sorted(bad.answers.items()):
+        print(f"other client: {kind}: {count} x {answer}")
     names = list(looks[0].descriptors)
     print("| seconds | " + " | ".join(f"{name}: files, MiB, KV" for name in names) + " |")
     print("| ---: |" + " ---: |" * len(names))

@@ -93,12 +93,12 @@ async def innocent(client: httpx.AsyncClient, body: Body, rate: float, until: fl
         path, document = body(rng)
         got.sent += 1
         began = time.monotonic()
-        said = await _answer(client, path, document)
-        if said == "200":
+        answer = await _answer(client, path, document)
+        if answer == "200":
             got.good += 1
             got.seconds.append(time.monotonic() - began)
         else:
-            got.failures[said] += 1
+            got.failures[answer] += 1
 
     await _paced(ask, rate, until)
 

@@ -76,7 +76,7 @@ def _descriptors(pid: int) -> int:
 
 def _resident(pid: int) -> int:
     try:
-        found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
+        match = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
     except OSError:
         return 0
-    return int(found[1]) // 1024 if found else 0
+    return int(match[1]) // 1024 if match else 0

@@ -93,18 +93,18 @@ def _round(cell: Cell, steps: int, number: int, layouts: tuple[int, int]) -> Rou
     scenario, patches = cell
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[number % len(cpus)]})  # of the forks, too
-    patched, plain = Side(patches, scenario, layouts[0]), Side((), scenario, layouts[1])
+    with_patches, plain = Side(patches, scenario, layouts[0]), Side((), scenario, layouts[1])
     ours = theirs = 0
     try:
         for step in range(steps):
             if (step + number) % 2:
                 theirs += plain.step()
-                ours += patched.step()
+                ours += with_patches.step()
             else:
-                ours += patched.step()
+                ours += with_patches.step()
                 theirs += plain.step()
     finally:
-        for side in (patched, plain):
+        for side in (with_patches, plain):
             side.close()
         os.sched_setaffinity(0, cpus)
     return ours, theirs

@@ -21,26 +21,27 @@ def table(figures: Sequence[Figure]) -> list[str]:
         "| bytecodes |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for one in figures:
-        name = f"**{one.system}**" if one.system in (ALL, CONTROL) else one.system
+    for figure in figures:
+        name = f"**{figure.system}**" if figure.system in (ALL, CONTROL) else figure.system
         lines.append(
-            f"| {one.scenario} | {name} | {one.step_us:.0f} | {one.unpatched_us:.0f} | {_more(one.ratio)} "
-            f"| {_more(one.low)} to {_more(one.high)} | {one.rounds} | {_more(one.instructions)} "
-            f"| {_more(one.bytecodes)} |"
+            f"| {figure.scenario} | {name} | {figure.step_us:.0f} | {figure.unpatched_us:.0f} | {_more(figure.ratio)} "
+            f"| {_more(figure.low)} to {_more(figure.high)} | {figure.rounds} | {_more(figure.instructions)} "
+            f"| {_more(figure.bytecodes)} |"
         )
     return lines
 
 
 def judged(figures: Sequence[Figure]) -> list[str]:
     """By the interval of the CPU's time alone: instructions are no time. One line for each patch that does not pass."""
-    single = [one for one in figures if one.system not in (ALL, CONTROL)]
+    single = [figure for figure in figures if figure.system not in (ALL, CONTROL)]
     lines = [
-        f"{'not decided' if one.verdict is None else 'FAIL'}: {one.system} costs {_more(one.low)} to {_more(one.high)} "
-        f"of a step in {one.scenario} (limit {LIMIT - 1:.0%}), {_more(one.instructions) or 'unknown'} by instructions"
-        for one in single
-        if not one.verdict
+        f"{'not decided' if figure.verdict is None else 'FAIL'}: {figure.system} costs {_more(figure.low)} to "
+        f"{_more(figure.high)} of a step in {figure.scenario} (limit {LIMIT - 1:.0%}), "
+        f"{_more(figure.instructions) or 'unknown'} by instructions"
+        for figure in single
+        if not figure.verdict
     ]
-    passed = sum(one.verdict is True for one in single)
+    passed = sum(figure.verdict is True for figure in single)
     return [*lines, f"pass: {passed} of {len(single)} costs of single patches are below {LIMIT - 1:.0%} of a step"]
 
 

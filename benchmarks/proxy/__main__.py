@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         console.print("The installed pdserve is not compiled: both systems of that name are the same.", style="red")
     results = Results(machine | {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")})
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, style="red" if "FAILED" in line else "dim", soft_wrap=True)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -89,9 +89,9 @@ def main(argv: list[str]) -> int:
                 return profile(args.profile, cores, Path(folder), size)
             if args.soak:
                 proxies = [name for name in systems if name not in ("direct", "toy")]
-                results.soak = run_soak(proxies, size, cores, Path(folder), say)
+                results.soak = run_soak(proxies, size, cores, Path(folder), log)
             else:
-                results.samples = run_rounds(systems, scenarios, size, cores, Path(folder), say, args.retries)
+                results.samples = run_rounds(systems, scenarios, size, cores, Path(folder), log, args.retries)
         except (StartError, LoadError) as error:
             console.print(str(error), style="red", markup=False)
             return 1
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
     results.write(file, goals)
     print_report(results, goals)
     if name == "results":
-        plot(results, output / "results.png", say)
+        plot(results, output / "results.png", log)
     if output == HERE and (HERE / "results.json").exists():
         fill_in(HERE / "README.md", output)
     console.print(f"written: {output}", soft_wrap=True)

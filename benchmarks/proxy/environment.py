@@ -27,7 +27,7 @@ def describe_machine(kind: str, size: Size, cores: Cores) -> dict[str, Any]:
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "cores": asdict(cores),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "pdserve_features": list(FEATURES),
         "pdserve_compiled": is_compiled(),
     }

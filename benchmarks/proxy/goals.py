@@ -52,28 +52,28 @@ RATIOS = (
 
 def judge(summary: Summary, soak: Iterable[dict[str, Any]] = ()) -> list[Goal]:
     """Every goal that this run can judge: one whose figures it does not have is left out."""
-    found = []
+    judged = []
     for name, scenario, figure, limit, at_most, aim in RATIOS:
         ours, reference = _pair(summary, scenario, figure)
         if ours is not None and reference is not None and reference > 0:
-            found.append(Goal(name, scenario, figure, limit, at_most, ours, reference, ours / reference, aim=aim))
+            judged.append(Goal(name, scenario, figure, limit, at_most, ours, reference, ours / reference, aim=aim))
     ours, reference = _pair(summary, "ttft-prefill", "added_ttft_p50_ms")
     if ours is not None and reference is not None:
         limit = SAVED_SHARE * ADMISSION * 1e3
         name = "TTFT p50 below the reference's, with prefill time"
-        found.append(
+        judged.append(
             Goal(name, "ttft-prefill", "added_ttft_p50_ms", limit, False, ours, reference, reference - ours, unit="ms")
         )
     for row in soak:
         if row["system"] == OURS:
             for name in ("requests", "streams"):
-                found.append(
+                judged.append(
                     Goal(
                         f"memory growth over {row[name]:,} {name}", "soak", f"growth_{name}", row["limit"], True,
                         row[f"rss_after_{name}_mib"], None, row[f"growth_{name}_mib"], unit="MiB",
                     )
                 )  # fmt: skip
-    return found
+    return judged
 
 
 def _pair(summary: Summary, scenario: str, figure: str) -> tuple[float | None, float | None]:

@@ -15,18 +15,18 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.M)
 
 def tree(pid: int) -> list[int]:
     """A process and its descendants."""
-    found = [pid]
-    for parent in found:
+    pids = [pid]
+    for parent in pids:
         try:
             tasks = list((PROC / str(parent) / "task").iterdir())
         except FileNotFoundError:
             continue
         for task in tasks:
             try:
-                found += map(int, (task / "children").read_text().split())
+                pids += map(int, (task / "children").read_text().split())
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    return found
+    return pids
 
 
 def run_and_wait(pid: int, *, descendants: bool = True) -> tuple[float, float]:
@@ -56,8 +56,8 @@ def rss_mib(pid: int) -> float:
             rollup = (PROC / str(process) / "smaps_rollup").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        found = _PSS.search(rollup)
-        kib += int(found[1]) if found else 0
+        match = _PSS.search(rollup)
+        kib += int(match[1]) if match else 0
     return kib / 1024
 
 
@@ -69,7 +69,7 @@ def machine_seconds() -> float:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Usage:
     """What happened between start and stop."""
 
     seconds: float
@@ -86,7 +86,7 @@ class Meter:
 
     def __init__(self, proxy: int | None, harness: tuple[int, ...]) -> None:
         self.proxy, self.harness = proxy, harness
-        self.reading: Reading | None = None
+        self.usage: Usage | None = None
 
     def _now(self) -> tuple[float, float, float, float, float]:
         ran, waited = run_and_wait(self.proxy) if self.proxy is not None else (0.0, 0.0)
@@ -97,8 +97,8 @@ class Meter:
     def start(self) -> None:
         self._before = self._now()
 
-    def stop(self) -> Reading:
+    def stop(self) -> Usage:
         seconds, cpu, waited, harness, machine = (b - a for a, b in zip(self._before, self._now(), strict=True))
         # Ticks of 10 ms against ns: a short window can come out a little below zero.
-        self.reading = Reading(seconds, cpu, waited / seconds, max(0.0, (machine - cpu - harness) / seconds))
-        return self.reading
+        self.usage = Usage(seconds, cpu, waited / seconds, max(0.0, (machine - cpu - harness) / seconds))
+        return self.usage

@@ -293,11 +293,11 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     engines = Engines()
     ports: dict[str, list[int]] = {"prefill": [], "decode": [], "bootstrap": []}
-    for role, found in ports.items():
+    for role, numbers in ports.items():
         for number in range(PAIRS):
             make = partial(Connection, engines, role, number)
             server = await loop.create_server(make, "127.0.0.1", 0, backlog=2048)
-            found.append(server.sockets[0].getsockname()[1])
+            numbers.append(server.sockets[0].getsockname()[1])
     ports["events"] = [publisher.port for publisher in engines.publishers]
     print(json.dumps(ports), flush=True)
     gc.freeze()

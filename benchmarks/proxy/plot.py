@@ -26,12 +26,12 @@ COLOURS = {
 }
 
 
-def plot(results: Results, path: Path, say: Callable[[str], None]) -> None:
+def plot(results: Results, path: Path, report: Callable[[str], None]) -> None:
     """Says so and does nothing where matplotlib is not installed."""
     try:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        say("no plot: matplotlib is not installed")
+        report("no plot: matplotlib is not installed")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -53,11 +53,11 @@ class Results:
 
     def noisy(self) -> dict[str, list[str]]:
         """system -> scenarios of which no sample was clean: their medians are of marked ones."""
-        found: dict[str, list[str]] = {}
+        without_clean: dict[str, list[str]] = {}
         for (scenario, system), group in _grouped(self.samples).items():
             if not any(sample.clean for sample in group):
-                found.setdefault(system, []).append(scenario)
-        return found
+                without_clean.setdefault(system, []).append(scenario)
+        return without_clean
 
     def write(self, path: Path, goals: Iterable[Any]) -> None:
         document = {
@@ -83,7 +83,7 @@ def summarise(samples: Iterable[Sample]) -> Summary:
     samples = list(samples)
     # Of a baseline that was taken again, the last: it is the clean one, if any is.
     baselines = {(item.round, item.scenario): item for item in samples if item.system == BASELINE}
-    found: Summary = {}
+    summary: Summary = {}
     for (scenario, system), group in _grouped(samples).items():
         rows = []
         for sample in group:
@@ -97,18 +97,18 @@ def summarise(samples: Iterable[Sample]) -> Summary:
                 }
                 rows.append((sample.clean and baseline.clean, added))
         names = dict.fromkeys(name for _, figures in rows for name in figures)
-        found.setdefault(scenario, {})[system] = {name: _median(rows, name) for name in names}
-    return found
+        summary.setdefault(scenario, {})[system] = {name: _median(rows, name) for name in names}
+    return summary
 
 
 def _grouped(samples: Iterable[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    found: dict[tuple[str, str], list[Sample]] = {}
+    groups: dict[tuple[str, str], list[Sample]] = {}
     samples = list(samples)
     order = list(dict.fromkeys(sample.system for sample in samples))  # the turning order of later scenarios is no order
     for sample in sorted(samples, key=lambda sample: order.index(sample.system)):
         if not sample.error:
-            found.setdefault((sample.scenario, sample.system), []).append(sample)
-    return found
+            groups.setdefault((sample.scenario, sample.system), []).append(sample)
+    return groups
 
 
 def _median(rows: list[tuple[bool, dict[str, float]]], name: str) -> float:

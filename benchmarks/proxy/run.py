@@ -18,7 +18,7 @@ from benchmarks.proxy.scenarios import Bench, Scenario, Size
 from benchmarks.proxy.soak import soak
 from benchmarks.proxy.systems import Cores, Mock, System, start
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def measure(scenario: Scenario, system: System, mock: Mock, size: Size, number: 
             figures = uvloop.run(scenario.measure(bench))
     except (LoadError, OSError) as error:
         return Sample(number, scenario.name, system.name, {}, error=str(error))
-    return Sample(number, scenario.name, system.name, figures, bench.reading().foreign, bench.reading().waited)
+    return Sample(number, scenario.name, system.name, figures, bench.usage().foreign, bench.usage().waited)
 
 
 def run_rounds(
@@ -51,7 +51,7 @@ def run_rounds(
     size: Size,
     cores: Cores,
     folder: Path,
-    say: Say,
+    log: Log,
     retries: int = 0,
 ) -> list[Sample]:
     """A sample with foreign load is taken again, `retries` times at most. StartError: a system does not start."""
@@ -72,20 +72,20 @@ def run_rounds(
                     for _ in range(1 + retries):
                         sample = measure(scenario, system, mock, size, number, rss_start)
                         samples.append(sample)
-                        say(f"round {number + 1}/{size.rounds}  {describe(sample)}")
+                        log(f"round {number + 1}/{size.rounds}  {describe(sample)}")
                         if sample.clean:
                             break
-            tell_refused(mock, say)
+            log_refused(mock, log)
     return samples
 
 
-def tell_refused(mock: Mock, say: Say) -> None:
+def log_refused(mock: Mock, log: Log) -> None:
     stats = mock.stats()
     if stats["refused"]:
-        say(f"the mock refused {stats['refused']} requests, the last because: {stats['why']}")
+        log(f"the mock refused {stats['refused']} requests, the last because: {stats['why']}")
 
 
-def run_soak(names: Sequence[str], size: Size, cores: Cores, folder: Path, say: Say) -> list[dict[str, Any]]:
+def run_soak(names: Sequence[str], size: Size, cores: Cores, folder: Path, log: Log) -> list[dict[str, Any]]:
     """One system after the other, each on a fresh mock. StartError, LoadError."""
     rows = []
     os.sched_setaffinity(0, {cores.harness})
@@ -97,8 +97,8 @@ def run_soak(names: Sequence[str], size: Size, cores: Cores, folder: Path, say: 
             stack.callback(system.stop)
             row = uvloop.run(soak(mock, system, size))
             rows.append(row)
-            tell_refused(mock, say)
-            say(f"soak  {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in row.items() if "mib" in key))
+            log_refused(mock, log)
+            log(f"soak  {name}: " + ", ".join(f"{key} {value:.1f}" for key, value in row.items() if "mib" in key))
     return rows
 
 

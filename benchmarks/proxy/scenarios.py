@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.proxy import load, wire
 from benchmarks.proxy.connections import LoadError, Run
-from benchmarks.proxy.meter import Meter, Reading, rss_mib
+from benchmarks.proxy.meter import Meter, Usage, rss_mib
 from benchmarks.proxy.systems import Mock, System
 
 Figures = dict[str, float]
@@ -48,9 +48,9 @@ class Bench:
     rss_start: float
     """MiB, when the system had answered its first request."""
 
-    def reading(self) -> Reading:
-        assert self.meter.reading is not None
-        return self.meter.reading
+    def usage(self) -> Usage:
+        assert self.meter.usage is not None
+        return self.meter.usage
 
 
 Measure = Callable[[Bench], Coroutine[None, None, Figures]]
@@ -79,14 +79,14 @@ def _requests(body: int, connections: int) -> Measure:
             bench.system.address, requests, bench.meter, connections=connections, warm=size.warm, seconds=size.window
         )
         _answered(run)
-        reading = bench.reading()
+        usage = bench.usage()
         figures = {
-            "requests_per_s": run.done / reading.seconds,
+            "requests_per_s": run.done / usage.seconds,
             "latency_p50_ms": run.quantile_ms(0.5),
             "latency_p99_ms": run.quantile_ms(0.99),
         }
         if bench.system.pid is not None:
-            figures["cpu_ms_per_request"] = reading.cpu * 1e3 / run.done
+            figures["cpu_ms_per_request"] = usage.cpu * 1e3 / run.done
         return figures
 
     return measure
@@ -132,20 +132,20 @@ def _streams(count: int, per_second: float) -> Measure:
             # Streams that a failed run has left.
             bench.mock.go()
             bench.mock.finish()
-        run, reading = result.run, bench.reading()
+        run, usage = result.run, bench.usage()
         _answered(run)
         emitted = bench.mock.stats()["emitted"] - emitted
         if result.chunks != emitted:
             raise LoadError(f"the mock sent {emitted} chunks, {result.chunks} arrived")
         figures = {
             "offered_per_s": count * per_second,
-            "delivered_per_s": run.done / reading.seconds,
+            "delivered_per_s": run.done / usage.seconds,
             "delay_p50_ms": run.quantile_ms(0.5),
             "delay_p99_ms": run.quantile_ms(0.99),
             "chunks_per_read": run.done / max(1, result.reads),
         }
         if pid is not None:
-            figures["cpu_s_per_1000_chunks"] = reading.cpu * 1e3 / run.done
+            figures["cpu_s_per_1000_chunks"] = usage.cpu * 1e3 / run.done
             figures |= {"rss_start_mib": bench.rss_start, "rss_streams_mib": rss[0], "rss_after_mib": rss_mib(pid)}
         return figures
 

@@ -160,8 +160,8 @@ def is_compiled() -> bool:
 def router_argv() -> list[str] | None:
     """The command of vllm-router beside this interpreter or on PATH; None: not installed."""
     beside = Path(sys.executable).with_name("vllm-router")
-    found = str(beside) if beside.exists() else shutil.which("vllm-router")
-    return [found] if found else None
+    program = str(beside) if beside.exists() else shutil.which("vllm-router")
+    return [program] if program else None
 
 
 def command(name: str, port: int, mock: dict[str, list[int]], folder: Path) -> list[str]:

@@ -82,9 +82,9 @@ def goal_rows(goals: Iterable[Goal]) -> tuple[Row, list[Row]]:
         sign = "<=" if goal.at_most else ">="
         asked = f"{sign} {goal.limit:.3g} {goal.unit}" + (f" (aim {goal.aim:g})" if goal.aim else "")
         reference = number(goal.reference) if goal.reference is not None else "-"
-        found = f"{goal.value:.2f} {goal.unit}"
+        value = f"{goal.value:.2f} {goal.unit}"
         rows.append(
-            [goal.name, goal.scenario, number(goal.ours), reference, found, asked, "pass" if goal.passed else "FAIL"]
+            [goal.name, goal.scenario, number(goal.ours), reference, value, asked, "pass" if goal.passed else "FAIL"]
         )
     return header, rows
 
@@ -119,17 +119,17 @@ def feature_rows(summary: Summary) -> tuple[Row, list[Row]]:
 
 def remarks(results: Results) -> list[str]:
     """What a reader of the tables has to know about this run."""
-    found = [f"{item.scenario}, {item.system}, round {item.round + 1}: {item.error}" for item in results.failures()]
+    lines = [f"{item.scenario}, {item.system}, round {item.round + 1}: {item.error}" for item in results.failures()]
     marked = sum(not sample.clean for sample in results.samples)
     if marked:
         limit = results.meta["foreign_limit"]
-        found.append(
+        lines.append(
             f"{marked} of {len(results.samples)} samples had more than {limit} CPUs of foreign load; they count only "
             "where a scenario has no other."
         )
     for system, scenarios in results.noisy().items():
-        found.append(f"no clean sample of {system} in: {', '.join(scenarios)}")
-    return found
+        lines.append(f"no clean sample of {system} in: {', '.join(scenarios)}")
+    return lines
 
 
 def print_report(results: Results, goals: list[Goal]) -> None:

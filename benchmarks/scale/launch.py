@@ -75,26 +75,26 @@ class _Trial:
     def run(self) -> Launch:
         nodes = len(self._cluster.nodes)
         argv = [sys.executable, "-m", "pdserve.cli.main", "up", str(self._recipe()), "--cluster", str(self._hosts())]
-        said = self._folder / "said"
+        output = self._folder / "output"
         began = time.time()
         with (
-            said.open("w") as file,
+            output.open("w") as file,
             self._cluster.popen(self._cluster.nodes[0], argv, env=self._env, stdout=file, stderr=file) as up,
         ):
             run = RunDir(self._folder / "home" / NAME / "current")
-            wait_until("ready", lambda: up.poll() is not None or _event(run, "up"), START_SECONDS, why=said.read_text)
-            assert up.poll() is None, said.read_text()
+            wait_until("ready", lambda: up.poll() is not None or _event(run, "up"), START_SECONDS, why=output.read_text)
+            assert up.poll() is None, output.read_text()
             meter = Meter(self._launcher(run))
             started = meter.read()
             first, ready = _event(run, "start")["at"], _event(run, "up")["at"]
             time.sleep(SERVING_SECONDS)
             serving = meter.read()
-            death = self._kill_one(run)
+            death = self._kill_an_engine(run)
             leaving = time.time()
             up.send_signal(signal.SIGINT)
             code = up.wait(START_SECONDS)
             down = time.time() - leaving
-            assert code == 0, said.read_text()
+            assert code == 0, output.read_text()
         return Launch(
             nodes=nodes,
             instances=self._instances,
@@ -115,7 +115,7 @@ class _Trial:
         assert len(pids) == 1, pids
         return pids[0]
 
-    def _kill_one(self, run: RunDir) -> float:
+    def _kill_an_engine(self, run: RunDir) -> float:
         last = self._cluster.nodes[-1]
         engines = [pid for pid, argv in self._cluster.processes(last) if any("engine.py" in word for word in argv)]
         at = time.time()

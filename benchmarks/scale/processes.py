@@ -21,7 +21,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PartsUse:
     launcher: Use
     agents: Use
     ways: Use
@@ -33,7 +33,7 @@ class Meter:
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
 
-    def read(self) -> Reading:
+    def read(self) -> PartsUse:
         agents, ways = [], []
         for folder in Path("/proc").iterdir():
             if not folder.name.isdecimal():
@@ -49,7 +49,7 @@ class Meter:
         launcher = used([self._launcher])
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self._launcher}/status").read_text())
         assert peak is not None
-        return Reading(Use(1, launcher.cpu, int(peak.group(1)) / 1024), used(agents), used(ways))
+        return PartsUse(Use(1, launcher.cpu, int(peak.group(1)) / 1024), used(agents), used(ways))
 
 
 def used(pids: list[int]) -> Use:
@@ -64,7 +64,7 @@ def used(pids: list[int]) -> Use:
             continue
         fields = stat[stat.rindex(")") + 2 :].split()
         cpu += (int(fields[11]) + int(fields[12])) / _TICK
-        found = re.search(r"^Pss:\s+(\d+) kB", shares, re.MULTILINE)
-        memory += int(found.group(1)) / 1024 if found else 0.0
+        match = re.search(r"^Pss:\s+(\d+) kB", shares, re.MULTILINE)
+        memory += int(match.group(1)) / 1024 if match else 0.0
         count += 1
     return Use(count, cpu, memory)

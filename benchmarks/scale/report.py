@@ -29,21 +29,21 @@ COLUMNS = (
 )
 
 
-def row(one: Launch) -> tuple[str, ...]:
+def row(launch: Launch) -> tuple[str, ...]:
     return (
-        str(one.nodes),
-        str(one.nodes * one.instances),
-        f"{one.looked_at:.1f}",
-        f"{one.ready:.1f}",
-        f"{one.launcher_start.cpu:.1f}",
-        f"{one.launcher_start.memory:.0f}",
-        f"{one.agents_start.cpu:.1f}",
-        f"{one.agents_start.memory:.0f}",
-        f"{one.ways.memory:.0f}",
-        f"{one.launcher_serving:.1%}",
-        f"{one.agents_serving:.1%}",
-        f"{one.death * 1000:.0f}",
-        f"{one.down:.1f}",
+        str(launch.nodes),
+        str(launch.nodes * launch.instances),
+        f"{launch.looked_at:.1f}",
+        f"{launch.ready:.1f}",
+        f"{launch.launcher_start.cpu:.1f}",
+        f"{launch.launcher_start.memory:.0f}",
+        f"{launch.agents_start.cpu:.1f}",
+        f"{launch.agents_start.memory:.0f}",
+        f"{launch.ways.memory:.0f}",
+        f"{launch.launcher_serving:.1%}",
+        f"{launch.agents_serving:.1%}",
+        f"{launch.death * 1000:.0f}",
+        f"{launch.down:.1f}",
     )
 
 
@@ -51,9 +51,9 @@ def goals(launches: Sequence[Launch]) -> list[tuple[str, str, bool]]:
     """(goal, found, met), over all sizes."""
     first, last = launches[0], launches[-1]
     grown, by = last.nodes / first.nodes, last.ready / first.ready
-    memory = max(one.launcher_start.memory for one in launches)
-    serving = max(one.launcher_serving for one in launches)
-    death = max(one.death for one in launches)
+    memory = max(launch.launcher_start.memory for launch in launches)
+    serving = max(launch.launcher_serving for launch in launches)
+    death = max(launch.death for launch in launches)
     return [
         ("time to ready grows linearly or better", f"{by:.1f}x for {grown:.0f}x the nodes", by <= grown),
         (f"launcher under {LAUNCHER_MIB:.0f} MiB", f"{memory:.0f} MiB", memory < LAUNCHER_MIB),
@@ -64,22 +64,22 @@ def goals(launches: Sequence[Launch]) -> list[tuple[str, str, bool]]:
 
 def show(launches: Sequence[Launch]) -> None:
     table = Table(*COLUMNS)
-    for one in launches:
-        table.add_row(*row(one))
+    for launch in launches:
+        table.add_row(*row(launch))
     Console().print(table)
-    for goal, found, met in goals(launches):
-        print(f"{'pass' if met else 'FAIL'}  {goal}: {found}")
+    for goal, value, met in goals(launches):
+        print(f"{'pass' if met else 'FAIL'}  {goal}: {value}")
 
 
 def write(launches: Sequence[Launch], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps([one.to_json() for one in launches], indent=1) + "\n")
+    (folder / "results.json").write_text(json.dumps([launch.to_json() for launch in launches], indent=1) + "\n")
     table = [
         f"| {' | '.join(COLUMNS)} |",
         f"| {' | '.join('---:' for _ in COLUMNS)} |",
-        *(f"| {' | '.join(row(one))} |" for one in launches),
+        *(f"| {' | '.join(row(launch))} |" for launch in launches),
         "",
-        *(f"- {'pass' if met else 'FAIL'}: {goal}: {found}" for goal, found, met in goals(launches)),
+        *(f"- {'pass' if met else 'FAIL'}: {goal}: {value}" for goal, value, met in goals(launches)),
     ]
     (folder / "results.md").write_text("\n".join(table) + "\n")
     _plot(launches, folder / "results.png")
@@ -94,18 +94,21 @@ def _plot(launches: Sequence[Launch], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    nodes = [one.nodes for one in launches]
+    nodes = [launch.nodes for launch in launches]
     panels = (
-        ("time, s", {"ready": [one.ready for one in launches], "looked at": [one.looked_at for one in launches]}),
+        (
+            "time, s",
+            {"ready": [launch.ready for launch in launches], "looked at": [launch.looked_at for launch in launches]},
+        ),
         (
             "CPU until ready, s",
             {
-                "launcher": [one.launcher_start.cpu for one in launches],
-                "agents": [one.agents_start.cpu for one in launches],
+                "launcher": [launch.launcher_start.cpu for launch in launches],
+                "agents": [launch.agents_start.cpu for launch in launches],
             },
         ),
-        ("launcher's memory, MiB", {"peak": [one.launcher_start.memory for one in launches]}),
-        ("launcher serving, % of a core", {"": [100 * one.launcher_serving for one in launches]}),
+        ("launcher's memory, MiB", {"peak": [launch.launcher_start.memory for launch in launches]}),
+        ("launcher serving, % of a core", {"": [100 * launch.launcher_serving for launch in launches]}),
     )
     figure, axes = pyplot.subplots(1, len(panels), figsize=(16, 4), constrained_layout=True)
     for axis, (title, lines) in zip(axes, panels, strict=True):

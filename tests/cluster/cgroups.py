@@ -16,11 +16,11 @@ _GONE_SECONDS = 120.0
 
 def cgroups(prefix: str) -> list[Path]:
     """Those of a cluster's nodes, the innermost first."""
-    found: list[Path] = []
+    folders: list[Path] = []
     agents = [top for mount in UNIFIED for top in mount.glob(f"pdserve-*@{prefix}[0-9]*")]
     for top in (*FREEZER.glob(f"slurm_{prefix}[0-9]*"), *agents):
-        found += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
-    return found
+        folders += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
+    return folders
 
 
 def remove_cgroups(prefix: str) -> None:

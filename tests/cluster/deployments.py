@@ -102,9 +102,9 @@ class Lab:
             output.open("w") as file,
             self.cluster.popen(node, argv, env={**self.env, **(env or {})}, stdout=file, stderr=file) as process,
         ):
-            found = Deployment(self, output, process=process)
+            deployment = Deployment(self, output, process=process)
             try:
-                yield found
+                yield deployment
             finally:
                 process.send_signal(signal.SIGINT)
                 process.wait(LIMIT)
@@ -142,20 +142,22 @@ class Deployment:
         assert self._process is not None
         return self._process
 
-    def said(self) -> str:
-        """All that the user has been told so far."""
+    def printed(self) -> str:
+        """All that the user has seen so far."""
         return self.output.read_text() if self.output.exists() else ""
 
     def expect(self, text: str, *, times: int = 1) -> str:
         """The line with `text`; waits for it."""
-        wait_until(f"{text!r} said", lambda: self._over() or self.said().count(text) >= times, LIMIT, why=self.said)
-        found = [line for line in self.said().splitlines() if text in line]
-        assert len(found) >= times, f"ended without saying {text!r}:\n{self.said()}"
-        return found[-1]
+        wait_until(
+            f"{text!r} printed", lambda: self._over() or self.printed().count(text) >= times, LIMIT, why=self.printed
+        )
+        lines = [line for line in self.printed().splitlines() if text in line]
+        assert len(lines) >= times, f"ended without saying {text!r}:\n{self.printed()}"
+        return lines[-1]
 
     def _over(self) -> bool:
         if self._process is None:
-            return "\nerror: " in f"\n{self.said()}"
+            return "\nerror: " in f"\n{self.printed()}"
         return self._process.poll() is not None
 
     def ready(self) -> Deployment:
@@ -164,14 +166,14 @@ class Deployment:
 
     def job_state(self) -> str:
         """What Slurm says of the job, ended ones too."""
-        said = self.cluster.output(LOGIN, ["scontrol", "--oneliner", "show", "job", self.job])
-        return dict(word.split("=", 1) for word in said.split() if "=" in word)["JobState"]
+        output = self.cluster.output(LOGIN, ["scontrol", "--oneliner", "show", "job", self.job])
+        return dict(word.split("=", 1) for word in output.split() if "=" in word)["JobState"]
 
     def ended(self) -> str:
         """Waits until the job, or the command, is over; the job's state or the command's exit code."""
         if not self.job:
             return str(self.process.wait(LIMIT))
-        wait_until(f"job {self.job} over", lambda: not self.cluster.steps(), 2 * LIMIT, why=self.said)
+        wait_until(f"job {self.job} over", lambda: not self.cluster.steps(), 2 * LIMIT, why=self.printed)
         return self.job_state()
 
     # What it recorded
@@ -189,11 +191,11 @@ class Deployment:
     def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The first such event of the history; waits for it."""
 
-        def found() -> list[dict[str, Any]]:
+        def matching() -> list[dict[str, Any]]:
             return [event for event in self.events(kind) if fields.items() <= event.items()]
 
-        wait_until(f"{kind} {fields}", found, LIMIT, why=self.said)
-        return found()[0]
+        wait_until(f"{kind} {fields}", matching, LIMIT, why=self.printed)
+        return matching()[0]
 
     def stopped(self) -> list[str]:
         """Names in the order in which they were reported stopped."""
@@ -210,9 +212,9 @@ class Deployment:
     def pid_of(self, process: str) -> int:
         """As the test process sees it."""
         port = str(self.run.read_plan().process(process).ports["http"])
-        found = [pid for pid, argv in self.cluster.processes(self.node_of(process)) if port in argv]
-        assert len(found) == 1, found
-        return found[0]
+        pids = [pid for pid, argv in self.cluster.processes(self.node_of(process)) if port in argv]
+        assert len(pids) == 1, pids
+        return pids[0]
 
     # Requests
 
@@ -284,11 +286,11 @@ def next_token(stream: http.client.HTTPResponse) -> str:
 
 def read_until(connection: socket.socket, text: bytes) -> None:
     """Reads on until `text` has come."""
-    said = b""
-    while text not in said:
+    received = b""
+    while text not in received:
         data = connection.recv(65536)
         assert data, f"the connection was closed before {text!r}"
-        said = said[-len(text) :] + data  # it may be cut in two
+        received = received[-len(text) :] + data  # it may be cut in two
 
 
 def read_until_silent(connection: socket.socket, seconds: float) -> None:

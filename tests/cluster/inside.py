@@ -23,5 +23,5 @@ def in_network(init: int, work: Callable[[], Result]) -> Result:
         return work()
 
     # A thread cannot be told apart from others by where it is, so this one serves once and ends.
-    with ThreadPoolExecutor(1) as one:
-        return one.submit(go).result()
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(go).result()

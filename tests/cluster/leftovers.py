@@ -13,13 +13,13 @@ _DAEMONS = ("slurmctld", "slurmd", "sshd")
 def node_processes(init: int) -> list[tuple[int, list[str]]]:
     """(PID outside, argv) of all processes in the node's PID namespace but its first one and its daemons."""
     space = _namespace(init)
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (pid := int(entry.name)) != init and _namespace(pid) == space:
             argv = _argv(pid)
             if argv and not _is_daemon(pid, init, argv):
-                found.append((pid, argv))
-    return sorted(found)
+                processes.append((pid, argv))
+    return sorted(processes)
 
 
 def node_segments(init: int) -> list[str]:

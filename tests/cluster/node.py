@@ -19,22 +19,24 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def boot(spec: Spec, node: str) -> int:
     """Starts a node; returns the PID of its first process once its daemons have been started."""
-    reading, writing = os.pipe()
+    read_end, writing = os.pipe()
     helper = os.fork()
     if helper == 0:
-        os.close(reading)
+        os.close(read_end)
         _be(spec, node, writing)
     os.close(writing)
-    with os.fdopen(reading) as pipe:
+    with os.fdopen(read_end) as pipe:
         # Helper and first process both write to it, in either order.
-        said = dict(line.split(" ", 1) for line in pipe.read().splitlines())
+        answers = dict(line.split(" ", 1) for line in pipe.read().splitlines())
     os.waitpid(helper, 0)
-    if not {"init", "up"} <= said.keys():
-        raise RuntimeError(f"{node} did not boot: {said.get('error', 'its first process ended')}; logs in {spec.log}")
-    return int(said["init"])
+    if not {"init", "up"} <= answers.keys():
+        raise RuntimeError(
+            f"{node} did not boot: {answers.get('error', 'its first process ended')}; logs in {spec.log}"
+        )
+    return int(answers["init"])
 
 
-def _be(spec: Spec, node: str, said: int) -> None:
+def _be(spec: Spec, node: str, pipe: int) -> None:
     """In the forked helper: goes into the namespaces and forks the node's first process, whose orphaning to the
     sandbox's first process is what keeps it waitable there."""
     code = 1
@@ -43,25 +45,25 @@ def _be(spec: Spec, node: str, said: int) -> None:
         kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_UTS | kernel.NEW_PIDS)
         init = os.fork()
         if init:
-            os.write(said, f"init {init}\n".encode())
+            os.write(pipe, f"init {init}\n".encode())
             code = 0
         else:
-            _first_process(spec, node, said)
+            _first_process(spec, node, pipe)
     except OSError as error:
-        os.write(said, f"error {error}\n".encode())
+        os.write(pipe, f"error {error}\n".encode())
     finally:
         os._exit(code)
 
 
-def _first_process(spec: Spec, node: str, said: int) -> None:
+def _first_process(spec: Spec, node: str, pipe: int) -> None:
     kernel.name_process(node)
     signal.set_wakeup_fd(-1)
     _silence(spec.log / f"boot-{node}.log")
     _own_mounts(spec, node)
     woken = wakeups()
     daemons = [_start(argv, spec.log / f"{argv[0]}-{node}.out") for argv in daemons_of(spec, node)]
-    os.write(said, f"up {node}\n".encode())
-    os.close(said)
+    os.write(pipe, f"up {node}\n".encode())
+    os.close(pipe)
     while True:
         select.select([woken], [], [])
         ended = reap(woken)
@@ -71,14 +73,14 @@ def _first_process(spec: Spec, node: str, said: int) -> None:
 
 
 def daemons_of(spec: Spec, node: str) -> list[list[str]]:
-    found = []
+    commands = []
     if spec.slurm is not None:
-        found.append(["slurmctld", "-D", "-i"] if node == LOGIN else ["slurmd", "-D", "-N", node])
+        commands.append(["slurmctld", "-D", "-i"] if node == LOGIN else ["slurmd", "-D", "-N", node])
     if spec.ssh and node != LOGIN:
         # sshd insists on a full path to start itself again for each connection.
         config, key = spec.keys / "sshd_config", spec.keys / f"host_key_{node}"
-        found.append(["sshd", "-D", "-e", "-f", str(config), "-h", str(key)])
-    return found
+        commands.append(["sshd", "-D", "-e", "-f", str(config), "-h", str(key)])
+    return commands
 
 
 def _silence(log: Path) -> None:

@@ -63,21 +63,21 @@ def _download(apt: Path) -> list[Path]:
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise LabError(f"{tool} is missing: the cluster's Slurm and OpenSSH come from Debian's packages")
-    said = []
+    runs = []
     # The machine's own lists are used as they are; where they are missing or stale, lists of our own are made.
     for private_lists in (False, True):
         config = _apt_config(apt, private_lists=private_lists)
         if private_lists:
-            said.append(_apt(config, "update"))
+            runs.append(_apt(config, "update"))
         shutil.rmtree(apt / "archives", ignore_errors=True)
         (apt / "archives" / "partial").mkdir(parents=True)
-        said.append(_apt(config, "install", "--download-only", "--no-install-recommends", "--yes", *PACKAGES))
-        found = sorted((apt / "archives").glob("*.deb"))
-        if found and said[-1].returncode == 0:
-            return found
-        if said[-1].returncode == 0:
+        runs.append(_apt(config, "install", "--download-only", "--no-install-recommends", "--yes", *PACKAGES))
+        packages = sorted((apt / "archives").glob("*.deb"))
+        if packages and runs[-1].returncode == 0:
+            return packages
+        if runs[-1].returncode == 0:
             raise LabError(f"nothing to fetch: {' '.join(PACKAGES)} are installed here, which is not supported")
-    text = "\n".join(f"$ {' '.join(one.args)}\n{(one.stdout + one.stderr).strip()}" for one in said)
+    text = "\n".join(f"$ {' '.join(run.args)}\n{(run.stdout + run.stderr).strip()}" for run in runs)
     raise LabError(f"the packages {' '.join(PACKAGES)} could not be fetched (is there a route to a mirror?):\n{text}")
 
 

@@ -9,12 +9,12 @@ from types import FrameType
 
 def wakeups() -> int:
     """A descriptor that becomes readable when a child has ended."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
+    read_end, writing = os.pipe()
+    os.set_blocking(read_end, False)
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGCHLD, _note)
-    return reading
+    return read_end
 
 
 def _note(signum: int, frame: FrameType | None) -> None:

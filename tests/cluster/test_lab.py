@@ -16,16 +16,18 @@ from tests.cluster.waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 
-def test_a_step_on_every_node_says_three_names(slurm: Cluster) -> None:
+def test_a_step_on_every_node_prints_three_names(slurm: Cluster) -> None:
     names = slurm.output(LOGIN, ["srun", "-N3", "hostname"]).split()
     assert sorted(names) == list(slurm.nodes)
 
 
 def test_every_program_finds_its_libraries(slurm: Cluster) -> None:
     programs = ["slurmctld", "slurmd", "slurmstepd", "munged", "sshd", "srun", "sbatch", "squeue", "ssh"]
-    said = slurm.output(LOGIN, ["bash", "-c", f"for p in {' '.join(programs)}; do ldd $(command -v $p) || exit; done"])
-    assert "libslurmfull" in said
-    assert "not found" not in said
+    output = slurm.output(
+        LOGIN, ["bash", "-c", f"for p in {' '.join(programs)}; do ldd $(command -v $p) || exit; done"]
+    )
+    assert "libslurmfull" in output
+    assert "not found" not in output
 
 
 def test_each_node_has_its_own_address_and_knows_the_others(bare: Cluster) -> None:
@@ -90,8 +92,8 @@ def test_a_batch_job_runs_on_its_nodes_in_the_folder_of_its_submission(slurm: Cl
 
 
 def test_gpus_are_scheduled_and_those_that_are_not_there_are_refused(slurm: Cluster) -> None:
-    said = slurm.output(LOGIN, ["srun", "-N2", "--gres=gpu:8", "printenv", "CUDA_VISIBLE_DEVICES"])
-    assert said.splitlines() == ["0,1,2,3,4,5,6,7"] * 2
+    output = slurm.output(LOGIN, ["srun", "-N2", "--gres=gpu:8", "printenv", "CUDA_VISIBLE_DEVICES"])
+    assert output.splitlines() == ["0,1,2,3,4,5,6,7"] * 2
     refused = slurm.run(LOGIN, ["srun", "-N1", "--gres=gpu:9", "true"])
     assert refused.returncode != 0
     assert "Requested node configuration is not available" in refused.stderr
@@ -105,7 +107,7 @@ def test_settings_reach_slurm() -> None:
         assert (lines["KillWait"], lines["SlurmdTimeout"], lines["EnforcePartLimits"]) == ("2sec", "9sec", "ALL")
 
 
-def test_a_daemon_that_ends_is_told_with_its_log_and_not_waited_for() -> None:
+def test_a_daemon_that_ends_is_reported_with_its_log_and_not_waited_for() -> None:
     with (
         pytest.raises(LabError, match=r"(?s)slurmctld.* ended.*Nonsense"),
         Cluster.up(nodes=1, slurm=SlurmSettings(more=("Nonsense=1",)), ssh=False),

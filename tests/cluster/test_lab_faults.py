@@ -65,7 +65,7 @@ def test_isolated_nodes_do_not_reach_each_other_but_everybody_else(bare: Cluster
     wait_until("they reach each other again", lambda: is_reachable(bare, first, second), LIMIT)
 
 
-def test_power_off_takes_everything_at_once_and_says_nothing(bare: Cluster) -> None:
+def test_power_off_takes_everything_at_once_without_a_message(bare: Cluster) -> None:
     first, second, _ = bare.nodes
     with connect(bare, first, second) as connection:
         process = bare.popen(second, ["bash", "-c", "echo > /dev/shm/lost; echo made; exec sleep 1000"])

@@ -35,12 +35,12 @@ with Cluster.up(nodes=2) as cluster:
 def traces() -> dict[str, list[str]]:
     """What of the machine a cluster could change."""
     folders = ("/run", "/run/netns", "/etc", "/sys/class/net", "/var/lib/dpkg", "/var/spool")
-    found = {name: sorted(os.listdir(name)) if Path(name).is_dir() else [] for name in folders}  # noqa: PTH208
-    found["mounts"] = sorted(Path("/proc/self/mounts").read_text().splitlines())
-    found["hostname"] = [Path("/proc/sys/kernel/hostname").read_text()]
+    state = {name: sorted(os.listdir(name)) if Path(name).is_dir() else [] for name in folders}  # noqa: PTH208
+    state["mounts"] = sorted(Path("/proc/self/mounts").read_text().splitlines())
+    state["hostname"] = [Path("/proc/sys/kernel/hostname").read_text()]
     for name in ("/var/lib/dpkg/status", "/etc/passwd", "/etc/hosts"):
-        found[name] = [str(Path(name).stat().st_mtime_ns)]
-    return found
+        state[name] = [str(Path(name).stat().st_mtime_ns)]
+    return state
 
 
 def test_a_forgotten_process_segment_and_job_are_named(slurm: Cluster) -> None:
@@ -127,7 +127,7 @@ def test_a_command_that_takes_too_long_is_killed_on_its_node(bare: Cluster) -> N
     wait_until("it is gone", lambda: not bare.processes(bare.nodes[0]), LIMIT)
 
 
-def test_a_machine_without_the_rights_is_told_which_ones() -> None:
+def test_missing_rights_of_the_machine_are_named() -> None:
     program = "from tests.cluster.cluster import Cluster\nwith Cluster.up(slurm=False): pass"
     argv = ["setpriv", "--bounding-set=-sys_admin,-mknod", sys.executable, "-c", program]
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True)
@@ -143,7 +143,7 @@ def test_a_machine_without_a_freezer_holds_bare_hosts_only(tmp_path: Path) -> No
     check_machine(slurm=False, freezer=tmp_path / "absent")
 
 
-def test_without_a_route_to_packages_the_message_has_what_apt_said(tmp_path: Path) -> None:
+def test_without_a_route_to_packages_the_message_has_the_output_of_apt(tmp_path: Path) -> None:
     program = "import sys, pathlib\nfrom tests.cluster.packages import unpacked\nunpacked(pathlib.Path(sys.argv[1]))"
     argv = ["unshare", "--net", sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True)

@@ -54,8 +54,8 @@ def test_a_cut_shorter_than_the_heartbeat_delays_a_stream_and_nothing_else(two: 
         read_until(stream, b"data: [DONE]")
     after = up.state()
     assert after.phase == "ready"
-    assert {name: one.id for name, one in after.processes.items()} == {
-        name: one.id for name, one in before.processes.items()
+    assert {name: process.id for name, process in after.processes.items()} == {
+        name: process.id for name, process in before.processes.items()
     }
     assert not up.events("died")
     assert not up.events("unresponsive")
@@ -80,7 +80,7 @@ def test_a_longer_cut_ends_the_deployment_and_the_cut_side_stops_by_itself(two: 
 def test_degrade_serves_on_with_the_rest_and_what_was_cut_off_does_not_come_back(two: Lab) -> None:
     up = two.sbatch(two.recipe(**TWO_OF_EACH), "--no-kill").ready()
     node = two.cluster.nodes[1]
-    gone = sorted(name for name, one in up.state().processes.items() if one.node == node)
+    gone = sorted(name for name, process in up.state().processes.items() if process.node == node)
     assert gone == ["decode-1", "lmcache-1", "prefill-1"]
     lose(up, node, "cut")
     up.expect("deployment is degraded")
@@ -107,7 +107,7 @@ def test_degrade_serves_on_after_a_power_cut(two: Lab) -> None:
     two.cluster.power_on(node)
     assert up.complete()[0] == 200
     two.pdserve(LOGIN, "down")
-    wait_until("phase stopped", lambda: up.state().phase == "stopped", LIMIT, why=up.said)
+    wait_until("phase stopped", lambda: up.state().phase == "stopped", LIMIT, why=up.printed)
     up.ended()
 
 
@@ -116,7 +116,7 @@ def test_the_last_of_a_role_cannot_be_done_without(two: Lab) -> None:
     node = up.node_of("decode-0")
     lose(up, node, "cut")
     up.expect(f"error: agent@{node}: node {node} is lost while serving, and with it decode-0")
-    wait_until("failed", lambda: up.state().phase == "failed", LIMIT, why=up.said)
+    wait_until("failed", lambda: up.state().phase == "failed", LIMIT, why=up.printed)
     wait_until(f"nothing of ours on {node}", lambda: not up.ours(node), LIMIT)
     two.cluster.heal(node)
     up.ended()

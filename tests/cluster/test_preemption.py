@@ -41,9 +41,9 @@ def test_a_preempted_deployment_is_gone_before_its_grace_time_is_over(
             cluster.output(LOGIN, urgent)
             assert up.ended() == "COMPLETED"
             took = time.monotonic() - began
-            note(time.time(), up.said().splitlines()[-1])
+            note(time.time(), up.printed().splitlines()[-1])
         assert took < GRACE_SECONDS
-        assert up.state().phase == "stopped", up.said()
+        assert up.state().phase == "stopped", up.printed()
         assert not any(event["forced"] for event in up.events("stopped"))
         assert order is None or up.stopped() == order
         cluster.assert_nothing_left()

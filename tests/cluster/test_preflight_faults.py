@@ -30,9 +30,9 @@ def refused(hosts: Lab, recipe: Path, cluster: Path, fault: str) -> str:
     return done.stderr
 
 
-def first_error(said: str) -> str:
+def first_error(output: str) -> str:
     """The line that says what is wrong."""
-    return next((line for line in said.splitlines() if line.startswith("error: ")), "no error")
+    return next((line for line in output.splitlines() if line.startswith("error: ")), "no error")
 
 
 @contextmanager
@@ -60,49 +60,49 @@ def test_a_port_that_is_taken_on_the_other_node(hosts: Lab) -> None:
     with hosts.cluster.popen(other, ["python3", "-um", "http.server", str(port)], cwd=hosts.folder) as squatter:
         assert squatter.stdout is not None
         squatter.stdout.readline()
-        said = refused(hosts, recipe, hosts.hosts(), "port taken")
+        output = refused(hosts, recipe, hosts.hosts(), "port taken")
         squatter.kill()
-    assert other in said
-    assert f"decode-0 needs port {port}" in said
-    assert "http.server" in said
-    assert "stop the owner" in said
+    assert other in output
+    assert f"decode-0 needs port {port}" in output
+    assert "http.server" in output
+    assert "stop the owner" in output
 
 
 def test_a_model_that_one_node_does_not_have(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     recipe = hosts.recipe()
     with covered(hosts, other, hosts.folder / "model"):
-        said = refused(hosts, recipe, hosts.hosts(), "model missing")
-    assert other in said
-    assert str(hosts.folder / "model") in said
+        output = refused(hosts, recipe, hosts.hosts(), "model missing")
+    assert other in output
+    assert str(hosts.folder / "model") in output
 
 
 def test_too_small_a_shm_on_one_node(hosts: Lab) -> None:
     first = hosts.cluster.nodes[0]
     recipe = hosts.recipe(lmcache__l1_size_gb=1, lmcache__shm_name="l1")
     with covered(hosts, first, Path("/dev/shm"), "size=100m"):
-        said = refused(hosts, recipe, hosts.hosts(), "/dev/shm too small")
-    assert first in said
-    assert "/dev/shm" in said
-    assert "need 1.0 GiB in /dev/shm, 0.1 GiB are free" in said
-    assert "enlarge /dev/shm" in said
+        output = refused(hosts, recipe, hosts.hosts(), "/dev/shm too small")
+    assert first in output
+    assert "/dev/shm" in output
+    assert "need 1.0 GiB in /dev/shm, 0.1 GiB are free" in output
+    assert "enlarge /dev/shm" in output
 
 
 def test_more_memory_than_a_node_has(hosts: Lab) -> None:
     first = hosts.cluster.nodes[0]
-    said = refused(hosts, hosts.recipe(lmcache__l1_size_gb=9000), hosts.hosts(), "memory")
-    assert first in said
-    assert "9000" in said
+    output = refused(hosts, hosts.recipe(lmcache__l1_size_gb=9000), hosts.hosts(), "memory")
+    assert first in output
+    assert "9000" in output
 
 
 def test_too_few_open_files_on_one_node(hosts: Lab) -> None:
     other = hosts.cluster.nodes[1]
     python = python_that(hosts, "few-files", "ulimit -n 256")
-    said = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "open files")
-    assert other in said
-    assert "soft 256, hard 256" in said
-    assert "at least 1024" in said
-    assert "ulimit -n 65535" in said
+    output = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "open files")
+    assert other in output
+    assert "soft 256, hard 256" in output
+    assert "at least 1024" in output
+    assert "ulimit -n 65535" in output
 
 
 def test_another_pdserve_on_one_node(hosts: Lab) -> None:
@@ -112,10 +112,10 @@ def test_another_pdserve_on_one_node(hosts: Lab) -> None:
     with (copy / "pdserve/version_of_yesterday.py").open("w") as file:
         file.write("# differs\n")
     python = python_that(hosts, "other-pdserve", f"export PYTHONPATH={copy}")
-    said = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "another pdserve")
-    assert other in said
-    assert "the same pdserve on all nodes" in said
-    assert "run all nodes from one installation" in said
+    output = refused(hosts, hosts.recipe(), hosts.hosts(python={other: python}), "another pdserve")
+    assert other in output
+    assert "the same pdserve on all nodes" in output
+    assert "run all nodes from one installation" in output
 
 
 def test_another_vllm_on_one_node(hosts: Lab) -> None:
@@ -146,10 +146,10 @@ def with_lines(hosts: Lab, *lines: str) -> Path:
 def test_a_network_that_no_host_has(hosts: Lab) -> None:
     first, other, _ = hosts.cluster.nodes
     file = with_lines(hosts, f"hosts: [{{name: {first}}}, {{name: {other}}}]", "network:", "  interface: ib0")
-    said = refused(hosts, hosts.recipe(), file, "network of the cluster file")
-    assert f"error: {file}:5: network.interface: 2 of 2 nodes have no address" in said
-    assert f"{other} has no interface ib0" in said
-    assert f"eth0 {hosts.cluster.address(other)}" in said
+    output = refused(hosts, hosts.recipe(), file, "network of the cluster file")
+    assert f"error: {file}:5: network.interface: 2 of 2 nodes have no address" in output
+    assert f"{other} has no interface ib0" in output
+    assert f"eth0 {hosts.cluster.address(other)}" in output
 
 
 @pytest.mark.parametrize("wrong", ["of nobody", "of the first"])
@@ -160,10 +160,10 @@ def test_an_address_that_is_not_the_hosts_own(hosts: Lab, wrong: str) -> None:
     file = with_lines(
         hosts, "hosts:", f"- name: {first}", f"- name: {other}", f"  ssh: {other}", f"  address: {address}"
     )
-    said = refused(hosts, hosts.recipe(), file, f"address {wrong}")
-    assert f"error: {file}:7: hosts.1.address: {other} does not have the address {address}" in said
-    assert f"there: lo 127.0.0.1/8, eth0 {hosts.cluster.address(other)}" in said
-    assert (f", {first} has it" in said) == (wrong == "of the first")
+    output = refused(hosts, hosts.recipe(), file, f"address {wrong}")
+    assert f"error: {file}:7: hosts.1.address: {other} does not have the address {address}" in output
+    assert f"there: lo 127.0.0.1/8, eth0 {hosts.cluster.address(other)}" in output
+    assert (f", {first} has it" in output) == (wrong == "of the first")
 
 
 def test_all_hosts_that_do_not_answer_are_named_in_one_error(hosts: Lab) -> None:
@@ -172,13 +172,13 @@ def test_all_hosts_that_do_not_answer_are_named_in_one_error(hosts: Lab) -> None
     for node in (second, third):
         hosts.cluster.cut(node)
     try:
-        said = refused(hosts, hosts.recipe(), file, "two hosts unreachable")
+        output = refused(hosts, hosts.recipe(), file, "two hosts unreachable")
     finally:
         for node in (second, third):
             hosts.cluster.heal(node)
-    assert f"error: 2 of 3 nodes cannot be looked at: {second}, {third}" in said
+    assert f"error: 2 of 3 nodes cannot be looked at: {second}, {third}" in output
     for node in (second, third):
-        assert f"| probe@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in said
+        assert f"| probe@{node}: nothing can be started on {node}\n  |   ssh: connect to host" in output
 
 
 def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
@@ -186,16 +186,16 @@ def test_nodes_that_do_not_reach_each_other(hosts: Lab) -> None:
     for node in (first, second):
         hosts.cluster.isolate(node)
     try:
-        said = refused(hosts, hosts.recipe(), hosts.hosts(), "pair unreachable")
+        output = refused(hosts, hosts.recipe(), hosts.hosts(), "pair unreachable")
     finally:
         for node in (first, second):
             hosts.cluster.join(node)
-    assert first in said
-    assert second in said
-    assert "reach" in said
+    assert first in output
+    assert second in output
+    assert "reach" in output
 
 
-def test_all_that_is_wrong_is_told_at_once_and_as_data(hosts: Lab) -> None:
+def test_all_failures_are_reported_at_once_and_as_data(hosts: Lab) -> None:
     first, second, _ = hosts.cluster.nodes
     python = python_that(hosts, "few-files", "ulimit -n 256")
     recipe = hosts.recipe()
@@ -203,5 +203,7 @@ def test_all_that_is_wrong_is_told_at_once_and_as_data(hosts: Lab) -> None:
         cluster = hosts.hosts(python={second: python})
         done = hosts.pdserve(LOGIN, "preflight", recipe, "--cluster", cluster, "--json")
     assert done.returncode == 3, done.stdout + done.stderr
-    found = {(one["check"], one["node"]) for one in json.loads(done.stdout) if one["status"] == "failed"}
-    assert {("open-files", second), ("model", first)} <= found, done.stdout
+    failures = {
+        (finding["check"], finding["node"]) for finding in json.loads(done.stdout) if finding["status"] == "failed"
+    }
+    assert {("open-files", second), ("model", first)} <= failures, done.stdout

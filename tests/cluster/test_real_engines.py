@@ -39,10 +39,10 @@ class Tiny(Deployment):
 
     def until_ready(self) -> None:
         def over() -> bool:
-            return "serving tiny at" in self.said() or "\nerror: " in self.said()
+            return "serving tiny at" in self.printed() or "\nerror: " in self.printed()
 
-        wait_until("ready", over, START_SECONDS, why=self.said)
-        assert "serving tiny at" in self.said(), self.said()
+        wait_until("ready", over, START_SECONDS, why=self.printed)
+        assert "serving tiny at" in self.printed(), self.printed()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,6 @@ def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stop
     died = tiny.wait_for("died", name="decode-0")
     assert died["member"].startswith("VLLM::EngineCore")
     assert tiny.ended() == "FAILED"
-    assert f"error: decode-0@{second}: VLLM::EngineCore" in tiny.said()
+    assert f"error: decode-0@{second}: VLLM::EngineCore" in tiny.printed()
     assert (tiny.run.failure).read_text().startswith("# tiny-cpu failed\n\n**VLLM::EngineCore")
     tiny.cluster.assert_nothing_left()

@@ -31,8 +31,8 @@ def test_a_submitted_recipe_serves_over_two_nodes_and_down_from_the_login_node_e
         assert re.search(rf"^{name}\s+\S+\s+{node}\s+\d+\s+ready", table, re.MULTILINE), table
 
     def steps() -> list[str]:
-        found = [line.split() for line in job.cluster.steps() if line.startswith("step")]
-        return sorted(node for _, number, _, node in found if not number.endswith(".batch"))
+        rows = [line.split() for line in job.cluster.steps() if line.startswith("step")]
+        return sorted(node for _, number, _, node in rows if not number.endswith(".batch"))
 
     # Slurm may take a while to forget the steps that have looked at the nodes.
     wait_until("one step a node", lambda: steps() == [first, second], LIMIT, why=lambda: str(job.cluster.steps()))
@@ -52,7 +52,7 @@ def test_up_in_an_allocation_that_is_already_there_is_driven_from_the_login_node
         up.ready()
         assert up.complete()[0] == 200
         up.process.send_signal(signal.SIGINT)
-        assert up.ended() == "0", up.said()
+        assert up.ended() == "0", up.printed()
     assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
     assert [line for line in job.cluster.steps() if "batch" not in line and line.startswith("step")] == []
     job.cluster.output(LOGIN, ["scancel", number])
@@ -70,22 +70,22 @@ def test_salloc_runs_up_and_gives_the_allocation_back_when_it_ends(job: Lab) -> 
         assert up.node_of("prefill-0") != up.node_of("decode-0")
         down = job.pdserve(LOGIN, "down")
         assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped")
-        assert up.ended() == "0", up.said()
+        assert up.ended() == "0", up.printed()
     assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
-    assert "salloc: Relinquishing job allocation" in up.said()
+    assert "salloc: Relinquishing job allocation" in up.printed()
 
 
 def test_an_allocation_of_the_wrong_shape_fails_with_the_line_to_type(job: Lab) -> None:
     recipe = job.recipe()
     up = job.sbatch(recipe, "--nodes=1")
     assert up.ended() == "FAILED"
-    assert "this job has 1 node; fake needs 2 nodes" in up.said()
-    assert re.search(rf"sbatch --nodes=2 .*slurm/disagg.sh {recipe}", up.said()), up.said()
+    assert "this job has 1 node; fake needs 2 nodes" in up.printed()
+    assert re.search(rf"sbatch --nodes=2 .*slurm/disagg.sh {recipe}", up.printed()), up.printed()
     assert not job.home.exists()
 
 
 @pytest.mark.parametrize("option", ["--overcommit", "--exclusive"])
-def test_too_few_gpus_are_told_with_the_line_to_type_in_the_first_second(job: Lab, option: str) -> None:
+def test_too_few_gpus_are_reported_with_the_line_to_type_in_the_first_second(job: Lab, option: str) -> None:
     """In an exclusive job Slurm counts all GPUs of a node as the job's, and gives its steps those that it asked for."""
     recipe, output = "recipes/kimi-mi355x-2node.yaml", job.folder / "job.out"
     wrap = f"--wrap=date +%s.%N; pdserve up {recipe}; code=$?; date +%s.%N; exit $code"
@@ -93,25 +93,25 @@ def test_too_few_gpus_are_told_with_the_line_to_type_in_the_first_second(job: La
     done = job.cluster.run(LOGIN, argv, env=job.env, cwd=REPOSITORY)
     up = Deployment(job, output, job=done.stdout.strip())
     assert up.ended() == "FAILED"
-    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
-    assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.said()), up.said()
+    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
+    assert re.search(rf"sbatch --nodes=2 --gres=gpu:8 slurm/disagg.sh \S*{recipe}", up.printed()), up.printed()
     assert not job.home.exists()
-    began, *_, ended = up.said().split()
+    began, *_, ended = up.printed().split()
     seconds = float(ended) - float(began)
     DELAYS.append((f"a job of the wrong shape ({option})", seconds))
     assert seconds < SLOW_MACHINE_SECONDS
 
 
-def test_the_script_tells_too_few_gpus_too(job: Lab) -> None:
+def test_the_script_reports_too_few_gpus_too(job: Lab) -> None:
     up = job.sbatch(None, "--gres=gpu:2")
     assert up.ended() == "FAILED"
-    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
+    assert "this job has 2 nodes with 2 GPUs each; kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
 def test_without_a_recipe_it_is_that_of_two_nodes(job: Lab) -> None:
     up = job.sbatch(None, "--nodes=1")
     assert up.ended() == "FAILED"
-    assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.said()
+    assert "kimi-mi355x-2node needs 2 nodes with 8 GPUs each" in up.printed()
 
 
 def test_a_second_job_of_the_same_recipe_leaves_the_first_alone(job: Lab) -> None:

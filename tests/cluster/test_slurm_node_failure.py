@@ -29,10 +29,10 @@ def test_degrade_outlives_the_node_in_a_job_that_slurm_does_not_kill(job: Lab) -
     assert down.returncode == 0, down.stdout + down.stderr
     assert down.stdout.startswith(f"fake: stopped; {node} was not reached (not heard for")
     assert "Slurm ends what else is left" in down.stdout
-    assert up.ended() == "COMPLETED", up.said()
+    assert up.ended() == "COMPLETED", up.printed()
 
 
-def test_a_job_that_slurm_ends_for_a_failed_node_has_said_why_before(job: Lab) -> None:
+def test_a_job_that_slurm_ends_for_a_failed_node_has_reported_its_cause_before(job: Lab) -> None:
     up = job.sbatch(job.recipe()).ready()
     node = up.node_of("decode-0")
     job.cluster.power_off(node)

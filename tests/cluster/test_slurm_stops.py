@@ -60,7 +60,7 @@ def test_scancel_leaves_nothing(job: Lab, reached: Callable[[Deployment], None],
     with measured(f"scancel, {reached.__name__} {' '.join(changes)} -> job gone") as note:
         job.cluster.output(LOGIN, ["scancel", up.job])
         assert up.ended() == "CANCELLED"
-        note(time.time(), (up.said().splitlines() or ["nothing said"])[-1])
+        note(time.time(), (up.printed().splitlines() or ["nothing said"])[-1])
     job.cluster.assert_nothing_left()
 
 
@@ -68,7 +68,7 @@ def test_scancel_is_survived_by_the_record(job: Lab) -> None:
     up = job.sbatch(job.recipe()).ready()
     job.cluster.output(LOGIN, ["scancel", up.job])
     assert up.ended() == "CANCELLED"
-    assert up.state().phase == "stopped", up.said()
+    assert up.state().phase == "stopped", up.printed()
     assert not any(event["forced"] for event in up.events("stopped"))
     assert job.pdserve(LOGIN, "status").stdout.startswith("fake: stopped")
 
@@ -100,7 +100,7 @@ def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
     up = job.sbatch(job.recipe(), "--requeue").ready()
     first = up.run.run_id
     job.cluster.output(LOGIN, ["scontrol", "requeue", up.job])
-    wait_until("the job waits", lambda: up.job_state() == "PENDING", LIMIT, why=up.said)
+    wait_until("the job waits", lambda: up.job_state() == "PENDING", LIMIT, why=up.printed)
     left = [line for node in job.cluster.nodes for line in up.ours(node)]
     assert left == []
     job.cluster.output(LOGIN, ["scontrol", "update", f"JobId={up.job}", "StartTime=now"])
@@ -118,5 +118,5 @@ def test_a_killed_launcher_takes_everything_along(job: Lab) -> None:
     with measured("SIGKILL launcher -> job gone") as note:
         os.kill(pid, signal.SIGKILL)
         assert up.ended() == "FAILED"
-        note(time.time(), (up.said().splitlines())[-1])
+        note(time.time(), (up.printed().splitlines())[-1])
     job.cluster.assert_nothing_left()

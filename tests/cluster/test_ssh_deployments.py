@@ -42,7 +42,7 @@ def test_the_launcher_may_be_on_one_of_the_hosts(hosts: Lab) -> None:
         assert up.ended() == "0"
 
 
-def test_an_engine_that_dies_on_another_host_is_told_with_its_host_and_its_last_words(hosts: Lab) -> None:
+def test_an_engine_that_dies_on_another_host_is_reported_with_its_host_and_its_last_words(hosts: Lab) -> None:
     recipe = hosts.recipe(decode__env={"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "RuntimeError: no such weights"})
     with hosts.up(LOGIN, recipe, "--cluster", hosts.hosts()) as up:
         line = up.expect("error: decode-0@")
@@ -157,7 +157,7 @@ def test_a_killed_agent_is_named_as_the_cause(hosts: Lab) -> None:
         assert "it was killed by SIGKILL" in line
         assert "its guard stops what it owned" in up.expect("likely cause:")
         assert up.ended() == "5"
-        assert "deployment is degraded" not in up.said()
+        assert "deployment is degraded" not in up.printed()
     hosts.cluster.assert_nothing_left()
 
 
@@ -173,12 +173,12 @@ def test_an_agent_that_is_stopped_is_a_lost_node_within_the_heartbeat(hosts: Lab
         assert "the agent hangs" in line
         assert "the agent was stopped by SIGSTOP" in up.expect("likely cause:")
         assert up.ended() == "5"
-        assert "deployment is degraded" not in up.said()
+        assert "deployment is degraded" not in up.printed()
         os.kill(stopped, signal.SIGCONT)  # its pipe is closed: it stops what it has
     hosts.cluster.assert_nothing_left()
 
 
-def test_a_launcher_that_is_held_longer_than_the_lease_says_that_it_was(hosts: Lab) -> None:
+def test_a_launcher_that_is_held_longer_than_the_lease_reports_it(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         nodes = hosts.cluster.nodes[:2]
@@ -189,7 +189,7 @@ def test_a_launcher_that_is_held_longer_than_the_lease_says_that_it_was(hosts: L
         assert "it heard nothing from the launcher for 8 s, its lease" in up.expect("is lost while serving")
         assert "the launcher itself stood still for" in up.expect("likely cause:")
         assert up.ended() == "5"
-        assert "deployment is degraded" not in up.said()
+        assert "deployment is degraded" not in up.printed()
 
 
 def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> None:
@@ -207,15 +207,15 @@ def test_a_cut_while_engines_start_is_named_within_the_heartbeat(hosts: Lab) -> 
     hosts.cluster.assert_nothing_left(timeout=LIMIT)
 
 
-def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_says_so(hosts: Lab) -> None:
+def test_what_a_killed_agent_leaves_is_cleared_up_there_and_the_error_names_the_command(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("decode-0")
         hosts.kill_agent_and_guard(node)
         assert f"`pdserve down fake`, typed on {node}" in up.expect("what to do:")
         assert up.ended() == "5"
-    elsewhere = hosts.pdserve(LOGIN, "down").stdout
-    assert f"{node} was lost: the same typed there" in elsewhere
+    output = hosts.pdserve(LOGIN, "down").stdout
+    assert f"{node} was lost: the same typed there" in output
     there = hosts.pdserve(node, "down")
     assert (there.returncode, there.stdout.splitlines()[-1]) == (0, "fake: stopped"), there.stdout + there.stderr
     hosts.cluster.assert_nothing_left()
@@ -243,9 +243,9 @@ def test_the_node_of_the_proxy_cannot_be_done_without(hosts: Lab) -> None:
 def agent_of(hosts: Lab, node: str) -> int:
     """The PID of the agent on a host, as the test process sees it: the child of the other one of its name."""
     both = [pid for pid, argv in hosts.cluster.processes(node) if "pdserve.node.agent" in argv and "ssh" not in argv[0]]
-    found = [pid for pid in both if any(pid in procfs.descendants(one) for one in both)]
-    assert len(found) == 1, both
-    return found[0]
+    children = [pid for pid in both if any(pid in procfs.descendants(parent) for parent in both)]
+    assert len(children) == 1, both
+    return children[0]
 
 
 def agents(hosts: Lab, node: str) -> list[str]:

@@ -22,7 +22,7 @@ def of_pdserve(hosts: Lab, node: str) -> list[int]:
 
 def stop_order_of(up: Deployment, process: str) -> None:
     wait_until(
-        f"{process} told to stop", lambda: any(e["name"] == process for e in up.events("stop")), LIMIT, why=up.said
+        f"{process} told to stop", lambda: any(e["name"] == process for e in up.events("stop")), LIMIT, why=up.printed
     )
 
 
@@ -37,12 +37,12 @@ def test_a_node_that_is_cut_off_while_it_stops_is_named_with_what_happens_there(
             stop_order_of(up, "decode-0")
             with measured(f"cut of {node} during down") as note:
                 hosts.cluster.cut(node)
-                said, _ = down.communicate(timeout=LIMIT)
-                note(time.time(), said)
-        assert down.returncode == 0, said
-        assert said.startswith(f"fake: stopped; {node} was not reached (not heard for"), said
-        assert "stops what runs there by itself, at the latest 8 s after it last heard from here" in said
-        assert "`pdserve down fake`, typed there, clears up what else is left" in said
+                output, _ = down.communicate(timeout=LIMIT)
+                note(time.time(), output)
+        assert down.returncode == 0, output
+        assert output.startswith(f"fake: stopped; {node} was not reached (not heard for"), output
+        assert "stops what runs there by itself, at the latest 8 s after it last heard from here" in output
+        assert "`pdserve down fake`, typed there, clears up what else is left" in output
         up.expect(f"{node} was not reached (not heard for")
         assert up.ended() == "0"
         wait_until(f"nothing of ours on {node}", lambda: not of_pdserve(hosts, node), LIMIT)
@@ -50,37 +50,37 @@ def test_a_node_that_is_cut_off_while_it_stops_is_named_with_what_happens_there(
     hosts.cluster.assert_nothing_left(timeout=LIMIT)
 
 
-def test_a_killed_launcher_is_told_from_another_node_as_not_heard_and_down_is_no_failure(hosts: Lab) -> None:
-    elsewhere = hosts.cluster.nodes[2]  # nothing of it runs there
+def test_a_killed_launcher_is_shown_on_another_node_as_not_heard_and_down_is_no_failure(hosts: Lab) -> None:
+    other_node = hosts.cluster.nodes[2]  # nothing of it runs there
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
-        assert hosts.pdserve(elsewhere, "status").returncode == 0
+        assert hosts.pdserve(other_node, "status").returncode == 0
         up.process.send_signal(signal.SIGKILL)
         killed = time.time()
         with measured("status from another node, right after SIGKILL of the launcher") as note:
-            first = hosts.pdserve(elsewhere, "status").stdout
+            first = hosts.pdserve(other_node, "status").stdout
             note(time.time(), first.splitlines()[0])
 
         def not_heard() -> bool:
-            return "when its launcher was last heard" in hosts.pdserve(elsewhere, "status").stdout
+            return "when its launcher was last heard" in hosts.pdserve(other_node, "status").stdout
 
         wait_until("not heard", not_heard, LIMIT)
         with measured("the same, once a sign of life is missing") as note:
-            done = hosts.pdserve(elsewhere, "status")
+            done = hosts.pdserve(other_node, "status")
             note(time.time(), f"{time.time() - killed:.1f} s after the kill: {done.stdout.splitlines()[0]}")
         assert done.returncode == 5
         assert done.stdout.startswith("fake: ready when its launcher was last heard, "), done.stdout
         with measured("down from another node, after SIGKILL of the launcher") as note:
-            down = hosts.pdserve(elsewhere, "down")
+            down = hosts.pdserve(other_node, "down")
             note(time.time(), down.stdout.splitlines()[-1])
         assert down.returncode == 0, down.stdout + down.stderr
         assert "was not heard for" in down.stdout.splitlines()[0]
         assert "was gone before it could stop anything: the agents of" in down.stdout
-        assert hosts.pdserve(elsewhere, "status").stdout.startswith("fake: lost")
+        assert hosts.pdserve(other_node, "status").stdout.startswith("fake: lost")
     hosts.cluster.assert_nothing_left()
 
 
-def test_once_a_lost_node_was_cleared_nobody_is_sent_there_again(hosts: Lab) -> None:
+def test_once_a_lost_node_was_cleared_it_is_not_named_again(hosts: Lab) -> None:
     with hosts.up(LOGIN, hosts.recipe(), "--cluster", hosts.hosts()) as up:
         up.ready()
         node = up.node_of("decode-0")

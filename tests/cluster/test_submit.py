@@ -42,7 +42,7 @@ def test_a_job_that_fails_gives_its_error_and_its_exit_code(job: Lab) -> None:
     assert ": failed; its output: " in done.stderr
 
 
-def test_what_sbatch_refuses_is_said_before_anything_waits(job: Lab) -> None:
+def test_what_sbatch_refuses_is_reported_before_anything_waits(job: Lab) -> None:
     recipe = job.recipe(slurm__partition="nope")
     done = job.cluster.run(LOGIN, [*PDSERVE, "up", str(recipe), "--slurm"], env=job.env, cwd=job.folder)
     assert done.returncode == 3

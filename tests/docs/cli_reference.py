@@ -41,8 +41,8 @@ def _section(path: tuple[str, ...]) -> str:
 
 def _help(path: tuple[str, ...]) -> str:
     """At a fixed width, whatever the terminal's is."""
-    said = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, [*path, "--help"], prog_name="pdserve", terminal_width=_WIDTH, max_content_width=_WIDTH
     )
-    assert said.exit_code == 0, said.output
-    return "\n".join(line.rstrip() for line in said.output.strip().splitlines())
+    assert result.exit_code == 0, result.output
+    return "\n".join(line.rstrip() for line in result.output.strip().splitlines())

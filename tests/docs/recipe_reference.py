@@ -117,11 +117,11 @@ def models() -> set[type[BaseModel]]:
 
 def reachable(root: type[BaseModel] = model.Recipe) -> set[type[BaseModel]]:
     """Every model that a recipe can be made of."""
-    found = {root}
+    models = {root}
     for field in root.model_fields.values():
         for inner in _models_in(field.annotation):
-            found |= reachable(inner)
-    return found
+            models |= reachable(inner)
+    return models
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -149,7 +149,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     """In a reader's words; null is left out: it means the default everywhere."""
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            options = [one for one in schema[key] if one.get("type") != "null"]
+            options = [option for option in schema[key] if option.get("type") != "null"]
             return "any value" if len(options) == len(_JSON) else _either(list(dict.fromkeys(map(_type, options))))
     if "$ref" in schema:
         return _linked(schema["$ref"].rsplit("/", 1)[-1])
@@ -176,7 +176,7 @@ def _either(options: Sequence[str]) -> str:
 
 def _mapping(schema: Mapping[str, Any]) -> str:
     values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
-    inner = next((_type(one) for one in values if isinstance(one, Mapping) and one), "anything")
+    inner = next((_type(value) for value in values if isinstance(value, Mapping) and value), "anything")
     if inner == "any value":
         return "mapping of flags"
     names = schema.get("propertyNames", {}).get("enum")

@@ -66,6 +66,6 @@ def test_the_version_stands_twice_and_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.md")), ids=lambda p: p.stem)
-def test_an_issue_template_has_a_name_and_says_what_it_is_for(path: Path) -> None:
+def test_an_issue_template_has_a_name_and_a_purpose(path: Path) -> None:
     head = path.read_text().split("---\n")[1]
     assert {"name:", "about:"} <= set(re.findall(r"^\w+:", head, re.MULTILINE))

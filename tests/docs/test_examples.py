@@ -69,8 +69,8 @@ def test_every_recipe_that_a_command_names_exists(page: str, words: tuple[str, .
 def test_a_command_that_does_not_exist_would_be_found(tmp_path: Path) -> None:
     file = tmp_path / "page.md"
     file.write_text("`pdserve status --wach` and\n\n```bash\n. x && FOO=1 pdserve down | cat  # pdserve no\n```\n")
-    found = list(Page(file).commands("pdserve"))
-    assert found == [("down",), ("status", "--wach")]
+    commands = list(Page(file).commands("pdserve"))
+    assert commands == [("down",), ("status", "--wach")]
     with pytest.raises(Exception, match="No such option: --wach"):
         root().commands["status"].make_context("status", ["--wach"])
 

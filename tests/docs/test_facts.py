@@ -119,15 +119,15 @@ def test_a_key_that_does_not_exist_would_be_found() -> None:
 def test_exit_codes_are_those_of_the_error_tree() -> None:
     rows = EXIT_CODES.table("code")
     documented = {name: int(row[0]) for row in rows for name in re.findall(r"`(\w+)`", row[1])}
-    raised = {one.__name__: one.exit_code for one in _subclasses(errors.PdserveError)}
+    raised = {error.__name__: error.exit_code for error in _subclasses(errors.PdserveError)}
     del raised["ReportedError"]  # shown again with the code that it had at first
     assert documented == raised
     assert {int(row[0]) for row in rows} == {0, errors.PdserveError.exit_code, 130, *raised.values()}
 
 
-def _subclasses(one: type[errors.PdserveError]) -> Iterator[type[errors.PdserveError]]:
+def _subclasses(error: type[errors.PdserveError]) -> Iterator[type[errors.PdserveError]]:
     """Without what a module raises and catches by itself."""
-    for inner in one.__subclasses__():
+    for inner in error.__subclasses__():
         if inner.__module__ == errors.__name__:
             yield inner
         yield from _subclasses(inner)
@@ -167,8 +167,8 @@ def test_every_file_of_a_run_is_listed() -> None:
 
 @pytest.mark.parametrize("page", ALL)
 def test_nothing_of_the_machine_that_it_was_written_on(page: Page) -> None:
-    found = re.findall(r"(?:/home/|/root/|/work/|/tmp/(?!pdserve-UID))\S*", page.text)
-    assert not found
+    paths = re.findall(r"(?:/home/|/root/|/work/|/tmp/(?!pdserve-UID))\S*", page.text)
+    assert not paths
 
 
 def test_every_message_in_troubleshooting_is_one_that_up_explains() -> None:

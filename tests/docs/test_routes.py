@@ -21,11 +21,11 @@ COMPUTED = {"route.path", "app.swagger_ui_oauth2_redirect_url"}
 
 def routes_of_vllm() -> set[str]:
     """Read, not imported: which routers an app gets depends on its model and its environment."""
-    found = find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed")
     paths = set()
-    for file in (Path(found.origin).parent / "entrypoints").rglob("*.py"):
+    for file in (Path(spec.origin).parent / "entrypoints").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue

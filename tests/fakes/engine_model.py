@@ -65,7 +65,9 @@ def prompt_logprobs(tokens: Sequence[int], *, sees_context: bool = True) -> list
     entries: list[dict[str, dict[str, float]] | None] = [None]
     state = extend(b"", tokens[0]) if sees_context else b"\0\0"
     for token in tokens[1:]:
-        entries.append({str(one): {"logprob": logprob(state, one)} for one in (token, next_token(state))})
+        entries.append(
+            {str(candidate): {"logprob": logprob(state, candidate)} for candidate in (token, next_token(state))}
+        )
         state = extend(state, token) if sees_context else state
     return entries
 
@@ -80,14 +82,14 @@ class PrefixCache:
     hits: int = 0
 
     def lookup(self, tokens: Sequence[int], salt: str) -> int:
-        found = 0
+        matched = 0
         for end, state in self._block_states(tokens[:-1]):
             if (salt, state) not in self.chains:
                 break
-            found = end
+            matched = end
         self.queries += len(tokens)
-        self.hits += found
-        return found
+        self.hits += matched
+        return matched
 
     def store(self, tokens: Sequence[int], salt: str) -> int:
         """Returns how many blocks are new."""

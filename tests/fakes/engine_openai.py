@@ -99,9 +99,9 @@ def _prompts(prompt: Any) -> list[list[int]]:
         case [int(), *_]:
             return [list(prompt)]
         case [str(), *_]:
-            return [tokenize(one) for one in prompt]
+            return [tokenize(text) for text in prompt]
         case [[int(), *_], *_]:
-            return [list(one) for one in prompt]
+            return [list(ids) for ids in prompt]
     raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.")
 
 
@@ -205,7 +205,7 @@ class Job:
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt = sum(len(one) for one in self.shape.prompts)
+        prompt = sum(len(ids) for ids in self.shape.prompts)
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": self.generated}
         usage["total_tokens"] = prompt + self.generated
         usage["prompt_tokens_details"] = None

@@ -235,7 +235,7 @@ def stop() -> NoReturn:
     raise AssertionError("SIGTERM did not end the process")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A log line in the real server's shape."""
     print(f"[2026-01-01 00:00:00,000] LMCache INFO: {text} (fake.py:1:fake)", file=sys.stderr, flush=True)
 
@@ -263,7 +263,7 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
     server = Server(flags, script)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, (lambda: None) if script.ignore_term else server.stopping.set)
-    say(f"Starting LMCache HTTP server on http://{flags.http_host}:{flags.http_port}")
+    log(f"Starting LMCache HTTP server on http://{flags.http_host}:{flags.http_port}")
     if script.hang:
         await server.stopping.wait()
         stop()
@@ -273,8 +273,8 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
         if not late:
             stop()
     request = bind_request_socket(flags.host, flags.port)
-    say(f"LMCache zmq cache server is running on {flags.host}:{flags.port}")
-    say("LMCache cache server is running...")
+    log(f"LMCache zmq cache server is running on {flags.host}:{flags.port}")
+    log("LMCache cache server is running...")
     if script.die_at == "start":
         die(script)
     try:
@@ -287,7 +287,7 @@ async def run(flags: argparse.Namespace, script: Script) -> None:
     print("INFO:     Application startup complete.", file=sys.stderr)
     print(f"INFO:     Uvicorn running on http://{flags.http_host}:{flags.http_port}", file=sys.stderr, flush=True)
     await server.stopping.wait()
-    say("LMCache HTTP server stopped")
+    log("LMCache HTTP server stopped")
     http.close()
     request.close()
     stop()

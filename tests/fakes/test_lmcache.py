@@ -94,9 +94,9 @@ def test_it_is_healthy_and_names_its_instance() -> None:
         socket.create_connection(("127.0.0.1", server.port)).close()
 
 
-def test_it_says_what_the_real_one_says_while_it_starts() -> None:
+def test_it_logs_what_the_real_one_logs_while_it_starts() -> None:
     with ready() as server:
-        said = "".join(server.lines)
+        output = "".join(server.lines)
     order = [
         "Starting LMCache HTTP server on",
         "zmq cache server is running",
@@ -104,7 +104,7 @@ def test_it_says_what_the_real_one_says_while_it_starts() -> None:
         "Application startup complete.",
         "Uvicorn running on",
     ]
-    assert [text for text in order if text in said] == order
+    assert [text for text in order if text in output] == order
 
 
 @pytest.mark.parametrize(
@@ -131,31 +131,31 @@ def test_what_is_stored_is_counted_until_it_is_cleared() -> None:
 def test_term_ends_it_as_it_ends_the_real_one() -> None:
     with ready() as server:
         server.process.terminate()
-        code, said = server.end()
+        code, output = server.end()
     assert code == -signal.SIGTERM
-    assert "LMCache HTTP server stopped" in said
+    assert "LMCache HTTP server stopped" in output
 
 
 @pytest.mark.parametrize("given", [("--l1-size-gb", "1"), ("--eviction-policy", "LRU"), ()])
 def test_size_and_policy_are_both_required(given: tuple[str, ...]) -> None:
     with fake(*given) as server:
-        code, said = server.end()
+        code, output = server.end()
     assert code == 1
-    assert said.endswith("ValueError: Legacy L1 configuration requires --l1-size-gb and --eviction-policy\n")
+    assert output.endswith("ValueError: Legacy L1 configuration requires --l1-size-gb and --eviction-policy\n")
 
 
 def test_a_bad_value_is_an_argv_error() -> None:
     with fake("--l1-size-gb", "1", "--eviction-policy", "FIFO") as server:
-        code, said = server.end()
+        code, output = server.end()
     assert code == 2
-    assert "argument --eviction-policy: invalid choice" in said
+    assert "argument --eviction-policy: invalid choice" in output
 
 
 def test_more_memory_than_any_host_has_fails_as_the_allocator_does() -> None:
     with fake("--l1-size-gb", "99999", "--eviction-policy", "LRU") as server:
-        code, said = server.end()
+        code, output = server.end()
     assert code == 3
-    assert "DefaultCPUAllocator: can't allocate memory" in said
+    assert "DefaultCPUAllocator: can't allocate memory" in output
 
 
 @pytest.mark.parametrize(
@@ -171,18 +171,18 @@ def test_a_taken_port_is_a_start_up_error(flag: str, text: str) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with fake(*REQUIRED, flag, str(port)) as server:
-            code, said = server.end()
+            code, output = server.end()
     assert code == 3
-    assert text.format(port=port) in said
+    assert text.format(port=port) in output
 
 
 @pytest.mark.parametrize(("when", "bound"), [("import", False), ("start", True)])
-def test_it_dies_when_it_is_told_to(when: str, bound: bool) -> None:
+def test_it_dies_at_the_configured_moment(when: str, bound: bool) -> None:
     with fake(*REQUIRED, die_at=when, exit_code="7", last_lines="first\\nlast") as server:
-        code, said = server.end()
+        code, output = server.end()
     assert code == 7
-    assert said.endswith("first\nlast\n")
-    assert ("zmq cache server is running" in said) is bound
+    assert output.endswith("first\nlast\n")
+    assert ("zmq cache server is running" in output) is bound
 
 
 def test_it_can_die_once_it_has_been_healthy() -> None:

@@ -283,7 +283,7 @@ def up(file: Path, home: Path, *arguments: str, name: str = "fake") -> Iterator[
 
 def assert_nothing_left(deployment: Deployment) -> None:
     """No recorded process lives, and no port of the plan is held by anybody."""
-    left = [procfs.command(one.pid) for one in deployment.all_ids() if one.alive()]
+    left = [procfs.command(process.pid) for process in deployment.all_ids() if process.alive()]
     assert not left, left
     held = {
         f"{process.name}:{port}": owner

@@ -45,19 +45,19 @@ def test_a_deployment_that_is_up_is_seen_without_its_event(run: RunDir, launcher
     up = state(launcher)
     up.phase, up.ready_at = "ready", 1.0
     run.write(run.state, up.model_dump_json())
-    told: list[dict[str, Any]] = []
-    follow(run, launcher, told.append, keep=False)
-    assert "fake is ready" in told[-1]["said"]
+    events: list[dict[str, Any]] = []
+    follow(run, launcher, events.append, keep=False)
+    assert "fake is ready" in events[-1]["said"]
 
 
-def test_an_event_that_is_there_is_what_is_told(run: RunDir, launcher: Child) -> None:
+def test_an_event_that_is_there_is_what_is_reported(run: RunDir, launcher: Child) -> None:
     up = state(launcher)
     up.phase, up.ready_at = "ready", 1.0
     run.append_event("up")
     run.write(run.state, up.model_dump_json())
-    told: list[dict[str, Any]] = []
-    follow(run, launcher, told.append, keep=False)
-    assert [event["event"] for event in told] == ["up"]
+    events: list[dict[str, Any]] = []
+    follow(run, launcher, events.append, keep=False)
+    assert [event["event"] for event in events] == ["up"]
 
 
 def test_a_failure_that_keeps_what_is_healthy_is_seen_without_its_event(run: RunDir, launcher: Child) -> None:

@@ -44,16 +44,18 @@ def test_another_name_of_the_same_python_is_no_change(tmp_path: Path) -> None:
 
 
 def test_another_environment_is_one_although_its_program_is_the_same(tmp_path: Path) -> None:
-    one, other = environment(tmp_path / "one"), environment(tmp_path / "other")
+    first, other = environment(tmp_path / "one"), environment(tmp_path / "other")
     new = run_by(other)
-    adapted, said = as_running(run_by(one), new)
+    adapted, warnings = as_running(run_by(first), new)
     assert adapted == new
     names = ", ".join(new.names())
-    assert said == (f"{names}: it runs in the environment of {one}, and here it would in that of {other}: a change",)
+    assert warnings == (
+        f"{names}: it runs in the environment of {first}, and here it would in that of {other}: a change",
+    )
 
 
 @pytest.mark.process
-def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_is_told(
+def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_is_reported(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     file = recipe(tmp_path)
@@ -62,9 +64,9 @@ def test_up_by_another_name_of_python_restarts_nothing_and_another_environment_i
         (tmp_path / "link").symlink_to(Path(sys.executable).parents[1])
         assert up_by(tmp_path / "link/bin" / Path(sys.executable).name, file).endswith("already up\n")
         assert deployment.id_of("proxy") == before
-        said = up_by(environment(tmp_path / "other"), file)
-        assert f"proxy: it runs in the environment of {sys.executable}, and here it would in that of" in said
-        assert "started proxy; ready" in said
+        output = up_by(environment(tmp_path / "other"), file)
+        assert f"proxy: it runs in the environment of {sys.executable}, and here it would in that of" in output
+        assert "started proxy; ready" in output
 
 
 def up_by(python: Path, file: Path) -> str:

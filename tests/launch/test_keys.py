@@ -37,7 +37,7 @@ def test_an_up_that_finds_another_launcher_leaves_none(
     assert keys() == []
 
 
-def test_what_a_detached_launcher_has_said_before_it_had_a_history_is_said_here(
+def test_output_of_a_detached_launcher_from_before_its_history_is_shown_here(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     """The lock was free when `up` looked, and no longer when its launcher did."""

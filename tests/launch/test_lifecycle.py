@@ -180,7 +180,7 @@ def test_down_from_another_terminal_ends_a_foreground_up(tmp_path: Path, pdserve
         assert_nothing_left(deployment)
 
 
-def test_down_after_everything_was_killed_says_so(tmp_path: Path, pdserve_home: Path) -> None:
+def test_down_after_everything_was_killed_reports_it(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         deployment.send_signal("launcher", signal.SIGKILL)
@@ -256,7 +256,7 @@ def test_restart_proxy_refuses_no_connection_and_breaks_no_stream(tmp_path: Path
             stack.callback(stop.set)
             knocking, streams = pool.submit(knock), [pool.submit(stream) for _ in range(4)]
             assert pdserve("restart", "proxy") == (0, "proxy is ready")
-            assert all(one.result().endswith("data: [DONE]\n\n") for one in streams)
+            assert all(stream.result().endswith("data: [DONE]\n\n") for stream in streams)
             stop.set()
             knocking.result()
         assert broken == []

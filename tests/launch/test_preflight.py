@@ -53,7 +53,7 @@ def test_enough_memory(servers: list[LmcacheServer], memory: MemoryFacts) -> Non
 
 
 @pytest.mark.parametrize(
-    ("servers", "memory", "says"),
+    ("servers", "memory", "message"),
     [
         ([server(30)], facts(20), "needs 30.0 GiB of memory, 20.0 GiB are available"),
         ([server(15), server(15)], facts(20), "needs 30.0 GiB"),
@@ -63,8 +63,8 @@ def test_enough_memory(servers: list[LmcacheServer], memory: MemoryFacts) -> Non
     ],
     ids=["too large", "two too large", "cgroup", "shm", "KV in shm"],
 )
-def test_too_little_memory(servers: list[LmcacheServer], memory: MemoryFacts, says: str) -> None:
-    with pytest.raises(PreflightError, match=says):
+def test_too_little_memory(servers: list[LmcacheServer], memory: MemoryFacts, message: str) -> None:
+    with pytest.raises(PreflightError, match=message):
         check_memory(servers, memory)
 
 
@@ -100,7 +100,7 @@ def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("section", "content", "says"),
+    ("section", "content", "message"),
     [
         ({"auth": {"keys_file": "f"}}, None, "cannot be read: No such file or directory"),
         ({"auth": {"keys_file": "f"}}, '\n{"name": "a"}', "missing required field `sha256`"),
@@ -109,13 +109,13 @@ def test_a_model_folder_that_does_not_exist_is_named_with_its_line(tmp_path: Pat
     ],
 )
 def test_a_file_of_the_proxy_that_it_could_not_use(
-    tmp_path: Path, pdserve_home: Path, section: dict[str, object], content: str | None, says: str
+    tmp_path: Path, pdserve_home: Path, section: dict[str, object], content: str | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / "f").write_text(content)
     code, output = pdserve("up", recipe(tmp_path, proxy=section))
     assert code in (2, 3)
-    assert says in output
+    assert message in output
     assert f"{tmp_path}/f" in output or "recipe.yaml:" in output
     assert not pdserve_home.exists()
 
@@ -145,9 +145,9 @@ def limited(*arguments: str | Path, files: int) -> tuple[int, str]:
 
 def test_up_refuses_what_preflight_refuses(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path)
-    code, told = limited("preflight", file, files=512)
+    code, preflight_output = limited("preflight", file, files=512)
     assert code == 3
-    assert "failed: open-files" in told
+    assert "failed: open-files" in preflight_output
     code, output = limited("up", file, files=512)
     assert code == 3
     assert "open-files on" in output
@@ -156,7 +156,7 @@ def test_up_refuses_what_preflight_refuses(tmp_path: Path, pdserve_home: Path) -
     assert not pdserve_home.exists()
 
 
-def test_all_that_is_lacking_is_said_at_once(tmp_path: Path, pdserve_home: Path) -> None:
+def test_all_that_is_lacking_is_reported_at_once(tmp_path: Path, pdserve_home: Path) -> None:
     code, output = limited("up", recipe(tmp_path), "--set", "lmcache.l1_size_gb=900000", files=512)
     assert code == 3
     assert "2 checks failed" in output
@@ -167,8 +167,8 @@ def test_all_that_is_lacking_is_said_at_once(tmp_path: Path, pdserve_home: Path)
 
 def test_up_warns_of_what_preflight_warns(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path)
-    _, told = limited("preflight", file, files=2048)
-    [warning] = [line for line in told.splitlines() if line.startswith("warning: open-files")]
+    _, preflight_output = limited("preflight", file, files=2048)
+    [warning] = [line for line in preflight_output.splitlines() if line.startswith("warning: open-files")]
     # So that it stops before it starts anything.
     code, output = limited("up", file, "--set", "lmcache.l1_size_gb=900000", files=2048)
     assert code == 3

@@ -39,7 +39,7 @@ def test_on_its_own_machine_it_is_its_process(run: RunDir) -> None:
     assert not lives(run, state(os.uname().nodename, GONE))
 
 
-def test_elsewhere_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: RunDir) -> None:
+def test_on_another_machine_a_fresh_sign_of_life_counts_and_its_pid_means_nothing(run: RunDir) -> None:
     assert not lives(run, state("elsewhere", GONE))
     run.write_beat()
     assert lives(run, state("elsewhere", GONE))
@@ -54,7 +54,7 @@ def test_an_old_sign_of_life_counts_for_nothing(run: RunDir) -> None:
     assert not lives(run, state("elsewhere", GONE))
 
 
-def test_a_late_sign_of_life_is_told_from_none(run: RunDir) -> None:
+def test_a_late_sign_of_life_is_distinguished_from_none(run: RunDir) -> None:
     assert unheard(run) is None
     run.write_beat()
     assert unheard(run) is None
@@ -65,7 +65,7 @@ def test_a_late_sign_of_life_is_told_from_none(run: RunDir) -> None:
 
 
 @pytest.mark.process
-def test_a_launcher_that_stands_still_is_not_said_to_be_ready(tmp_path: Path, pdserve_home: Path) -> None:
+def test_a_launcher_that_stands_still_is_not_shown_as_ready(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         deployment.send_signal("launcher", signal.SIGSTOP)
@@ -84,7 +84,7 @@ def late(run: RunDir) -> None:
 
 
 @pytest.mark.process
-def test_down_says_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdserve_home: Path) -> None:
+def test_down_names_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         launcher = deployment.id_of("launcher")
@@ -92,10 +92,10 @@ def test_down_says_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdse
         try:
             until(lambda: procfs.is_stopped(launcher))
             down = Command("down")
-            said = down.expect("fake: ")
+            message = down.expect("fake: ")
         finally:
             deployment.send_signal("launcher", signal.SIGCONT)
-        assert said == (
+        assert message == (
             f"fake: its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; "
             "waiting up to 300 s for its answer"
         )
@@ -107,9 +107,9 @@ def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run:
     """Here that is as long as its process lives; elsewhere only its sign of life tells."""
     own = procfs.identify(os.getpid())
     assert own is not None
-    here, elsewhere = state(os.uname().nodename, own), state("elsewhere", GONE)
+    here, remote = state(os.uname().nodename, own), state("elsewhere", GONE)
     run.write_beat()
-    assert (lateness(run, here), lateness(run, elsewhere)) == (None, None)
+    assert (lateness(run, here), lateness(run, remote)) == (None, None)
     at = run.beat.stat().st_mtime - 12
     os.utime(run.beat, (at, at))
     silent = r"was not heard for 1\d s; waiting"
@@ -118,7 +118,7 @@ def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run:
     )
     assert re.fullmatch(
         rf"its launcher on elsewhere {silent} for it, until it answers or was not heard for 30 s",
-        lateness(run, elsewhere) or "",
+        lateness(run, remote) or "",
     )
 
 
@@ -131,9 +131,9 @@ def test_a_clock_that_is_wrong_makes_no_launcher_dead(run: RunDir, monkeypatch: 
 
 
 @pytest.mark.process
-def test_a_launcher_says_that_it_lives_and_takes_it_back(tmp_path: Path, pdserve_home: Path) -> None:
+def test_a_launcher_gives_a_sign_of_life_and_removes_it(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         assert deployment.run.beat.exists()
-        found = deployment.run
-    assert not found.beat.exists()
+        run = deployment.run
+    assert not run.beat.exists()

@@ -34,7 +34,7 @@ class Kept:
         plan = kit.plan(kit.recipe())
         state = DeploymentState(name="fake", run_id="run-1", host="here", launcher=own, started_at=0.0)
         record_run(self.run, plan, "name: fake", kit.VERSIONS)
-        self.said: list[str] = []
+        self.events: list[str] = []
         fleet = Fleet(plan, self.run, state, secrets={}, on_event=self._on_event, end=lambda: None)
         fleet.save()
         self.fleet = fleet
@@ -48,7 +48,7 @@ class Kept:
         }
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        self.said.append(event["event"])
+        self.events.append(event["event"])
 
     def lacking(self) -> list[str]:
         """What is not there of all by which the deployment is found."""
@@ -65,16 +65,16 @@ def test_one_file_that_is_gone_is_written_and_no_history_is_called_lost(kept: Ke
     kept.files[what].unlink()
     kept.record.look()
     assert kept.lacking() == []
-    assert kept.said == []
+    assert kept.events == []
     assert find(kept.run.path.parent.parent, "fake").read_state().note == ""
 
 
-def test_a_record_that_is_gone_is_written_once_and_said_once(kept: Kept) -> None:
+def test_a_record_that_is_gone_is_written_once_and_reported_once(kept: Kept) -> None:
     shutil.rmtree(kept.run.path.parent)
     kept.record.look()
     kept.record.look()
     assert kept.lacking() == []
-    assert kept.said == ["record_deleted"]
+    assert kept.events == ["record_deleted"]
 
 
 @pytest.mark.parametrize("what", ["state", "recipe", "current"])
@@ -90,8 +90,8 @@ def test_a_deletion_that_takes_what_is_being_restored_is_outlasted(
             kept.files[what].unlink()
         write(run, file, text)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RunDir, "write", deleted_meanwhile)
+    with monkeypatch.context() as context:
+        context.setattr(RunDir, "write", deleted_meanwhile)
         kept.record.look()
     kept.record.look()
     assert kept.lacking() == []
@@ -103,13 +103,13 @@ def test_a_restoring_that_is_cut_off_is_done_again(kept: Kept, monkeypatch: pyte
     def vanished(run: RunDir) -> None:
         raise FileNotFoundError(run.path)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RunDir, "point_current", vanished)
+    with monkeypatch.context() as context:
+        context.setattr(RunDir, "point_current", vanished)
         kept.record.look()
-    assert kept.said == []
+    assert kept.events == []
     kept.record.look()
     assert kept.lacking() == []
-    assert kept.said == ["record_deleted"]
+    assert kept.events == ["record_deleted"]
 
 
 def empty(file: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_state_that_is_damaged_is_written_anew(kept: Kept, damage: Callable[[P
     damage(kept.run.state)
     kept.record.look()
     assert kept.run.read_state().run_id == "run-1"
-    assert kept.said == []
+    assert kept.events == []
     assert len([*kept.run.path.glob("state.json*/precious")]) == (damage is make_a_folder)
 
 
@@ -183,13 +183,13 @@ def test_a_newer_deployment_is_not_fought_and_the_older_one_is_found_when_that_h
             kept.record.look()
             kept.record.look()
             assert find(home, "fake").run_id == "run-2"
-            assert kept.said == ["said", "record_deleted"]
-            [told] = [event["said"] for event in kept.run.read_events()[0] if event["event"] == "said"]
-            assert f"PID {os.getpid()}" in told
+            assert kept.events == ["said", "record_deleted"]
+            [message] = [event["said"] for event in kept.run.read_events()[0] if event["event"] == "said"]
+            assert f"PID {os.getpid()}" in message
             assert kept.run.read_state().run_id == "run-1"
         kept.record.look()
         assert find(home, "fake").run_id == "run-1"
-        assert kept.said == ["said", "record_deleted", "said"]
+        assert kept.events == ["said", "record_deleted", "said"]
 
 
 def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kept: Kept, pdserve_home: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_key_that_went_with_its_folder_is_there_again_after_the_next_login(kep
     folder.rename(pdserve_home)
     folder.write_text("as good as no folder: nobody but root makes it")
     record.look()
-    assert kept.said == []
+    assert kept.events == []
     folder.unlink()
     folder.mkdir(mode=0o700)
     record.look()

@@ -38,7 +38,7 @@ def late(*log_tail: str) -> Late:
     )
 
 
-def test_a_late_process_whose_log_tells_the_cause_is_explained(tmp_path: Path) -> None:
+def test_a_late_process_with_the_cause_in_its_log_is_explained(tmp_path: Path) -> None:
     tail = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
     error = start_error(late(*tail), plan(planned_recipe()), RunDir(tmp_path))
     assert error.cause is not None
@@ -49,7 +49,7 @@ def test_a_late_process_whose_log_tells_the_cause_is_explained(tmp_path: Path) -
     assert str(tmp_path / "diagnostics/prefill-0-1.txt") in error.todo
 
 
-def test_a_late_process_whose_log_tells_nothing_has_its_probe_as_the_cause(tmp_path: Path) -> None:
+def test_a_late_process_without_a_cause_in_its_log_has_its_probe_as_the_cause(tmp_path: Path) -> None:
     error = start_error(late("thinking"), plan(planned_recipe()), RunDir(tmp_path))
     assert error.cause == "last answer of its probe: nothing listens on port 8100"
     assert error.todo is not None
@@ -103,7 +103,7 @@ def recorded(
     return run
 
 
-def told(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[str]) -> str:
     """What the console prints of one event, after its head."""
     console = Console()
     console.begin(run, plan(planned_recipe()))
@@ -113,21 +113,21 @@ def told(event: dict[str, object], run: RunDir, capsys: pytest.CaptureFixture[st
 
 
 def test_a_kept_failure_is_shown_whole_with_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = told({**FAILED, "kept": True}, recorded(tmp_path), capsys)
-    assert "error: decode-0@here: it died" in said
-    assert "  | [Errno 12] last line" in said
-    assert "pdserve down test" in said
+    text = printed({**FAILED, "kept": True}, recorded(tmp_path), capsys)
+    assert "error: decode-0@here: it died" in text
+    assert "  | [Errno 12] last line" in text
+    assert "pdserve down test" in text
 
 
-def test_a_failure_that_ends_the_command_is_named_at_once_and_told_at_its_end(
+def test_a_failure_that_ends_the_command_is_named_at_once_and_reported_at_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The teardown in between may take a minute."""
-    assert told(FAILED, recorded(tmp_path), capsys).endswith("] failed: decode-0@here: it died\n")
+    assert printed(FAILED, recorded(tmp_path), capsys).endswith("] failed: decode-0@here: it died\n")
 
 
 def test_a_follower_leaves_a_kept_failure_to_its_own_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told({**FAILED, "kept": True}, recorded(tmp_path, launcher=1), capsys) == ""
+    assert printed({**FAILED, "kept": True}, recorded(tmp_path, launcher=1), capsys) == ""
 
 
 @pytest.mark.process
@@ -140,7 +140,7 @@ def test_in_the_foreground_a_kept_failure_names_its_log(tmp_path: Path, pdserve_
 
 
 @pytest.mark.process
-def test_detached_a_kept_failure_is_said_once(tmp_path: Path, pdserve_home: Path) -> None:
+def test_detached_a_kept_failure_is_reported_once(tmp_path: Path, pdserve_home: Path) -> None:
     dies = {"FAKE_DIE_AT": "load", "FAKE_LAST_LINES": "the very last words"}
     code, output = pdserve("up", recipe(tmp_path, decode__env=dies), "--detach", "--keep-on-failure")
     assert pdserve("down")[0] == 0
@@ -180,7 +180,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) ->
 
 
 @pytest.mark.process
-def test_the_commands_say_so_without_a_traceback(pdserve_home: Path) -> None:
+def test_the_commands_report_it_without_a_traceback(pdserve_home: Path) -> None:
     run = recorded(pdserve_home)
     run.state.write_bytes(b"")
     for command in ("status", "down"):
@@ -224,7 +224,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
 
 
 @pytest.mark.process
-def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) -> None:
+def test_an_error_is_reported_even_if_the_output_is_closed(pdserve_home: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
@@ -240,7 +240,7 @@ def test_an_error_is_said_even_if_the_output_goes_nowhere(pdserve_home: Path) ->
 
 
 @pytest.mark.process
-def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdserve_home: Path) -> None:
+def test_a_deployment_serves_on_when_its_output_is_not_read(tmp_path: Path, pdserve_home: Path) -> None:
     serving = subprocess.Popen(
         [sys.executable, "-m", "pdserve.cli.main", "up", str(recipe(tmp_path, status="tested"))],
         cwd=REPOSITORY,
@@ -257,11 +257,11 @@ def test_a_deployment_serves_on_when_nobody_reads_its_lines(tmp_path: Path, pdse
         Deployment(None, pdserve_home).wait_for("up")
     finally:
         serving.send_signal(signal.SIGINT)
-        said = serving.stderr.read()
+        stderr = serving.stderr.read()
         serving.stderr.close()
     assert serving.wait(LINE_SECONDS) == 0
     # What this machine is short of may be said before.
-    assert [line for line in said.splitlines() if not line.startswith("warning: ")] == []
+    assert [line for line in stderr.splitlines() if not line.startswith("warning: ")] == []
 
 
 @pytest.mark.process
@@ -300,7 +300,7 @@ def test_logs_that_appear_later_are_followed_too(pdserve_home: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_process_that_is_gone_is_dead_whatever_the_record_says(pdserve_home: Path) -> None:
+def test_a_process_that_is_gone_is_dead_whatever_is_recorded(pdserve_home: Path) -> None:
     recorded(pdserve_home, prefill=ProcessId(pid=os.getpid(), start_ticks=1))
     code, output = pdserve("status", "--json")
     assert code == 5
@@ -311,7 +311,7 @@ def test_a_process_that_is_gone_is_dead_whatever_the_record_says(pdserve_home: P
 
 
 @pytest.mark.process
-def test_a_process_that_lives_is_what_the_record_says(pdserve_home: Path) -> None:
+def test_a_process_that_lives_is_in_its_recorded_phase(pdserve_home: Path) -> None:
     recorded(pdserve_home, prefill=procfs.identify(os.getpid()))
     code, output = pdserve("status", "--json")
     assert code == 0

@@ -84,9 +84,7 @@ def test_the_death_of_an_engine_core_is_the_death_of_its_engine(tmp_path: Path, 
     assert "of prefill" in output
 
 
-def test_an_engine_without_sockets_leaves_routing_and_one_event_says_what_to_do(
-    tmp_path: Path, pdserve_home: Path
-) -> None:
+def test_an_engine_without_sockets_leaves_routing_and_one_event_has_the_fix(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         records = serving(deployment).run.patches / "decode-0"
         lacking(records, 3)
@@ -113,7 +111,7 @@ def lacking(records: Path, times: int) -> None:
     partial.replace(worker)
 
 
-def test_restart_as_the_recipe_says(tmp_path: Path, pdserve_home: Path) -> None:
+def test_restart_as_the_recipe_sets(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, decode__restart=RESTART), pdserve_home) as deployment:
         before = serving(deployment).id_of("decode-0")
         deployment.send_signal("decode-0", signal.SIGKILL)
@@ -151,7 +149,7 @@ def test_restarts_are_counted_and_end(tmp_path: Path, pdserve_home: Path) -> Non
         assert len(deployment.events("restarting")) == 1
 
 
-def test_the_proxy_is_restarted_and_told_again_who_is_ready(tmp_path: Path, pdserve_home: Path) -> None:
+def test_the_proxy_is_restarted_and_gets_the_ready_workers_again(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path, proxy__restart=RESTART), pdserve_home) as deployment:
         serving(deployment).send_signal("proxy", signal.SIGKILL)
         deployment.command.expect("proxy        restart 1")
@@ -245,12 +243,12 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, pdserve_home: Path, 
             deployment.send_signal(victim, signal.SIGKILL)
         code = deployment.command.finish()
         assert code == (-9 if "launcher" in victims else 5)
-        for one in everything:
-            asyncio.run(asyncio.wait_for(pid_end(one.pid), LINE_SECONDS))
+        for process in everything:
+            asyncio.run(asyncio.wait_for(pid_end(process.pid), LINE_SECONDS))
         assert_nothing_left(deployment)
 
 
-def test_with_keep_on_failure_a_death_while_serving_is_told_and_the_rest_is_kept(
+def test_with_keep_on_failure_a_death_while_serving_is_reported_and_the_rest_is_kept(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     with up(recipe(tmp_path), pdserve_home, "--keep-on-failure") as deployment:

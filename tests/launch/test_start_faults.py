@@ -56,8 +56,8 @@ def only_lmcache_was_started(deployment: Deployment) -> bool:
 
 
 def test_lmcache_that_dies_stops_everything_before_an_engine_starts(tmp_path: Path, pdserve_home: Path) -> None:
-    said = "\\n".join(f"line {number}" for number in range(100))
-    env = {"FAKE_LMCACHE_DIE_AT": "start", "FAKE_LMCACHE_EXIT_CODE": "3", "FAKE_LMCACHE_LAST_LINES": said}
+    last_lines = "\\n".join(f"line {number}" for number in range(100))
+    env = {"FAKE_LMCACHE_DIE_AT": "start", "FAKE_LMCACHE_EXIT_CODE": "3", "FAKE_LMCACHE_LAST_LINES": last_lines}
     with up(recipe(tmp_path, lmcache__env=env), pdserve_home) as deployment:
         output = failed(deployment)
         assert only_lmcache_was_started(deployment)

@@ -37,8 +37,8 @@ pytestmark = pytest.mark.process
 
 def ended(deployment: Deployment, *names: str) -> None:
     """Waits until these processes have ended."""
-    for one in [deployment.id_of(name) for name in names]:
-        asyncio.run(asyncio.wait_for(pid_end(one.pid), LINE_SECONDS))
+    for process in [deployment.id_of(name) for name in names]:
+        asyncio.run(asyncio.wait_for(pid_end(process.pid), LINE_SECONDS))
 
 
 def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pdserve_home: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_deleted_run_directory_does_not_blind_the_launcher(tmp_path: Path, pds
         kill(victim.pid)
         assert deployment.command.finish() == 5, deployment.command.output
         assert "Traceback" not in deployment.command.output
-        assert not [one for one in everything if one.alive()]
+        assert not [process for process in everything if process.alive()]
 
 
 @pytest.mark.parametrize("what", ["run", "everything"])
@@ -163,9 +163,9 @@ def test_a_daemon_that_left_everything_is_ended_by_down(
         assert (node.cgroup is None) == bool(node.no_cgroup)
         assert node.cgroup is None or switch == "on"
         log = deployment.run.path / deployment.run.read_plan().process("prefill-0").log
-        found = re.search(r"^daemon (\d+)$", log.read_text(), re.MULTILINE)
-        assert found is not None
-        daemon = procfs.identify(int(found[1]))
+        match = re.search(r"^daemon (\d+)$", log.read_text(), re.MULTILINE)
+        assert match is not None
+        daemon = procfs.identify(int(match[1]))
         assert daemon is not None
         _, output = pdserve("status")
         assert ("no cgroups on" in output, "cgroups: on" in output) == (node.cgroup is None, node.cgroup is not None)
@@ -213,8 +213,8 @@ def test_who_copies_the_environment_of_an_engine_is_no_part_of_it(
                 assert (stranger.poll() is None, experiment.alive()) == (not unknown, not unknown)
                 assert_nothing_left(deployment)
             finally:
-                for one in (experiment, procfs.identify(stranger.pid)):
-                    assert one is None or send(one, signal.SIGKILL) or not one.alive()
+                for process in (experiment, procfs.identify(stranger.pid)):
+                    assert process is None or send(process, signal.SIGKILL) or not process.alive()
 
 
 @pytest.mark.parametrize("held", [("agent",), ("guard",), ("agent", "guard")], ids="+".join)
@@ -348,7 +348,7 @@ def test_a_taken_port_is_found_before_the_working_proxy_is_stopped(tmp_path: Pat
         assert deployment.post("/v1/completions", BODY)[0] == 200
 
 
-def test_a_restart_that_fails_ends_the_deployment_when_nobody_else_has_the_role(
+def test_a_restart_that_fails_ends_the_deployment_when_no_other_process_has_the_role(
     tmp_path: Path, pdserve_home: Path
 ) -> None:
     broken = tmp_path / "broken"

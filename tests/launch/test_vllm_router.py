@@ -31,9 +31,9 @@ def behind_router(folder: Path, connector: dict[str, Any] = MOONCAKE, **changes:
 
 
 def endpoint(deployment: Deployment) -> str:
-    found = deployment.state().endpoint
-    assert found is not None
-    return found
+    url = deployment.state().endpoint
+    assert url is not None
+    return url
 
 
 def verified() -> tuple[int, dict[str, Any]]:
@@ -52,9 +52,9 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """What is done to it is undone by the test itself."""
     folder = tmp_path_factory.mktemp("router")
     (folder / "runtime").mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PDSERVE_HOME", str(folder / "home"))
-        patched.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("PDSERVE_HOME", str(folder / "home"))
+        context.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
         with up(behind_router(folder), folder / "home") as deployment:
             deployment.command.expect("serving fake at")
             yield deployment
@@ -71,7 +71,7 @@ def test_the_key_reaches_engines_through_its_environment_alone(router: Deploymen
     for name in ("prefill-0", "decode-0"):
         http = router.run.read_plan().process(name).ports["http"]
         seen = httpx.get(f"http://127.0.0.1:{http}/fake/requests", trust_env=False).json()
-        assert {one["headers"]["authorization"] for one in seen} == {f"Bearer {key}"}
+        assert {record["headers"]["authorization"] for record in seen} == {f"Bearer {key}"}
         assert httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=BODY, trust_env=False).status_code == 401
 
 
@@ -88,7 +88,7 @@ def test_status_and_logs_show_it(router: Deployment) -> None:
     assert "Router ready" in pdserve("logs", "proxy")[1]
 
 
-def test_verify_says_which_proof_it_cannot_pass(router: Deployment) -> None:
+def test_verify_names_the_proof_that_it_cannot_pass(router: Deployment) -> None:
     code, proofs = verified()
     assert statuses(proofs) == {
         "endpoints": "failed",
@@ -161,9 +161,9 @@ def test_beside_a_dead_engine_it_is_left_as_it_is(tmp_path: Path, pdserve_home: 
 def test_over_nixl_too(tmp_path: Path, pdserve_home: Path) -> None:
     with up(behind_router(tmp_path, NIXL), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
-        found = statuses(verified()[1])
-        assert found.pop("endpoints") == "failed"
-        assert set(found.values()) == {"proven"}, found
+        proofs = statuses(verified()[1])
+        assert proofs.pop("endpoints") == "failed"
+        assert set(proofs.values()) == {"proven"}, proofs
 
 
 def test_the_known_version_passes() -> None:
@@ -171,10 +171,10 @@ def test_the_known_version_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "says"), [(None, "vllm-router is not installed"), ("0.9.0", "vllm-router 0.9.0 is installed")]
+    ("version", "message"), [(None, "vllm-router is not installed"), ("0.9.0", "vllm-router 0.9.0 is installed")]
 )
-def test_no_router_or_an_unknown_one(version: str | None, says: str) -> None:
-    with pytest.raises(PreflightError, match=says) as raised:
+def test_no_router_or_an_unknown_one(version: str | None, message: str) -> None:
+    with pytest.raises(PreflightError, match=message) as raised:
         check_router(version)
     assert raised.value.todo is not None
     assert f"-m pip install vllm-router=={VERSION}" in raised.value.todo

@@ -103,7 +103,7 @@ def test_a_step_that_is_none_is_refused(text: str) -> None:
 
 
 @pytest.mark.real
-def test_the_real_server_runs_with_the_patches_and_says_so(tmp_path: Path) -> None:
+def test_the_real_server_runs_with_the_patches_and_reports_them(tmp_path: Path) -> None:
     """On a CPU it pins nothing, so they have nothing to do; that they are active is what is proven here."""
     env = {
         **os.environ,
@@ -134,9 +134,9 @@ def answer(server: subprocess.Popen[bytes], url: str) -> dict[str, dict[str, dic
         while time.monotonic() < deadline:
             assert server.poll() is None, "the server has ended"
             try:
-                found: dict[str, dict[str, dict[str, int]]] = client.get(url).raise_for_status().json()
+                document: dict[str, dict[str, dict[str, int]]] = client.get(url).raise_for_status().json()
             except httpx.TransportError:
                 time.sleep(0.2)
                 continue
-            return found
+            return document
     raise TimeoutError(url)

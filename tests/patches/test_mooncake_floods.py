@@ -90,7 +90,7 @@ def test_pulls_leave_descriptors_to_the_rest_of_the_process(limit: int) -> None:
         (ValueError("no number"), False),
     ],
 )
-def test_a_lack_of_sockets_is_told_from_other_errors(error: Exception, exhausted: bool) -> None:
+def test_a_lack_of_sockets_is_distinguished_from_other_errors(error: Exception, exhausted: bool) -> None:
     assert sockets.is_exhaustion(error) is exhausted
 
 

@@ -50,7 +50,7 @@ def test_it_is_inert_in_a_process_that_is_not_ours(environment: dict[str, str], 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_exactly_the_named_patches_are_applied_once_and_said_once() -> None:
+def test_exactly_the_named_patches_are_applied_once_and_reported_once() -> None:
     done = run(STAND_IN, PDSERVE_PATCHES="mooncake-cpu-device")
     assert done.stdout.splitlines()[0] == "['mooncake-cpu-device']"
     assert done.stderr.count("pdserve patches active: mooncake-cpu-device (pid ") == 1

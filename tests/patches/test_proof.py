@@ -21,26 +21,26 @@ def record(kind: str, active: tuple[str, ...] = (REQUIRED,), **more: Any) -> Pat
     return PatchRecord(pid=7, session=os.getsid(0), process=kind, kind=kind, active=active, **more)
 
 
-def found(*records: PatchRecord, workers: int = 1, cores: int = 1) -> list[str]:
+def problems(*records: PatchRecord, workers: int = 1, cores: int = 1) -> list[str]:
     return shortcomings(records, [REQUIRED], workers=workers, cores=cores)
 
 
 def test_an_engine_is_proven_when_each_of_its_processes_has_reported() -> None:
-    assert found(*map(record, WHOLE)) == []
+    assert problems(*map(record, WHOLE)) == []
 
 
 def test_a_single_worker_may_live_in_its_engine_core() -> None:
-    assert found(record("api-server"), record("engine-core")) == []
+    assert problems(record("api-server"), record("engine-core")) == []
 
 
 @pytest.mark.parametrize("kind", ["api-server", "engine-core"])
-def test_a_process_that_said_nothing_is_missed(kind: str) -> None:
-    (said,) = found(*(record(one) for one in WHOLE if one != kind))
-    assert said == f"1 {kind} process(es) must report their patches, 0 did"
+def test_a_process_without_a_record_is_missed(kind: str) -> None:
+    (problem,) = problems(*(record(process_kind) for process_kind in WHOLE if process_kind != kind))
+    assert problem == f"1 {kind} process(es) must report their patches, 0 did"
 
 
 def test_every_worker_of_several_and_every_dp_rank_must_report() -> None:
-    assert found(*map(record, WHOLE), workers=2, cores=2) == [
+    assert problems(*map(record, WHOLE), workers=2, cores=2) == [
         "2 engine-core process(es) must report their patches, 1 did",
         "2 worker process(es) must report their patches, 1 did",
     ]
@@ -48,26 +48,26 @@ def test_every_worker_of_several_and_every_dp_rank_must_report() -> None:
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_process_without_a_required_patch_is_named(kind: str) -> None:
-    records = [record(one, () if one == kind else (REQUIRED,)) for one in WHOLE]
-    assert found(*records) == [f"{kind} (pid 7) runs without {REQUIRED}"]
+    records = [record(process_kind, () if process_kind == kind else (REQUIRED,)) for process_kind in WHOLE]
+    assert problems(*records) == [f"{kind} (pid 7) runs without {REQUIRED}"]
 
 
 def test_a_patch_that_the_code_does_not_need_is_not_missed() -> None:
-    assert found(*(record(one, (), not_needed={REQUIRED: "upstream has it"}) for one in WHOLE)) == []
+    assert problems(*(record(kind, (), not_needed={REQUIRED: "upstream has it"}) for kind in WHOLE)) == []
 
 
 def test_a_patch_that_unknown_code_does_without_is_not_missed_where_traffic_is_served() -> None:
-    records = [record(one, (), skipped={"mooncake-pulls": "unknown", REQUIRED: "unknown"}) for one in WHOLE]
+    records = [record(kind, (), skipped={"mooncake-pulls": "unknown", REQUIRED: "unknown"}) for kind in WHOLE]
     assert shortcomings(records, ["mooncake-pulls"], workers=1, cores=1) == []
     assert len(shortcomings(records, [REQUIRED], workers=1, cores=1)) == len(WHOLE)
-    silent = [record(one, ()) for one in WHOLE]
+    silent = [record(kind, ()) for kind in WHOLE]
     assert len(shortcomings(silent, ["mooncake-pulls"], workers=1, cores=1)) == len(WHOLE)
 
 
 def test_a_process_that_does_not_serve_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text(record("other", ()).model_dump_json())
     (tmp_path / "2.json").write_text(record("worker").model_dump_json())
-    assert [one.kind for one in read_records(tmp_path)] == ["worker"]
+    assert [record.kind for record in read_records(tmp_path)] == ["worker"]
 
 
 def test_an_engine_without_patches_has_nothing_to_prove() -> None:
@@ -78,15 +78,15 @@ def test_half_a_record_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text("{")
     (tmp_path / "2.json").write_text('{"pid": 2}')
     (tmp_path / "3.json").write_text(record("worker").model_dump_json())
-    assert [one.kind for one in read_records(tmp_path)] == ["worker"]
+    assert [record.kind for record in read_records(tmp_path)] == ["worker"]
     assert read_records(tmp_path / "gone") == []
 
 
 def test_the_api_server_shows_the_effects_of_all_processes_of_its_engine(tmp_path: Path) -> None:
     effects = {REQUIRED: {"observations-dropped": 2}}
     for number, (kind, session) in enumerate([("api-server", 5), ("engine-core", 5), ("worker", 6)]):
-        one = record(kind, effects=effects).model_copy(update={"session": session})
-        (tmp_path / f"{number}.json").write_text(one.model_dump_json())
+        patch_record = record(kind, effects=effects).model_copy(update={"session": session})
+        (tmp_path / f"{number}.json").write_text(patch_record.model_dump_json())
     registry = CollectorRegistry()
     registry.register(EffectsCollector(tmp_path, session=5))
     text = generate_latest(registry).decode()

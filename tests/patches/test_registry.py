@@ -103,7 +103,7 @@ def test_what_a_setting_provides_is_not_applied_without_it() -> None:
             assert (patch.name in select("auto", asked)) == (may_be("0.5.6", patch.lmcache))
 
 
-def test_a_list_is_taken_as_it_is_whatever_the_versions_say() -> None:
+def test_a_list_is_taken_as_it_is_whatever_the_versions() -> None:
     chosen = select(["mooncake-cpu-device"], deployment("0.99", "cuda", frozenset()))
     assert chosen == ("mooncake-cpu-device",)
     assert select([], deployment()) == ()
@@ -154,7 +154,7 @@ def test_ranges_count_the_pre_releases_of_an_upper_bound(version: str, specifier
     assert in_range(version, specifier) is inside
 
 
-def test_names_are_unique_and_every_patch_says_when_it_can_go() -> None:
+def test_names_are_unique_and_every_patch_names_when_it_can_go() -> None:
     assert len({patch.name for patch in REGISTRY}) == len(REGISTRY)
     for patch in REGISTRY:
         assert patch.summary

@@ -22,8 +22,8 @@ AS_0_31 = {"vllm.a.f": Fingerprint("()", "aaaa"), "vllm.b.g": Fingerprint("(x)",
 AS_0_33 = {"vllm.a.f": Fingerprint("()", "bbbb"), "vllm.b.g": Fingerprint("(x)", "dddd")}
 
 
-def known(found: Mapping[str, Fingerprint], **versions: str | None) -> dict[str, str]:
-    return same_code(versions, found.get, table=TABLE)
+def known(code: Mapping[str, Fingerprint], **versions: str | None) -> dict[str, str]:
+    return same_code(versions, code.get, table=TABLE)
 
 
 @pytest.mark.parametrize("version", ["0.1.dev5+gabc", "0.32.1.dev5+gabc", "0.40.0", "main-2026-08"])
@@ -33,7 +33,7 @@ def test_an_untagged_build_is_the_newest_release_whose_code_it_has(version: str)
 
 
 @pytest.mark.parametrize(
-    "found",
+    "code",
     [
         {**AS_0_33, "vllm.b.g": Fingerprint("(x)", "1234")},
         {**AS_0_33, "vllm.b.g": Fingerprint("(x, y)", "dddd")},
@@ -43,8 +43,8 @@ def test_an_untagged_build_is_the_newest_release_whose_code_it_has(version: str)
     ],
     ids=["another body", "another signature", "of two releases", "a part is missing", "nothing is there"],
 )
-def test_code_that_no_release_has_as_a_whole_stays_unknown(found: Mapping[str, Fingerprint]) -> None:
-    assert known(found, vllm="0.1.dev5+gabc") == {}
+def test_code_that_no_release_has_as_a_whole_stays_unknown(code: Mapping[str, Fingerprint]) -> None:
+    assert known(code, vllm="0.1.dev5+gabc") == {}
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1", "0.33.0rc1", "0.31.0"])
@@ -59,9 +59,9 @@ def test_a_known_release_outside_of_the_range_is_itself() -> None:
     assert same_code({"vllm": "0.25.0"}, AS_0_31.get, table=table) == {"vllm": "0.32.0"}
 
 
-def test_each_package_is_told_by_its_own_code() -> None:
-    found = {**AS_0_33, "lmcache.d.h": Fingerprint("()", "ffff")}
-    assert known(found, vllm=None, lmcache="0.5.6.dev30+gabc", nixl="9") == {"lmcache": "0.5.6"}
+def test_each_package_is_recognised_by_its_own_code() -> None:
+    code = {**AS_0_33, "lmcache.d.h": Fingerprint("()", "ffff")}
+    assert known(code, vllm=None, lmcache="0.5.6.dev30+gabc", nixl="9") == {"lmcache": "0.5.6"}
 
 
 def test_the_installed_code_gets_the_same_patches_whatever_it_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:

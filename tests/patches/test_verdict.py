@@ -40,8 +40,8 @@ def patch(*targets: PatchTarget, vllm: str = "<0.33") -> Patch:
     )
 
 
-def outcome(subject: Patch, version: str | None, found: Mapping[str, Fingerprint | None]) -> str:
-    return judge(subject, {"vllm": version}, look=lambda name: found.get(name), table=TABLE).outcome
+def outcome(subject: Patch, version: str | None, code: Mapping[str, Fingerprint | None]) -> str:
+    return judge(subject, {"vllm": version}, look=lambda name: code.get(name), table=TABLE).outcome
 
 
 @pytest.mark.parametrize("code", [OLD, REWRITTEN])
@@ -58,7 +58,7 @@ def test_code_that_upstream_has_corrected_is_left_alone_whatever_it_is_called(ve
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.99"])
-def test_unknown_code_is_unknown_whatever_the_version_says(version: str) -> None:
+def test_unknown_code_is_unknown_whatever_its_version(version: str) -> None:
     assert outcome(patch(), version, {"vllm.a.f": Fingerprint("(self, data)", "eeee")}) == "unknown"
     assert outcome(patch(), version, {}) == "unknown"
 
@@ -107,7 +107,7 @@ def test_unknown_code_without_whose_patch_ordinary_requests_fail_is_refused(name
     assert decide(find(name), UNKNOWN, {name}) == "apply"
 
 
-@pytest.mark.parametrize("subject", [one for one in REGISTRY if one.required], ids=lambda one: one.name)
+@pytest.mark.parametrize("subject", [patch for patch in REGISTRY if patch.required], ids=lambda patch: patch.name)
 def test_the_way_out_that_is_named_last_is_the_one_that_is_not_safe(subject: Patch) -> None:
     text = way_out(subject)
     assert text.startswith("install ")

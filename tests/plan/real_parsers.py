@@ -38,12 +38,12 @@ def read_lmcache(arguments: list[str]) -> dict[str, Any]:
 
 
 def _parsed(parse: Callable[[], argparse.Namespace]) -> dict[str, Any]:
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return {key: _plain(value) for key, value in vars(parse()).items()}
     except SystemExit:
-        return {"error": said.getvalue()}
+        return {"error": stderr.getvalue()}
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ def names(count: int) -> list[str]:
         ((on_gpus(8, 8), {"prefill": {"parallel": {"nodes": 2}}, "slurm": {"nodes": 2}}), 2, 12),
     ],
 )
-def test_a_job_is_as_large_as_the_roles_need_or_as_the_recipe_says(
+def test_a_job_is_as_large_as_the_roles_need_or_as_the_recipe_sets(
     changes: tuple[dict[str, Any], ...], nodes: int, gpus: int
 ) -> None:
     assert job_shape(recipe(*changes)) == JobShape(nodes, gpus)
@@ -67,7 +67,7 @@ def test_an_instance_that_spans_more_nodes_than_there_are_has_no_size() -> None:
         (0, 8, "this job has 0 nodes with 8 GPUs each"),
     ],
 )
-def test_a_job_of_the_wrong_shape_is_told_the_line_to_type(count: int, gpus: int | None, here: str) -> None:
+def test_a_job_of_the_wrong_shape_is_an_error_with_the_line_to_type(count: int, gpus: int | None, here: str) -> None:
     with pytest.raises(PreflightError) as caught:
         check_allocation(recipe(*BIG), names(count), gpus, words=WORDS)
     assert caught.value.what == (

@@ -28,8 +28,8 @@ def wrapped(kind: Kind, image: str = IMAGE, **keys: Any) -> Wrapped:
     return wrap(Container(kind=kind, **keys), image, ARGUMENTS, around())
 
 
-def words(found: Wrapped) -> tuple[str, ...]:
-    return (*found.srun_options, *found.argv)
+def words(wrapped: Wrapped) -> tuple[str, ...]:
+    return (*wrapped.srun_options, *wrapped.argv)
 
 
 @pytest.mark.parametrize("path", golden_files(), ids=lambda path: path.stem)
@@ -86,7 +86,7 @@ def test_what_the_deployment_needs_is_mounted_at_its_own_path(kind: Kind) -> Non
         ("pyxis", "/nfs/runs/demo/home@n1"),
     ],
 )
-def test_caches_lie_where_nobody_else_can_put_anything(kind: Kind, home: str) -> None:
+def test_caches_lie_where_no_other_user_can_write(kind: Kind, home: str) -> None:
     """docker's /tmp is the container's own; that of the others may be the node's."""
     assert f"HOME={home}" in wrapped(kind).argv
 

@@ -15,7 +15,7 @@ BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 def test_each_engine_has_its_part_and_all_else_all_of_them() -> None:
     built = plan(recipe(with_lmcache(), TWO_AND_TWO))
-    parts = {one.name: cpu_share(built, one.name) for one in built.processes}
+    parts = {process.name: cpu_share(built, process.name) for process in built.processes}
     assert [parts.pop(name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")] == [
         (0, 4),
         (1, 4),
@@ -32,13 +32,13 @@ def test_an_engine_that_is_alone_on_its_node_has_all() -> None:
     assert cpu_share(built, "prefill-0") is None
 
 
-def test_on_devices_nobody_divides_cpus() -> None:
+def test_on_devices_cpus_are_not_divided() -> None:
     assert cpu_share(plan(recipe(on_gpus()), *hosts(2)), "prefill-0") is None
 
 
-@pytest.mark.parametrize(("said", "divided"), [("nobind", True), ("auto", True), ("0-3", False)])
-def test_cpus_that_the_recipe_names_are_not_divided(said: str, divided: bool) -> None:
-    built = plan(recipe({"prefill": {"env": {BINDING: said}}}))
+@pytest.mark.parametrize(("binding", "divided"), [("nobind", True), ("auto", True), ("0-3", False)])
+def test_cpus_that_the_recipe_names_are_not_divided(binding: str, divided: bool) -> None:
+    built = plan(recipe({"prefill": {"env": {BINDING: binding}}}))
     assert (cpu_share(built, "prefill-0") is not None) is divided
     assert (cpu_share(built, "decode-0") is not None) is divided
 

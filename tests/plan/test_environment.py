@@ -9,7 +9,7 @@ from pdserve.plan.engines.devices import ALL_VARIABLES
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
 
-def test_engines_inherit_and_say_who_they_are() -> None:
+def test_engines_inherit_and_have_their_address_and_devices() -> None:
     env = plan(recipe(on_gpus(8, 8)), *hosts(8, 8)).process("decode-0").env
     assert env.base == "inherit"
     assert env.set["VLLM_HOST_IP"] == "192.0.2.2"
@@ -93,7 +93,7 @@ def test_a_secret_list_of_exclusions_is_the_operators() -> None:
     assert env.set["no_proxy"] == "127.0.0.1,localhost,::1"
 
 
-def test_mooncake_is_told_its_ports_and_its_patience() -> None:
+def test_mooncake_gets_its_ports_and_its_timeouts() -> None:
     built = plan(recipe({"timeouts": {"transfer_abort_seconds": 45}}))
     prefill, decode = built.process("prefill-0").env.set, built.process("decode-0").env.set
     assert prefill["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "8998"
@@ -108,7 +108,7 @@ def test_over_tcp_mooncake_must_not_look_for_rdma() -> None:
     assert "MC_FORCE_TCP" not in plan(over_rdma).process("decode-0").env.set
 
 
-def test_nixl_is_told_its_side_channel() -> None:
+def test_nixl_gets_its_side_channel() -> None:
     change = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
     env = plan(recipe(on_gpus(8, 8), change), *hosts(8, 8)).process("decode-0").env.set
     assert env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "192.0.2.2"

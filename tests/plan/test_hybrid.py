@@ -22,7 +22,7 @@ ONE_GROUP = {"engine": {"args": {"disable-hybrid-kv-cache-manager": True}}}
 BLOCKS = {"engine": {"args": {"block-size": 1056}}, "lmcache": {"chunk_size": 1056}}
 
 
-def said(config: dict[str, Any] | None, *changes: dict[str, Any], **versions: str | None) -> list[str]:
+def warnings_of(config: dict[str, Any] | None, *changes: dict[str, Any], **versions: str | None) -> list[str]:
     return list(check(recipe(*changes), config, installed(**versions)))
 
 
@@ -32,7 +32,7 @@ def installed(**versions: str | None) -> Versions:
 
 def refused(kind: type[Exception], config: dict[str, Any], *changes: dict[str, Any], **versions: str | None) -> Any:
     with pytest.raises(kind) as caught:
-        said(config, *changes, **versions)
+        warnings_of(config, *changes, **versions)
     error: Any = caught.value
     assert error.todo
     return error
@@ -40,43 +40,45 @@ def refused(kind: type[Exception], config: dict[str, Any], *changes: dict[str, A
 
 @pytest.mark.parametrize("changes", [(with_lmcache(),), ON_GPU, (aggregated(),)])
 @pytest.mark.parametrize("versions", [{}, {"vllm": "0.21.0", "lmcache": "0.4.5"}, {"vllm": None, "lmcache": None}])
-def test_a_model_with_one_kind_of_layers_is_never_refused_and_nothing_is_said(
+def test_a_model_with_one_kind_of_layers_is_neither_refused_nor_warned_of(
     changes: tuple[dict[str, Any], ...], versions: dict[str, str | None]
 ) -> None:
-    assert said(PLAIN, *changes, **versions) == []
+    assert warnings_of(PLAIN, *changes, **versions) == []
 
 
 @pytest.mark.parametrize("versions", [{}, {"vllm": "0.33.0"}, {"vllm": "0.23.0", "lmcache": "0.4.7"}])
 @pytest.mark.parametrize("config", [WINDOWS, {"compress_ratios": [1, 4]}])
 def test_pairs_that_handle_groups_take_windows(config: dict[str, Any], versions: dict[str, str]) -> None:
-    assert said(config, *ON_GPU, **versions) == []
+    assert warnings_of(config, *ON_GPU, **versions) == []
 
 
 def test_recurrent_state_is_taken_with_a_word_about_its_block() -> None:
-    warning, _ = said(STATE, *ON_GPU)
+    warning, _ = warnings_of(STATE, *ON_GPU)
     assert "Setting attention block size" in warning
     assert "engine.args.block-size" in warning
 
 
 @pytest.mark.parametrize("lmcache", ["0.5.6", None, "a-branch"])
 def test_recurrent_state_in_lmcache_is_a_warning(lmcache: str | None) -> None:
-    (warning,) = said(STATE, *ON_GPU, BLOCKS, lmcache=lmcache)
+    (warning,) = warnings_of(STATE, *ON_GPU, BLOCKS, lmcache=lmcache)
     assert warning.startswith("prefill: ")
     assert "pdserve verify" in warning
     assert "corrected in lmcache 0.5.6" in warning
 
 
 def test_of_an_lmcache_that_stores_wrong_state_the_cure_is_named() -> None:
-    warnings = [one for one in said(STATE, *ON_GPU, BLOCKS, lmcache="0.5.5") if "lmcache#4984" in one]
-    assert [one.rpartition(": ")[2] for one in warnings] == ["use lmcache >= 0.5.6"]
+    warnings = [
+        warning for warning in warnings_of(STATE, *ON_GPU, BLOCKS, lmcache="0.5.5") if "lmcache#4984" in warning
+    ]
+    assert [warning.rpartition(": ")[2] for warning in warnings] == ["use lmcache >= 0.5.6"]
 
 
 @pytest.mark.parametrize("config", [PLAIN, WINDOWS, STATE])
 @pytest.mark.parametrize("vllm", ["0.27.1", "0.32.0", None])
-def test_nothing_is_said_of_nixl_with_several_groups(config: dict[str, Any], vllm: str | None) -> None:
+def test_nixl_with_several_groups_is_no_warning(config: dict[str, Any], vllm: str | None) -> None:
     """What goes wrong there before vllm 0.30 (vllm#52234) is the patch nixl-failed-groups'."""
     nixl = {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}}
-    assert said(config, on_gpus(), nixl, vllm=vllm) == []
+    assert warnings_of(config, on_gpus(), nixl, vllm=vllm) == []
 
 
 @pytest.mark.parametrize("config", [WINDOWS, STATE])
@@ -95,12 +97,12 @@ def test_the_connectors_own_mode_is_named_when_it_is_the_reason() -> None:
 
 
 def test_on_a_device_auto_means_lmcache_driven() -> None:
-    assert said(WINDOWS, on_gpus(), with_lmcache(transfer_mode="auto")) == []
+    assert warnings_of(WINDOWS, on_gpus(), with_lmcache(transfer_mode="auto")) == []
 
 
 def test_windows_may_be_kept_as_full_attention_on_purpose_anywhere() -> None:
-    assert said(WINDOWS, with_lmcache(transfer_mode="auto"), ONE_GROUP) == []
-    assert said(WINDOWS, *ON_GPU, ONE_GROUP, vllm="0.21.0", lmcache="0.4.5") == []
+    assert warnings_of(WINDOWS, with_lmcache(transfer_mode="auto"), ONE_GROUP) == []
+    assert warnings_of(WINDOWS, *ON_GPU, ONE_GROUP, vllm="0.21.0", lmcache="0.4.5") == []
 
 
 def test_recurrent_state_cannot_do_without_the_manager() -> None:
@@ -109,16 +111,16 @@ def test_recurrent_state_cannot_do_without_the_manager() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "says"),
+    ("versions", "message"),
     [
         ({"vllm": "0.21.0", "lmcache": "0.4.6"}, "vllm 0.21.0 turns its hybrid KV cache manager off"),
         ({"vllm": "0.22.0"}, "vllm 0.22.0 turns its hybrid KV cache manager off"),
         ({"vllm": "0.32.0", "lmcache": "0.4.6"}, "lmcache 0.4.6 knows one KV group only"),
     ],
 )
-def test_pairs_that_quietly_give_up_groups_are_refused(versions: dict[str, str], says: str) -> None:
+def test_pairs_that_quietly_give_up_groups_are_refused(versions: dict[str, str], message: str) -> None:
     error = refused(PreflightError, WINDOWS, *ON_GPU, **versions)
-    assert says in error.what
+    assert message in error.what
     assert error.where == "prefill.connector"
     assert "prefill.args.disable-hybrid-kv-cache-manager: true" in error.todo
 
@@ -132,20 +134,20 @@ def test_recurrent_state_with_any_connector_needs_the_scheduler_of_0_23(
 
 
 @pytest.mark.parametrize("version", [None, "a-branch"])
-def test_versions_that_cannot_be_told_exclude_nothing(version: str | None) -> None:
-    assert said(WINDOWS, *ON_GPU, vllm=version, lmcache=version) == []
+def test_unknown_versions_exclude_nothing(version: str | None) -> None:
+    assert warnings_of(WINDOWS, *ON_GPU, vllm=version, lmcache=version) == []
 
 
-def test_a_model_by_id_is_unknown_which_is_said_and_no_more() -> None:
+def test_a_model_by_id_is_unknown_which_is_only_a_warning() -> None:
     by_id = {"model": {"path": None, "id": "org/model"}}
-    (warning,) = said(None, *ON_GPU, by_id)
+    (warning,) = warnings_of(None, *ON_GPU, by_id)
     assert "its config.json is not here" in warning
-    assert said(None, on_gpus(), by_id) == [], "without LMCache there is nothing to store"
-    assert said(None, *ON_GPU) == [], "a folder: the preflight looks into it"
+    assert warnings_of(None, on_gpus(), by_id) == [], "without LMCache there is nothing to store"
+    assert warnings_of(None, *ON_GPU) == [], "a folder: the preflight looks into it"
 
 
-def test_layers_of_unknown_kinds_are_said() -> None:
-    (warning,) = said({"layer_types": ["quantum_attention"]}, *ON_GPU)
+def test_layers_of_unknown_kinds_are_a_warning() -> None:
+    (warning,) = warnings_of({"layer_types": ["quantum_attention"]}, *ON_GPU)
     assert "layer_types names layers of unknown kinds" in warning
 
 
@@ -155,13 +157,13 @@ def test_the_block_of_recurrent_state_must_divide_the_chunk_and_fit_a_step() -> 
     assert (error.where, error.todo) == ("lmcache.chunk_size", "use 1056")
     small_step = {"engine": {"args": {"block-size": 1056, "max-num-batched-tokens": 1024}}}
     # Attention blocks alone would fill up over several steps: only state has to fit into one.
-    assert said(PLAIN, *ON_GPU, BLOCKS, small_step) == []
+    assert warnings_of(PLAIN, *ON_GPU, BLOCKS, small_step) == []
     assert refused(RecipeError, STATE, *ON_GPU, BLOCKS, small_step).where == "engine.args.max-num-batched-tokens"
 
 
 def test_the_blocks_of_the_groups_can_be_stated() -> None:
     five = {"model": {"kv_group_blocks": [256, 64, 64, 4, 8]}}
-    assert said({"compress_ratios": [1, 4]}, *ON_GPU, five) == []
+    assert warnings_of({"compress_ratios": [1, 4]}, *ON_GPU, five) == []
     error = refused(RecipeError, {"compress_ratios": [1, 4]}, *ON_GPU, five, {"lmcache": {"chunk_size": 320}})
     assert "whole blocks of 256, 64, 8, 4 tokens" in error.what
     assert error.todo == "use 256"
@@ -171,9 +173,9 @@ def test_the_blocks_of_the_groups_can_be_stated() -> None:
 def test_chunks_that_no_prompt_fills_are_refused() -> None:
     error = refused(RecipeError, PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": 256}}})
     assert error.where == "lmcache.chunk_size"
-    assert said(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": 257}}}) == []
-    assert said(PLAIN, *ON_GPU, {"decode": {"args": {"max-model-len": 64}}}) == [], "decode stores nothing"
-    assert said(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": "128k"}}}) == []
+    assert warnings_of(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": 257}}}) == []
+    assert warnings_of(PLAIN, *ON_GPU, {"decode": {"args": {"max-model-len": 64}}}) == [], "decode stores nothing"
+    assert warnings_of(PLAIN, *ON_GPU, {"engine": {"args": {"max-model-len": "128k"}}}) == []
 
 
 def test_an_offloading_connector_that_cuts_uneven_groups_by_tokens_is_refused() -> None:
@@ -188,12 +190,12 @@ def test_an_offloading_connector_that_cuts_uneven_groups_by_tokens_is_refused() 
     raw = {role: {"connector": {"kind": "raw", "config": offloading}} for role in ("prefill", "decode")}
     assert "use blocks_per_chunk" in refused_without_todo(raw, groups)
     other = {role: {"connector": {"kind": "raw", "config": multi}} for role in ("prefill", "decode")}
-    assert said(PLAIN, on_gpus(), other, groups) == []
+    assert warnings_of(PLAIN, on_gpus(), other, groups) == []
 
 
 def refused_without_todo(*changes: dict[str, Any]) -> str:
     with pytest.raises(RecipeError) as caught:
-        said(PLAIN, on_gpus(), *changes)
+        warnings_of(PLAIN, on_gpus(), *changes)
     return caught.value.what
 
 

@@ -50,7 +50,7 @@ def test_state_of_two_block_sizes_is_refused_when_it_is_kept_at_block_ends() -> 
     assert lmcache_refusal(groups, 256) == "recurrent groups with blocks of different sizes: 16, 32"
 
 
-def test_a_scratch_group_has_no_say() -> None:
+def test_a_scratch_group_does_not_count() -> None:
     assert scheduler_block((Group(16), Group(7, "scratch"))) == 16
     with pytest.raises(ValueError, match="no group covers tokens"):
         scheduler_block((Group(7, "scratch"),))

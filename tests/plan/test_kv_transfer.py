@@ -118,7 +118,9 @@ def test_decode_gets_lmcache_only_when_it_opts_in() -> None:
         ("cuda", "auto", None, "lmcache_driven"),
     ],
 )
-def test_the_transfer_mode_is_always_said_out_loud(platform: str, server: str, engine: str | None, asked: str) -> None:
+def test_the_transfer_mode_is_always_an_explicit_flag(
+    platform: str, server: str, engine: str | None, asked: str
+) -> None:
     connector = {"kind": "multi", "of": [{**LMCACHE, "transfer_mode": engine}, MOONCAKE]}
     change = {"platform": platform, "prefill": {"connector": connector}}
     nodes = hosts(2) if platform == "cuda" else ()
@@ -182,16 +184,18 @@ def test_a_raw_mapping_is_searched_for_its_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "says"),
+    ("prefill", "decode", "message"),
     [
         (MOONCAKE, NIXL, "prefill: mooncake, decode: nixl"),
         (LMCACHE, MOONCAKE, "prefill: none, decode: mooncake"),
         ({"kind": "raw", "config": {"kv_connector": "OtherConnector"}}, MOONCAKE, "prefill: none"),
     ],
 )
-def test_roles_that_cannot_hand_over_kv_are_refused(prefill: dict[str, Any], decode: dict[str, Any], says: str) -> None:
+def test_roles_that_cannot_hand_over_kv_are_refused(
+    prefill: dict[str, Any], decode: dict[str, Any], message: str
+) -> None:
     change = {"prefill": {"connector": prefill}, "decode": {"connector": decode}}
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(RecipeError, match=message):
         plan(recipe(with_lmcache(), change))
 
 
@@ -200,7 +204,7 @@ def test_lmcache_on_a_role_that_is_not_listed_is_refused() -> None:
         plan(recipe(with_lmcache(), {"decode": {"connector": MULTI}}))
 
 
-def test_an_lmcache_section_that_nobody_uses_is_refused() -> None:
+def test_an_unused_lmcache_section_is_refused() -> None:
     with pytest.raises(RecipeError, match="no engine attaches to LMCache"):
         plan(recipe(with_lmcache(), {"prefill": {"connector": MOONCAKE}}))
 

@@ -53,7 +53,7 @@ def test_adapters_and_further_flags_are_data() -> None:
     }
     argv = plan(recipe(with_lmcache(**section))).process("lmcache-0").argv
     adapters = [argv[i + 1] for i, word in enumerate(argv) if word == "--l2-adapter"]
-    assert [json.loads(one) for one in adapters] == [
+    assert [json.loads(adapter) for adapter in adapters] == [
         {"type": "fs", "base_path": "/tmp/a b", "relative_tmp_dir": ".staging-test-lmcache-0-localhost"},
         {"type": "resp", "port": 1},
     ]
@@ -62,14 +62,14 @@ def test_adapters_and_further_flags_are_data() -> None:
     assert argv[-3:] == ("--session-ttl-seconds", "60", "--no-isolated-ipc")
 
 
-def test_servers_that_share_a_folder_of_l2_stage_apart_unless_the_recipe_says_where() -> None:
+def test_servers_that_share_a_folder_of_l2_stage_apart_unless_the_recipe_sets_where() -> None:
     """lmcache#4991: two that write one key into one unfinished file leave a cut one under the final name."""
 
     def staged(**adapter: Any) -> list[str | None]:
         section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", l2=[{"base_path": "/cache", **adapter}])
         built = plan(recipe(on_gpus(2, 1), section), *hosts(8))
-        argvs = [one for one in built.processes if one.role == "lmcache"]
-        return [json.loads(value_of(one, "--l2-adapter")).get("relative_tmp_dir") for one in argvs]
+        argvs = [process for process in built.processes if process.role == "lmcache"]
+        return [json.loads(value_of(argv, "--l2-adapter")).get("relative_tmp_dir") for argv in argvs]
 
     for kind in ("fs", "fs_native"):
         folders = staged(type=kind)
@@ -94,7 +94,7 @@ def test_instances_of_one_node_share_a_server() -> None:
     assert built.process("decode-0").lmcache is None
 
 
-def test_every_node_has_its_own_server_and_nobody_asks_anothers() -> None:
+def test_every_node_has_its_own_server_and_no_engine_asks_that_of_another_node() -> None:
     built = plan(recipe(on_gpus(8, 8), GPU, {"prefill": {"instances": 2}}), *hosts(8, 8, 8))
     assert servers(built) == {
         "lmcache-0": ("host0", ("prefill-0",), 8),
@@ -152,7 +152,7 @@ def test_on_a_cpu_lmcache_driven_moves_the_engines_kv_to_the_host_too() -> None:
     assert server.kv_bytes_on_host == 2 * 2 * GIB
 
 
-def test_when_the_size_of_that_kv_is_unknown_a_warning_says_so() -> None:
+def test_an_unknown_size_of_that_kv_is_a_warning() -> None:
     built = plan(recipe(LMCACHE_DRIVEN))
     assert built.lmcache[0].kv_bytes_on_host == 0
     assert [w for w in built.warnings if "VLLM_CPU_KVCACHE_SPACE" in w]
@@ -166,16 +166,16 @@ def test_what_its_death_means_is_the_recipes_decision(on_death: str, policy: str
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"prefill": {"parallel": {"tp": 1, "dp": 2}}}, "tensor parallelism only"),
         ({"prefill": {"parallel": {"tp": 1, "pp": 2}}}, "tensor parallelism only"),
         ({"prefill": {"parallel": {"tp": 2, "nodes": 2}}}, "spans nodes"),
     ],
 )
-def test_what_one_server_a_rank_cannot_serve_is_refused(change: dict[str, Any], says: str) -> None:
+def test_what_one_server_a_rank_cannot_serve_is_refused(change: dict[str, Any], message: str) -> None:
     section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven")
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(RecipeError, match=message):
         plan(recipe(on_gpus(), section, change), *hosts(4, 4))
 
 

@@ -45,7 +45,7 @@ def test_a_window_in_every_layer_is_one_kind() -> None:
     assert not hints_of({"model_type": "mistral", "sliding_window": 4096}).several
 
 
-def test_names_that_nobody_knows_are_unknown_and_no_reason_to_refuse() -> None:
+def test_unknown_names_are_no_reason_to_refuse() -> None:
     hints = hints_of({"layer_types": ["full_attention", "quantum_attention"]})
     assert hints.kinds == {"full", "unknown"}
     assert not hints.several

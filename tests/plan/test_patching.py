@@ -25,9 +25,9 @@ def config_of(planned: Plan, process: str = "prefill-0") -> dict[str, Any]:
 
 def lmcache_child(planned: Plan) -> dict[str, Any]:
     children = config_of(planned)["kv_connector_extra_config"]["connectors"]
-    (child,) = [one for one in children if one["kv_connector"] == "LMCacheMPConnector"]
-    found: dict[str, Any] = child
-    return found
+    (child,) = [connector for connector in children if connector["kv_connector"] == "LMCacheMPConnector"]
+    connector: dict[str, Any] = child
+    return connector
 
 
 def on_child(**settings: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_each_role_gets_what_its_own_connectors_need() -> None:
     assert CRASH not in planned.process("decode-0").patches
 
 
-def test_the_engine_is_told_and_leaves_its_records_in_a_folder_of_its_own() -> None:
+def test_the_engine_gets_its_patches_and_leaves_its_records_in_a_folder_of_its_own() -> None:
     prefill = plan(recipe(with_lmcache())).process("prefill-0")
     assert prefill.env.set["PDSERVE_PATCHES"].split(",") == list(prefill.patches)
     assert prefill.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/prefill-0"
@@ -143,7 +143,7 @@ def test_what_runs_inside_an_engine_is_known_for_the_proof_of_its_patches() -> N
         ),
     ],
 )
-def test_the_plan_says_how_much_of_a_prompt_is_reloaded(
+def test_the_plan_sets_how_much_of_a_prompt_is_reloaded(
     changes: dict[str, Any], cap: int | None, least: int | None
 ) -> None:
     planned = plan(recipe(with_lmcache(), changes))

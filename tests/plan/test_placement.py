@@ -114,7 +114,7 @@ def test_no_override_is_advised_when_halving_cannot_help() -> None:
     )
 
 
-def test_a_host_without_devices_is_told_where_to_go() -> None:
+def test_a_host_without_devices_is_an_error_with_its_fix() -> None:
     with pytest.raises(PreflightError) as caught:
         place(recipe(on_gpus(platform="rocm")), hosts(0))
     assert caught.value.what == "prefill 1 x 1 + decode 1 x 1 = 2 devices; this host has 0"

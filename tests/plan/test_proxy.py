@@ -54,7 +54,7 @@ def test_a_configuration_of_the_least_is_complete() -> None:
     ],
     ids=["this machine", "the node of a job", "open to others"],
 )
-def test_a_loopback_is_told_with_its_node_where_that_is_another_machine(
+def test_a_loopback_address_is_shown_with_its_node_where_that_is_another_machine(
     reach: Reach, changes: dict[str, Any], place: str
 ) -> None:
     node = Node(name="gpu1", address="10.1.0.1", reach=reach)
@@ -131,9 +131,9 @@ def test_every_rank_has_a_port_to_publish_and_one_to_repeat() -> None:
     assert (config["endpoint"], config["replay_endpoint"]) == ("tcp://*:5700", "tcp://*:5704")
 
 
-def test_what_events_tell_is_shown_among_what_is_open() -> None:
-    found = [entry for entry in plan(recipe(EVENTS)).exposed if "KV events" in entry.what]
-    assert [(e.process, e.address, e.port, e.last_port) for e in found] == [("decode-0", "0.0.0.0", 5700, 5701)]
+def test_the_content_of_events_is_shown_among_what_is_open() -> None:
+    entries = [entry for entry in plan(recipe(EVENTS)).exposed if "KV events" in entry.what]
+    assert [(e.process, e.address, e.port, e.last_port) for e in entries] == [("decode-0", "0.0.0.0", 5700, 5701)]
 
 
 @pytest.mark.parametrize("kind", ["round_robin", "least_loaded", "power_of_two", "prefix_aware"])

@@ -109,5 +109,5 @@ def test_stops_after_scancel_fit_slurms_kill_wait(kill_wait: float, left: float)
 
 
 @pytest.mark.parametrize("reach", [Local(), Ssh(destination="h")])
-def test_where_nobody_kills_afterwards_stops_take_what_the_plan_says(reach: Local | Ssh) -> None:
+def test_without_a_later_kill_stops_take_what_the_plan_sets(reach: Local | Ssh) -> None:
     assert term_seconds(reach) is None

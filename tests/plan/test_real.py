@@ -73,7 +73,7 @@ def extra_keys(processes: Iterable[Process]) -> dict[str, list[str]]:
         extra = config["kv_connector_extra_config"]
         keys[config["kv_connector"]] |= extra.keys()
         todo += extra.get("connectors", [])
-    return {name: sorted(found) for name, found in keys.items()}
+    return {name: sorted(names) for name, names in keys.items()}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_lmcache_understands_every_command_line(answer: dict[str, Any], built: d
     assert answer["lmcache"]["shm/lmcache-0"]["shm_name"] == "pool"
 
 
-def test_every_key_of_a_connector_is_read_by_somebody(answer: dict[str, Any]) -> None:
+def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) -> None:
     """The classes are looked up in vLLM's registry; a key that no code mentions would be ignored in silence."""
     assert answer["unread"] == {
         "MultiConnector": [],
@@ -149,8 +149,8 @@ def test_every_vllm_variable_exists(answer: dict[str, Any], built: dict[str, Pro
 def test_mooncake_keeps_to_the_ports_that_the_plan_gives_an_instance() -> None:
     env = plan(recipe(with_lmcache(), {"ports": {"transfer": 23500}})).process("prefill-0").env.set
     first, last = int(env["MC_MIN_RPC_PORT"]), int(env["MC_MAX_RPC_PORT"])
-    told = {name: value for name, value in env.items() if name.startswith("MC_")}
-    engine = ask("real_transfer_ports", **told)
+    variables = {name: value for name, value in env.items() if name.startswith("MC_")}
+    engine = ask("real_transfer_ports", **variables)
     assert engine["started"]
     assert engine["rpc"] in engine["listening"]
     assert len(engine["listening"]) == 2

@@ -81,7 +81,7 @@ def test_a_missing_secret_stops_it_by_name(spy: Path, tmp_path: Path) -> None:
     assert json.loads(given.stdout)["env"]["HF_TOKEN"] == "t0ken"
 
 
-def test_without_a_name_it_says_what_there_is(tmp_path: Path) -> None:
+def test_without_a_name_it_lists_what_there_is(tmp_path: Path) -> None:
     done = run(planned(recipe(with_lmcache()), tmp_path), tmp_path)
     assert done.returncode == 2
     assert "names: lmcache-0 prefill-0 decode-0 proxy" in done.stderr

@@ -38,11 +38,15 @@ def test_no_other_platform_or_mode_is_warned_of_it(changes: tuple[dict[str, Any]
     assert warned(*changes) == []
 
 
-def test_who_has_host_events_on_is_told_what_that_is_worth() -> None:
+def test_host_events_that_are_on_are_a_warning() -> None:
     changes = (
         on_gpus(platform="rocm"),
         with_lmcache(transfer_mode="lmcache_driven", env={"LMCACHE_ROCM_HOST_EVENTS": "1"}),
     )
     assert warned(*changes) == []
-    (warning,) = (one for one in plan(recipe(*changes), *hosts(8)).warnings if "lmcache#4419" in one and "is on" in one)
+    (warning,) = (
+        warning
+        for warning in plan(recipe(*changes), *hosts(8)).warnings
+        if "lmcache#4419" in warning and "is on" in warning
+    )
     assert "by simulation only" in warning

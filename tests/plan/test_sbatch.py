@@ -56,8 +56,8 @@ def submitted(folder: Path, script: str, *arguments: str, pdserve: str = RECORDE
 
 def ended(job: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr."""
-    _, said = job.communicate(timeout=120)
-    return job.returncode, said
+    _, stderr = job.communicate(timeout=120)
+    return job.returncode, stderr
 
 
 def test_the_shipped_script_is_what_is_rendered() -> None:
@@ -66,18 +66,18 @@ def test_the_shipped_script_is_what_is_rendered() -> None:
 
 
 def test_the_command_renders_the_shipped_script_but_for_its_own_name() -> None:
-    said = CliRunner().invoke(app, ["render", "--slurm", "recipes/kimi-mi355x-2node.yaml"])
-    assert said.exit_code == 0
-    assert said.stdout.replace("THIS_FILE", "slurm/disagg.sh") == BATCH_SCRIPT.read_text()
+    result = CliRunner().invoke(app, ["render", "--slurm", "recipes/kimi-mi355x-2node.yaml"])
+    assert result.exit_code == 0
+    assert result.stdout.replace("THIS_FILE", "slurm/disagg.sh") == BATCH_SCRIPT.read_text()
 
 
 def test_overrides_are_in_the_script_and_in_what_it_asks_for() -> None:
     arguments = ["recipes/kimi-mi355x-2node.yaml", "--set", "decode.instances=2", "--unset", "slurm.time"]
-    said = CliRunner().invoke(app, ["render", "--slurm", *arguments])
-    assert said.exit_code == 0
-    assert f"then set -- {' '.join(arguments)}; fi" in said.stdout
-    assert "#SBATCH --nodes=3\n" in said.stdout
-    assert "--time=" not in said.stdout
+    result = CliRunner().invoke(app, ["render", "--slurm", *arguments])
+    assert result.exit_code == 0
+    assert f"then set -- {' '.join(arguments)}; fi" in result.stdout
+    assert "#SBATCH --nodes=3\n" in result.stdout
+    assert "--time=" not in result.stdout
 
 
 def test_a_plan_is_not_a_script() -> None:
@@ -93,8 +93,8 @@ def test_it_is_small() -> None:
 
 def test_it_asks_for_the_recipes_nodes_gpus_time_and_exclusions() -> None:
     slurm = {"time": "2-0", "partition": "gpu", "account": "a", "qos": "q", "reservation": "r", "constraint": "x&y"}
-    found = directives(*BIG, {"slurm": slurm, "exclude_nodes": ["n1", "n2", "n9"]})
-    assert found == [
+    options = directives(*BIG, {"slurm": slurm, "exclude_nodes": ["n1", "n2", "n9"]})
+    assert options == [
         "--job-name=big",
         "--nodes=2",
         "--gres=gpu:8",
@@ -134,14 +134,14 @@ def test_a_job_that_may_lose_a_node_is_not_killed_for_it() -> None:
     ],
 )
 def test_an_option_of_the_recipe_takes_the_place_of_ours(option: str, gone: str) -> None:
-    found = directives(*BIG, {"slurm": {"options": [option]}})
-    assert found[-1] == option
-    assert gone not in found
+    options = directives(*BIG, {"slurm": {"options": [option]}})
+    assert options[-1] == option
+    assert gone not in options
 
 
 def test_a_value_that_sbatch_would_cut_is_quoted() -> None:
-    found = directives(*BIG, {"slurm": {"options": ["--comment=night run #7", "--mail-user=a@b"]}})
-    assert found[-2:] == ['--comment="night run #7"', "--mail-user=a@b"]
+    options = directives(*BIG, {"slurm": {"options": ["--comment=night run #7", "--mail-user=a@b"]}})
+    assert options[-2:] == ['--comment="night run #7"', "--mail-user=a@b"]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -210,11 +210,11 @@ def test_a_term_reaches_the_launcher_which_has_its_time_and_the_last_word(tmp_pa
 
 
 @pytest.mark.process
-def test_without_pdserve_it_says_where_to_submit_from(tmp_path: Path) -> None:
+def test_without_pdserve_it_names_the_folder_to_submit_from(tmp_path: Path) -> None:
     job = submitted(tmp_path, script_of(*BIG).replace("command -v pdserve", "command -v no-such-program"))
-    code, said = ended(job)
+    code, stderr = ended(job)
     assert code == 2
-    assert f"no pdserve in PATH or in {tmp_path / 'repository'}/.venv" in said
+    assert f"no pdserve in PATH or in {tmp_path / 'repository'}/.venv" in stderr
 
 
 def test_the_repository_has_the_recipe_that_the_shipped_script_takes() -> None:

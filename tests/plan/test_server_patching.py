@@ -22,7 +22,7 @@ def planned(env: dict[str, Any], version: str | None = "0.5.6", platform: str = 
 
 def without_its_own() -> Plan:
     """With a list that has all patches of engines."""
-    engines = {name for one in planned({}).processes if one.role != "lmcache" for name in one.patches}
+    engines = {name for process in planned({}).processes if process.role != "lmcache" for name in process.patches}
     return planned({}, patches=sorted(engines))
 
 
@@ -41,12 +41,12 @@ def test_a_command_that_does_not_load_patches_gets_none_that_nobody_has_asked_fo
 def test_it_is_started_through_our_main_with_the_same_flags() -> None:
     plain = without_its_own().process("lmcache-0")
     assert planned({}).process("lmcache-0").patches == ALWAYS
-    patched = planned(GROW).process("lmcache-0")
-    assert patched.argv[:3] == ("python", "-m", "pdserve.patches.lmcache_server_main")
-    assert patched.argv[3:] == plain.argv[3:]
-    assert patched.patches == GROWING
-    assert patched.env.set["PDSERVE_PATCHES"] == ",".join(GROWING)
-    assert patched.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/lmcache-0"
+    server = planned(GROW).process("lmcache-0")
+    assert server.argv[:3] == ("python", "-m", "pdserve.patches.lmcache_server_main")
+    assert server.argv[3:] == plain.argv[3:]
+    assert server.patches == GROWING
+    assert server.env.set["PDSERVE_PATCHES"] == ",".join(GROWING)
+    assert server.env.set["PDSERVE_PATCH_RECORD"] == "/run/pdserve/test/patches/lmcache-0"
 
 
 def test_engines_do_not_get_the_servers_patches() -> None:

@@ -22,12 +22,12 @@ def installed(**versions: str | None) -> Versions:
     return VERSIONS.model_copy(update=versions)
 
 
-def test_what_was_tested_has_nothing_to_say() -> None:
+def test_tested_versions_are_no_warning() -> None:
     assert plan(recipe(with_lmcache())).warnings == ()
 
 
 @pytest.mark.parametrize(
-    ("change", "versions", "says"),
+    ("change", "versions", "message"),
     [
         (with_lmcache(), {"vllm": "0.24.0"}, "vllm#46865"),
         (with_lmcache(), {"vllm": "0.26.0rc1"}, "vllm#46865"),
@@ -36,9 +36,9 @@ def test_what_was_tested_has_nothing_to_say() -> None:
     ],
 )
 def test_what_never_works_is_refused_with_the_reason(
-    change: dict[str, Any], versions: dict[str, str], says: str
+    change: dict[str, Any], versions: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(PreflightError, match=says) as caught:
+    with pytest.raises(PreflightError, match=message) as caught:
         plan(recipe(change), versions=installed(**versions))
     assert caught.value.todo
 
@@ -67,7 +67,7 @@ def test_an_lmcache_that_does_not_import_on_this_vllm_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "versions", "says"),
+    ("change", "versions", "message"),
     [
         (PLAIN, {"vllm": "0.29.1"}, "vllm#35943"),
         (PLAIN, {"vllm": "0.40.0"}, "vllm 0.40.0 is outside what is known"),
@@ -77,9 +77,9 @@ def test_an_lmcache_that_does_not_import_on_this_vllm_is_refused() -> None:
         (with_lmcache(), {"lmcache": "0.6.1"}, "lmcache 0.6.1 is outside what is known"),
     ],
 )
-def test_what_is_doubtful_is_a_warning(change: dict[str, Any], versions: dict[str, str | None], says: str) -> None:
+def test_what_is_doubtful_is_a_warning(change: dict[str, Any], versions: dict[str, str | None], message: str) -> None:
     built = plan(recipe(change), versions=installed(**versions))
-    assert [w for w in built.warnings if says in w]
+    assert [w for w in built.warnings if message in w]
 
 
 @pytest.mark.parametrize("version", ["0.27.0", "0.27.1", "0.29.0"])
@@ -91,7 +91,7 @@ def test_endless_preemption_of_three_releases_is_a_warning_unless_their_steps_do
 
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.30.0", None])
-def test_of_other_releases_nothing_is_said_of_endless_preemption(version: str | None) -> None:
+def test_other_releases_are_not_warned_of_endless_preemption(version: str | None) -> None:
     built = plan(recipe(PLAIN), versions=installed(vllm=version))
     assert not [w for w in built.warnings if "vllm#49674" in w]
 
@@ -110,7 +110,7 @@ def test_lmcache_on_rocm_always_needs_a_look_at_the_build() -> None:
     assert [w for w in plan(recipe(change), *hosts(2)).warnings if "ROCm build" in w]
 
 
-def test_an_untested_recipe_says_so() -> None:
+def test_an_untested_recipe_is_a_warning() -> None:
     assert plan(recipe({"status": "untested"})).warnings == (
         "the recipe test is untested on the hardware that it names",
     )
@@ -124,7 +124,7 @@ def test_an_installed_version_outside_requires_is_this_machines_fault() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.1.dev5+g1234abc", None, "a-branch"])
-def test_requires_lets_pass_what_is_inside_or_cannot_be_told(version: str | None) -> None:
+def test_requires_lets_pass_what_is_inside_or_unknown(version: str | None) -> None:
     assert plan(recipe({"requires": {"vllm": ">=0.33"}}), versions=installed(vllm=version)).names()
 
 
@@ -184,7 +184,7 @@ def test_a_patch_that_this_version_does_not_need_may_be_left_out() -> None:
     assert plan(recipe(with_lmcache(), change), versions=installed(vllm="0.33.0")).names()
 
 
-def test_every_defect_says_where_it_is_known_from_and_what_to_do() -> None:
+def test_every_defect_names_its_source_and_its_fix() -> None:
     for defect in DEFECTS:
         assert defect.source
         assert defect.todo

@@ -28,24 +28,24 @@ def test_the_parser_is_that_of_the_version_whose_flags_are_known() -> None:
     assert __version__ == VERSION
 
 
-def test_it_is_told_every_engine_and_where_prefills_are_asked_for_their_ids() -> None:
-    told = arguments(plan(recipe(ROUTER, TWO)))
-    assert told.vllm_pd_disaggregation
-    assert told.kv_connector == "mooncake"
-    assert told.prefill_urls == [("http://127.0.0.1:8100", 8998), ("http://127.0.0.1:8101", 8999)]
-    assert told.decode_urls == ["http://127.0.0.1:8200", "http://127.0.0.1:8201"]
+def test_it_gets_every_engine_and_where_prefills_are_asked_for_their_ids() -> None:
+    args = arguments(plan(recipe(ROUTER, TWO)))
+    assert args.vllm_pd_disaggregation
+    assert args.kv_connector == "mooncake"
+    assert args.prefill_urls == [("http://127.0.0.1:8100", 8998), ("http://127.0.0.1:8101", 8999)]
+    assert args.decode_urls == ["http://127.0.0.1:8200", "http://127.0.0.1:8201"]
 
 
-def test_over_nixl_there_is_nobody_to_ask() -> None:
-    told = arguments(plan(recipe(ROUTER, {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})))
-    assert told.kv_connector == "nixl"
-    assert told.prefill_urls == [("http://127.0.0.1:8100", None)]
+def test_over_nixl_no_bootstrap_server_is_asked() -> None:
+    args = arguments(plan(recipe(ROUTER, {"prefill": {"connector": NIXL}, "decode": {"connector": NIXL}})))
+    assert args.kv_connector == "nixl"
+    assert args.prefill_urls == [("http://127.0.0.1:8100", None)]
 
 
 def test_engines_of_other_nodes_are_named_by_their_address() -> None:
-    told = arguments(plan(recipe(on_gpus(8, 8), ROUTER), *hosts(8, 8)))
-    assert told.prefill_urls == [("http://192.0.2.1:8100", 8998)]
-    assert told.decode_urls == ["http://192.0.2.2:8200"]
+    args = arguments(plan(recipe(on_gpus(8, 8), ROUTER), *hosts(8, 8)))
+    assert args.prefill_urls == [("http://192.0.2.1:8100", 8998)]
+    assert args.decode_urls == ["http://192.0.2.2:8200"]
 
 
 def test_what_the_recipe_sets_reaches_it() -> None:
@@ -57,19 +57,19 @@ def test_what_the_recipe_sets_reaches_it() -> None:
         "health": {"interval_seconds": 5, "timeout_seconds": 1, "failures": 4},
         "routing": {"prefill": {"kind": "prefix_aware"}, "decode": {"kind": "round_robin"}},
     }
-    told = arguments(plan(recipe(TWO, {"proxy": section, "ports": {"proxy": 8001, "router_metrics": 8002}})))
-    assert (told.host, told.port, told.prometheus_host, told.prometheus_port) == ("0.0.0.0", 8001, "127.0.0.1", 8002)
-    assert (told.request_timeout_secs, told.max_payload_size) == (60, 1000)
-    assert (told.health_check_interval_secs, told.health_check_timeout_secs) == (5, 1)
-    assert told.health_failure_threshold == 4
-    assert (told.prefill_policy, told.decode_policy) == ("cache_aware", "round_robin")
+    args = arguments(plan(recipe(TWO, {"proxy": section, "ports": {"proxy": 8001, "router_metrics": 8002}})))
+    assert (args.host, args.port, args.prometheus_host, args.prometheus_port) == ("0.0.0.0", 8001, "127.0.0.1", 8002)
+    assert (args.request_timeout_secs, args.max_payload_size) == (60, 1000)
+    assert (args.health_check_interval_secs, args.health_check_timeout_secs) == (5, 1)
+    assert args.health_failure_threshold == 4
+    assert (args.prefill_policy, args.decode_policy) == ("cache_aware", "round_robin")
 
 
 @pytest.mark.parametrize(("instances", "policy"), [(1, "round_robin"), (2, "power_of_two")])
 def test_a_policy_that_no_recipe_names(instances: int, policy: str) -> None:
     """It refuses to start with power_of_two and one worker."""
-    told = arguments(plan(recipe(ROUTER, {"prefill": {"instances": instances}})))
-    assert told.prefill_policy == policy
+    args = arguments(plan(recipe(ROUTER, {"prefill": {"instances": instances}})))
+    assert args.prefill_policy == policy
 
 
 def test_the_engines_key_is_in_its_environment_by_name_only() -> None:
@@ -79,7 +79,7 @@ def test_the_engines_key_is_in_its_environment_by_name_only() -> None:
     assert not any("key" in word for word in process.argv)
 
 
-def test_it_starts_after_the_engines_and_nobody_talks_to_it() -> None:
+def test_it_starts_after_the_engines_and_no_engine_talks_to_it() -> None:
     built = plan(recipe(ROUTER))
     assert {p.name: p.start_stage for p in built.processes} == {"prefill-0": 1, "decode-0": 1, "proxy": 2}
     process = built.process("proxy")
@@ -89,15 +89,15 @@ def test_it_starts_after_the_engines_and_nobody_talks_to_it() -> None:
     assert built.proxy_kind == "vllm-router"
 
 
-def test_a_router_from_elsewhere_gets_the_same_arguments() -> None:
+def test_a_router_of_another_path_gets_the_same_arguments() -> None:
     own = plan(recipe(ROUTER)).process("proxy").argv
     other = plan(recipe(ROUTER, {"proxy": {"command": ["/opt/bin/vllm-router"]}})).process("proxy").argv
     assert other == ("/opt/bin/vllm-router", *own[3:])
 
 
 def test_what_it_leaves_open_is_shown() -> None:
-    found = [(e.address, e.port, e.what) for e in plan(recipe(ROUTER)).exposed if e.process == "proxy"]
-    assert found == [
+    exposed = [(e.address, e.port, e.what) for e in plan(recipe(ROUTER)).exposed if e.process == "proxy"]
+    assert exposed == [
         (
             "127.0.0.1",
             8000,

@@ -20,40 +20,40 @@ def fetchers(*changes: dict[str, Any], sizes: tuple[int, ...] = (1, 1)) -> list[
 
 def test_each_node_that_hosts_an_engine_fetches_once_and_before_all_others() -> None:
     made = plan(recipe(on_gpus(), with_lmcache(), BY_ID), *hosts(1, 1))
-    found = [process for process in made.processes if process.role == "weights"]
-    assert [(process.name, process.node) for process in found] == [("weights-0", "host0"), ("weights-1", "host1")]
-    assert all(isinstance(process.probe, ExitProbe) for process in found)
-    assert max(process.start_stage for process in found) < min(
+    fetches = [process for process in made.processes if process.role == "weights"]
+    assert [(process.name, process.node) for process in fetches] == [("weights-0", "host0"), ("weights-1", "host1")]
+    assert all(isinstance(process.probe, ExitProbe) for process in fetches)
+    assert max(process.start_stage for process in fetches) < min(
         process.start_stage for process in made.processes if process.role != "weights"
     )
     assert [process.node for process in fetchers(sizes=(2, 0))] == ["host0"]
 
 
 def test_the_engines_interpreter_runs_it_on_the_recipes_revision() -> None:
-    (one, _) = fetchers({"engine": {"python": "/opt/vllm/python"}, "model": {"revision": "abc"}})
-    assert one.argv == (
+    (fetcher, _) = fetchers({"engine": {"python": "/opt/vllm/python"}, "model": {"revision": "abc"}})
+    assert fetcher.argv == (
         *("/opt/vllm/python", "-m", "pdserve.weights", "--model", "org/model", "--revision", "abc"),
         *("--record", "/run/pdserve/test/weights/weights-0.json"),
     )
 
 
 def test_it_looks_where_the_engines_look_and_fetches_what_they_load() -> None:
-    (one, _) = fetchers({"engine": {"args": {"download-dir": "/models", "load-format": "dummy"}}})
-    assert one.argv[5:9] == ("--cache-dir", "/models", "--load-format", "dummy")
+    (fetcher, _) = fetchers({"engine": {"args": {"download-dir": "/models", "load-format": "dummy"}}})
+    assert fetcher.argv[5:9] == ("--cache-dir", "/models", "--load-format", "dummy")
 
 
 def test_roles_with_caches_of_their_own_fetch_for_themselves() -> None:
     own = {"decode": {"env": {"HF_HOME": "/scratch"}}}
-    assert [(one.node, one.env.set.get("HF_HOME")) for one in fetchers(own, sizes=(2,))] == [
+    assert [(fetcher.node, fetcher.env.set.get("HF_HOME")) for fetcher in fetchers(own, sizes=(2,))] == [
         ("host0", None),
         ("host0", "/scratch"),
     ]
 
 
 def test_it_has_the_token_by_name_only() -> None:
-    (one, _) = fetchers({"engine": {"env": {"HF_TOKEN": {"secret": "MY_TOKEN"}}}})
-    assert one.env.secrets == {"HF_TOKEN": "MY_TOKEN"}, "and no key of the engines"
-    assert "TOKEN" not in " ".join(one.argv)
+    (fetcher, _) = fetchers({"engine": {"env": {"HF_TOKEN": {"secret": "MY_TOKEN"}}}})
+    assert fetcher.env.secrets == {"HF_TOKEN": "MY_TOKEN"}, "and no key of the engines"
+    assert "TOKEN" not in " ".join(fetcher.argv)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ UNLIMITED = Limit(soft=None, hard=None)
 
 def facts(**changes: Any) -> NodeFacts:
     """Of a well-kept machine with one network."""
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "hostname": "host0",
         "kernel": "6.8.0",
         "python": "3.12.3",
@@ -41,7 +41,7 @@ def facts(**changes: Any) -> NodeFacts:
         "ipc_lock": False,
         "open_files": UNLIMITED,
     }
-    return NodeFacts(**(told | changes))
+    return NodeFacts(**(values | changes))
 
 
 def interface(name: str, address: str, prefix: int, *, up: bool = True) -> Interface:
@@ -58,8 +58,8 @@ def here(*changes: dict[str, Any], python: str = sys.executable) -> Plan:
 
 def only(findings: Sequence[Finding], check: str) -> Finding:
     """The one finding of that check."""
-    [found] = [finding for finding in findings if finding.check == check]
-    return found
+    [match] = [finding for finding in findings if finding.check == check]
+    return match
 
 
 def in_namespace(code: str, *, network: Sequence[str] = ()) -> Any:

@@ -14,7 +14,7 @@ GPU-ad466f2f-575d-d949-35e0-9a7d912d974e, 1, 8032 MiB, /home/auser/D1/miniconda3
 """The process-status of the same recording, in our order of columns; the unit as github.com/NVIDIA/nvidia-docker
 issue 1483 shows it."""
 
-NVIDIA_APPS_ELSEWHERE = """\
+NVIDIA_APPS_OF_ANOTHER_NAMESPACE = """\
 GPU-3410aa41-502b-5cf1-d8c4-58dc1c22fbc9, 40170, [N/A], [Not Found]
 """
 """A process of another PID namespace: the PID is that of github.com/NVIDIA/nvidia-docker issue 1483, the two brackets

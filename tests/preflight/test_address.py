@@ -35,9 +35,9 @@ def chosen(
     network: NetworkSettings | None = None,
     configured: str | None = None,
     others: tuple[str, ...] = ("b", "c"),
-    told: NodeFacts = THERE,
+    facts: NodeFacts = THERE,
 ) -> Chosen:
-    return choose("a", told, network=network, configured=configured, others=others)
+    return choose("a", facts, network=network, configured=configured, others=others)
 
 
 def test_the_recipe_s_own_section_is_a_network() -> None:
@@ -45,9 +45,9 @@ def test_the_recipe_s_own_section_is_a_network() -> None:
 
 
 def test_by_interface() -> None:
-    one = chosen(Wanted(interface="eth0"))
-    assert (one.address, one.interface, one.prefix) == ("10.1.0.7", "eth0", 24)
-    assert str(one) == "10.1.0.7 (eth0/24): the network of the deployment is interface eth0"
+    address = chosen(Wanted(interface="eth0"))
+    assert (address.address, address.interface, address.prefix) == ("10.1.0.7", "eth0", 24)
+    assert str(address) == "10.1.0.7 (eth0/24): the network of the deployment is interface eth0"
 
 
 def test_by_subnet() -> None:
@@ -61,8 +61,8 @@ def test_by_the_cluster_file() -> None:
 
 
 def test_by_route() -> None:
-    one = chosen()
-    assert (one.address, one.interface, one.why) == ("10.1.0.7", "eth0", "from there it reaches b and more")
+    address = chosen()
+    assert (address.address, address.interface, address.why) == ("10.1.0.7", "eth0", "from there it reaches b and more")
     assert chosen(others=("b", "far")).address == "10.1.0.7", "a name that one node does not know is not the end"
     assert chosen(others=("self", "b")).address == "10.1.0.7", "hosts that resolve themselves to loopback"
 
@@ -74,7 +74,7 @@ def test_a_network_wins_over_the_cluster_file_which_chooses_within_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "says", "where"),
+    ("network", "message", "where"),
     [
         (Wanted(interface="eth1"), "a has no interface eth1", "network.interface"),
         (
@@ -86,10 +86,12 @@ def test_a_network_wins_over_the_cluster_file_which_chooses_within_it() -> None:
         (Wanted(cidr="10.0.0.0/8"), "a has 3 addresses for an address in 10.0.0.0/8", "network.cidr"),
     ],
 )
-def test_errors_name_the_node_what_was_asked_and_what_is_there(network: NetworkSettings, says: str, where: str) -> None:
+def test_errors_name_the_node_what_was_asked_and_what_is_there(
+    network: NetworkSettings, message: str, where: str
+) -> None:
     with pytest.raises(PreflightError) as raised:
         chosen(network)
-    assert says in raised.value.what
+    assert message in raised.value.what
     assert raised.value.where == where
     assert "docker0 172.17.0.1/16 (down)" in str(raised.value.cause)
 
@@ -100,7 +102,7 @@ def test_no_subnet_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "says"),
+    ("others", "message"),
     [
         (("b", "fast"), "different addresses: 10.1.0.7 towards b, 10.2.0.7 towards fast"),
         (("far",), "a has no route to far"),
@@ -108,10 +110,10 @@ def test_no_subnet_at_all() -> None:
         ((), "a has no route to any other node"),
     ],
 )
-def test_a_route_that_does_not_decide(others: tuple[str, ...], says: str) -> None:
+def test_a_route_that_does_not_decide(others: tuple[str, ...], message: str) -> None:
     with pytest.raises(PreflightError) as raised:
         chosen(others=others)
-    assert says in raised.value.what
+    assert message in raised.value.what
     assert "network" in str(raised.value.todo)
 
 
@@ -133,8 +135,8 @@ def refused(nodes: Sequence[Asked], network: NetworkSettings | None = None) -> P
 
 
 def test_each_node_gets_its_own() -> None:
-    found = choose_all([asked("b", others=("a",)), asked("c", "10.1.0.3")], NODES, None)
-    assert {node: one.address for node, one in found.items()} == {"b": "10.1.0.2", "c": "10.1.0.3"}
+    addresses = choose_all([asked("b", others=("a",)), asked("c", "10.1.0.3")], NODES, None)
+    assert {node: address.address for node, address in addresses.items()} == {"b": "10.1.0.2", "c": "10.1.0.3"}
 
 
 def test_the_only_node_needs_none() -> None:
@@ -154,12 +156,12 @@ def test_the_host_whose_address_is_not_its_own_is_blamed_and_not_who_looks_for_i
     assert "leave `address` out" in str(error.todo)
 
 
-def test_the_address_of_another_host_is_told_with_its_owner() -> None:
+def test_the_address_of_another_host_is_reported_with_its_owner() -> None:
     error = refused([asked("a", "10.1.0.1"), asked("b", "10.1.0.3"), asked("c")])
     assert error.what == "b does not have the address 10.1.0.3, c has it"
 
 
-def test_all_hosts_whose_addresses_are_wrong_are_told_at_once() -> None:
+def test_all_hosts_with_wrong_addresses_are_reported_at_once() -> None:
     error = refused([asked("a", "10.1.0.2"), asked("b", "10.1.0.1"), asked("c", "10.1.0.3")])
     assert error.what == "2 hosts do not have their address"
     assert error.evidence == (
@@ -181,7 +183,7 @@ def test_each_of_them_with_its_line_of_the_cluster_file() -> None:
     ]
 
 
-def test_a_network_in_which_nobody_is_is_told_once_with_all_nodes() -> None:
+def test_a_network_without_any_node_is_reported_once_with_all_nodes() -> None:
     error = refused([asked(node) for node in NODES], Wanted(cidr="10.8.0.0/16"))
     assert (error.what, error.where) == (
         "3 of 3 nodes have no address at which the others could reach them",
@@ -191,12 +193,12 @@ def test_a_network_in_which_nobody_is_is_told_once_with_all_nodes() -> None:
     assert "name an interface or a subnet" in str(error.todo)
 
 
-def test_several_nodes_without_a_route_are_told_every_way_to_an_address() -> None:
+def test_several_nodes_without_a_route_are_an_error_with_every_way_to_an_address() -> None:
     error = refused([asked("a", others=("b",)), asked("b", others=("c",))])
     assert error.what == "2 of 2 nodes have no address at which the others could reach them"
-    with pytest.raises(PreflightError) as of_one:
+    with pytest.raises(PreflightError) as single_error:
         choose("a", NODES["a"], network=None, configured=None, others=("b",))
-    assert error.todo == of_one.value.todo
+    assert error.todo == single_error.value.todo
     assert "/etc/hosts or DNS" in str(error.todo)
 
 
@@ -205,8 +207,8 @@ def at(address: str, prefix: int | None = 24) -> Chosen:
 
 
 def test_addresses_that_fit() -> None:
-    [found] = find_addresses({"a": at("10.1.0.1"), "b": at("10.1.0.2")}, same_subnet=True)
-    assert found.status == "ok"
+    [finding] = find_addresses({"a": at("10.1.0.1"), "b": at("10.1.0.2")}, same_subnet=True)
+    assert finding.status == "ok"
 
 
 def test_one_node_may_be_at_loopback() -> None:
@@ -214,16 +216,16 @@ def test_one_node_may_be_at_loopback() -> None:
 
 
 def test_two_nodes_may_not() -> None:
-    found = find_addresses({"a": at("127.0.1.1", 8), "b": at("127.0.1.1", 8)}, same_subnet=False)
-    assert [(one.node, one.status) for one in found] == [("a", "failed"), ("b", "failed")]
+    findings = find_addresses({"a": at("127.0.1.1", 8), "b": at("127.0.1.1", 8)}, same_subnet=False)
+    assert [(address.node, address.status) for address in findings] == [("a", "failed"), ("b", "failed")]
 
 
 def test_an_address_that_two_nodes_have() -> None:
-    [found] = find_addresses({"a": at("172.17.0.1"), "b": at("172.17.0.1")}, same_subnet=False)
-    assert (found.status, found.value) == ("failed", "172.17.0.1 is the address of a, b")
+    [finding] = find_addresses({"a": at("172.17.0.1"), "b": at("172.17.0.1")}, same_subnet=False)
+    assert (finding.status, finding.value) == ("failed", "172.17.0.1 is the address of a, b")
 
 
 @pytest.mark.parametrize(("same_subnet", "status"), [(True, "failed"), (False, "warning")])
 def test_addresses_of_two_subnets(same_subnet: bool, status: str) -> None:
-    [found] = find_addresses({"a": at("10.1.0.1"), "b": at("10.2.0.1")}, same_subnet=same_subnet)
-    assert (found.status, found.value) == (status, "10.1.0.0/24: a; 10.2.0.0/24: b")
+    [finding] = find_addresses({"a": at("10.1.0.1"), "b": at("10.2.0.1")}, same_subnet=same_subnet)
+    assert (finding.status, finding.value) == (status, "10.1.0.0/24: a; 10.2.0.0/24: b")

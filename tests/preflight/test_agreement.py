@@ -21,7 +21,7 @@ def plan(*changes: dict[str, Any]) -> Plan:
     return kit.plan(kit.recipe(kit.with_lmcache(), *changes), *NODES)
 
 
-def told(**changes: dict[str, Any]) -> dict[str, NodeFacts]:
+def nodes_with(**changes: dict[str, Any]) -> dict[str, NodeFacts]:
     return {node.name: facts(hostname=node.name, **changes.get(node.name, {})) for node in NODES}
 
 
@@ -30,70 +30,70 @@ def versions(**changes: str | None) -> dict[str, Any]:
 
 
 def find(check: str, facts_of: dict[str, NodeFacts], wanted: Plan | None = None) -> list[Finding]:
-    return [one for one in compare(wanted or plan(), facts_of) if one.check == check]
+    return [finding for finding in compare(wanted or plan(), facts_of) if finding.check == check]
 
 
-def bad(found: list[Finding]) -> list[tuple[str, str, str]]:
-    return [(one.node, one.status, one.value) for one in found if one.status != "ok"]
+def bad(findings: list[Finding]) -> list[tuple[str, str, str]]:
+    return [(finding.node, finding.status, finding.value) for finding in findings if finding.status != "ok"]
 
 
 def test_nodes_that_agree() -> None:
-    found = compare(plan(), told(), {node.name: Skew(0.01, 0.1) for node in NODES})
-    assert {one.status for one in found} == {"ok"}
-    assert {one.check for one in found} == {"versions", "clock", "hostname"}
-    assert "vllm 0.32.0" in {one.value for one in found}
+    findings = compare(plan(), nodes_with(), {node.name: Skew(0.01, 0.1) for node in NODES})
+    assert {finding.status for finding in findings} == {"ok"}
+    assert {finding.check for finding in findings} == {"versions", "clock", "hostname"}
+    assert "vllm 0.32.0" in {finding.value for finding in findings}
 
 
 def test_one_node_alone_has_only_versions_to_compare() -> None:
-    found = compare(plan(), {"host0": facts()}, {"host0": Skew(99, 0)})
-    assert {(one.node, one.check) for one in found} == {("host0", "versions")}
+    findings = compare(plan(), {"host0": facts()}, {"host0": Skew(99, 0)})
+    assert {(finding.node, finding.check) for finding in findings} == {("host0", "versions")}
 
 
 def test_versions_that_differ_where_engines_run() -> None:
-    found = find("versions", told(host1=versions(vllm="0.31.0")))
-    assert bad(found) == [("all nodes", "failed", "vllm 0.31.0 on host1; 0.32.0 on host0, host2")]
+    findings = find("versions", nodes_with(host1=versions(vllm="0.31.0")))
+    assert bad(findings) == [("all nodes", "failed", "vllm 0.31.0 on host1; 0.32.0 on host0, host2")]
 
 
 def test_a_version_where_nothing_uses_it_is_only_strange() -> None:
-    found = find("versions", told(host2=versions(vllm="0.31.0")))
-    assert bad(found) == [("all nodes", "warning", "vllm 0.31.0 on host2; 0.32.0 on host0, host1")]
+    findings = find("versions", nodes_with(host2=versions(vllm="0.31.0")))
+    assert bad(findings) == [("all nodes", "warning", "vllm 0.31.0 on host2; 0.32.0 on host0, host1")]
 
 
 def test_a_package_that_a_node_lacks() -> None:
-    found = find("versions", told(host1=versions(mooncake=None), host2=versions(vllm=None)))
-    assert bad(found) == [("host1", "failed", "mooncake is not installed")]
+    findings = find("versions", nodes_with(host1=versions(mooncake=None), host2=versions(vllm=None)))
+    assert bad(findings) == [("host1", "failed", "mooncake is not installed")]
 
 
 def test_lmcache_is_needed_on_its_nodes_only() -> None:
-    assert bad(find("versions", told(host1=versions(lmcache=None)))) == []
-    assert bad(find("versions", told(host0=versions(lmcache=None)))) == [
+    assert bad(find("versions", nodes_with(host1=versions(lmcache=None)))) == []
+    assert bad(find("versions", nodes_with(host0=versions(lmcache=None)))) == [
         ("host0", "failed", "lmcache is not installed")
     ]
 
 
 def test_of_a_version_outside_of_what_is_known_one_up_warns_once() -> None:
-    there = told(**{node.name: versions(vllm="0.99.0") for node in NODES})
+    there = nodes_with(**{node.name: versions(vllm="0.99.0") for node in NODES})
     wanted = kit.plan(kit.recipe(), *NODES, versions=there["host0"].versions)
-    said = [*wanted.warnings, *strange(compare(wanted, there))]
-    assert [text for text in said if "0.99.0" in text] == [
+    warnings = [*wanted.warnings, *strange(compare(wanted, there))]
+    assert [text for text in warnings if "0.99.0" in text] == [
         "vllm 0.99.0 is outside what is known (>=0.26,<0.34); tested with 0.32.0"
     ]
 
 
 def test_an_interpreter_that_cannot_be_run() -> None:
     problem = {"versions": kit.VERSIONS.model_validate({}), "versions_problem": "/opt/x cannot be used"}
-    assert bad(find("versions", told(host1=problem))) == [("host1", "failed", "/opt/x cannot be used")]
+    assert bad(find("versions", nodes_with(host1=problem))) == [("host1", "failed", "/opt/x cannot be used")]
 
 
 def test_a_command_of_the_recipe_needs_no_package() -> None:
     nothing = {node.name: versions(vllm=None, lmcache=None, mooncake=None, nixl=None) for node in NODES}
     own = plan({"engine": {"command": ["serve"]}, "lmcache": {"command": ["cache"]}})
-    assert bad(find("versions", told(**nothing), own)) == []
+    assert bad(find("versions", nodes_with(**nothing), own)) == []
 
 
 @pytest.mark.parametrize("change", [{"pdserve_version": "1.1"}, {"pdserve_digest": "fedcba9876543210"}])
 def test_another_pdserve(change: dict[str, str]) -> None:
-    [(node, status, value)] = bad(find("versions", told(host2=change)))
+    [(node, status, value)] = bad(find("versions", nodes_with(host2=change)))
     assert (node, status) == ("all nodes", "failed")
     assert value.endswith("on host2; 1.0 (0123456789abcdef) on host0, host1")
 
@@ -111,15 +111,15 @@ def test_another_pdserve(change: dict[str, str]) -> None:
 )
 def test_clocks(skew: Skew, status: str | None) -> None:
     skews = {"host0": Skew(0.1, 0.05), "host1": skew, "host2": Skew(-0.1, 0.05)}
-    found = [one for one in compare(plan(), told(), skews) if one.check == "clock"]
-    assert [(one.node, one.status) for one in found] == (
+    findings = [finding for finding in compare(plan(), nodes_with(), skews) if finding.check == "clock"]
+    assert [(finding.node, finding.status) for finding in findings] == (
         [("all nodes", "ok")] if status is None else [("host1", status)]
     )
 
 
 def test_nodes_are_compared_with_each_other_not_with_the_launcher() -> None:
     skews = {node.name: Skew(500.0, 0.1) for node in NODES}
-    assert [one.status for one in compare(plan(), told(), skews) if one.check == "clock"] == ["ok"]
+    assert [finding.status for finding in compare(plan(), nodes_with(), skews) if finding.check == "clock"] == ["ok"]
 
 
 def test_skew_as_ntp_measures_it() -> None:
@@ -129,5 +129,5 @@ def test_skew_as_ntp_measures_it() -> None:
 
 
 def test_equal_hostnames() -> None:
-    found = find("hostname", {node.name: facts(hostname="localhost") for node in NODES})
-    assert bad(found) == [("all nodes", "warning", "host0, host1, host2 all call themselves localhost")]
+    findings = find("hostname", {node.name: facts(hostname="localhost") for node in NODES})
+    assert bad(findings) == [("all nodes", "warning", "host0, host1, host2 all call themselves localhost")]

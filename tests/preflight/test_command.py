@@ -48,17 +48,17 @@ def test_as_json(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path)
     (tmp_path / "model" / "config.json").unlink()
     code, output = pdserve("preflight", file, "--json")
-    findings = [Finding.model_validate(one) for one in json.loads(output)]
+    findings = [Finding.model_validate(document) for document in json.loads(output)]
     assert code == 3
-    assert [one.check for one in findings if one.status == "failed"] == ["model"]
+    assert [finding.check for finding in findings if finding.status == "failed"] == ["model"]
     assert findings[0].where == "model.path"
 
 
 def test_what_the_plan_warns_of_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:
     code, output = pdserve("preflight", recipe(tmp_path, status="untested"), "--json")
     assert code == 0, output
-    [found] = [one for one in map(Finding.model_validate, json.loads(output)) if one.check == "plan"]
-    assert (found.status, found.value) == ("warning", "the recipe fake is untested on the hardware that it names")
+    [warning] = [finding for finding in map(Finding.model_validate, json.loads(output)) if finding.check == "plan"]
+    assert (warning.status, warning.value) == ("warning", "the recipe fake is untested on the hardware that it names")
 
 
 def test_a_package_that_is_missing_is_a_finding(tmp_path: Path, pdserve_home: Path) -> None:

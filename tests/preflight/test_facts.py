@@ -14,28 +14,28 @@ from tests.preflight.kit import LOOPBACK, in_namespace
 
 
 def test_facts_travel() -> None:
-    told = gather(platform="cpu", targets=["127.0.0.1"], environ={"CUDA_VISIBLE_DEVICES": "1", "KEY": "secret"})
-    assert NodeFacts.model_validate_json(told.model_dump_json()) == told
-    assert "secret" not in told.model_dump_json()
+    facts = gather(platform="cpu", targets=["127.0.0.1"], environ={"CUDA_VISIBLE_DEVICES": "1", "KEY": "secret"})
+    assert NodeFacts.model_validate_json(facts.model_dump_json()) == facts
+    assert "secret" not in facts.model_dump_json()
 
 
 def test_this_machine() -> None:
-    told = gather(platform="cpu", targets=["127.0.0.1", "no-such-host.invalid"])
-    assert (told.hostname, told.interpreter) == (socket.gethostname(), sys.executable)
-    assert told.pdserve_version == pdserve.__version__
-    assert told.pdserve_digest == source_digest()
-    assert told.routes == {"127.0.0.1": "127.0.0.1", "no-such-host.invalid": None}
-    assert 0 < told.memory.available <= told.memory_total
-    assert told.open_files.soft is None or told.open_files.soft > 0
-    assert (told.devices_present, told.devices_visible) == ((), ())
+    facts = gather(platform="cpu", targets=["127.0.0.1", "no-such-host.invalid"])
+    assert (facts.hostname, facts.interpreter) == (socket.gethostname(), sys.executable)
+    assert facts.pdserve_version == pdserve.__version__
+    assert facts.pdserve_digest == source_digest()
+    assert facts.routes == {"127.0.0.1": "127.0.0.1", "no-such-host.invalid": None}
+    assert 0 < facts.memory.available <= facts.memory_total
+    assert facts.open_files.soft is None or facts.open_files.soft > 0
+    assert (facts.devices_present, facts.devices_visible) == ((), ())
 
 
 @pytest.mark.process
 def test_an_interpreter_that_is_not_there_is_a_fact_not_an_error() -> None:
-    told = gather(platform="cpu", python="/no/such/python")
-    assert told.versions_problem is not None
-    assert "/no/such/python cannot be used as a Python interpreter" in told.versions_problem
-    assert told.versions.vllm is None
+    facts = gather(platform="cpu", python="/no/such/python")
+    assert facts.versions_problem is not None
+    assert "/no/such/python cannot be used as a Python interpreter" in facts.versions_problem
+    assert facts.versions.vllm is None
 
 
 def test_loopback_is_among_the_interfaces() -> None:
@@ -44,9 +44,9 @@ def test_loopback_is_among_the_interfaces() -> None:
 
 @pytest.mark.process
 def test_every_address_has_its_own_mask_and_state() -> None:
-    said = in_namespace(
+    output = in_namespace(
         "import json; from pdserve.preflight.interfaces import interfaces;"
-        "print(json.dumps([str(one) for one in interfaces()]))",
+        "print(json.dumps([str(interface) for interface in interfaces()]))",
         network=[
             "link add net0 type veth peer name peer0",
             "link set net0 up",
@@ -57,21 +57,21 @@ def test_every_address_has_its_own_mask_and_state() -> None:
             "addr add 10.8.0.1/30 dev net1",
         ],
     )
-    assert said == ["lo 127.0.0.1/8", "net0 10.9.1.1/24", "net0 10.9.2.1/16", "net1 10.8.0.1/30 (down)"]
+    assert output == ["lo 127.0.0.1/8", "net0 10.9.1.1/24", "net0 10.9.2.1/16", "net1 10.8.0.1/30 (down)"]
 
 
 @pytest.mark.process
 def test_more_addresses_than_the_first_question_has_room_for() -> None:
-    said = in_namespace(
+    output = in_namespace(
         "import json; from pdserve.preflight.interfaces import interfaces; print(json.dumps(len(interfaces())))",
         network=[f"addr add 10.9.{n}.1/24 dev lo" for n in range(100)],
     )
-    assert said == 101
+    assert output == 101
 
 
 @pytest.mark.process
 def test_the_route_decides_which_address_is_ours() -> None:
-    said = in_namespace(
+    output = in_namespace(
         "import json; from pdserve.preflight.interfaces import route_source;"
         "print(json.dumps([route_source('10.9.0.7'), route_source('10.8.0.7'), route_source('10.7.0.7')]))",
         network=[
@@ -85,7 +85,7 @@ def test_the_route_decides_which_address_is_ours() -> None:
             "addr add 10.8.0.1/24 dev net1",
         ],
     )
-    assert said == ["10.9.0.1", "10.8.0.1", None]
+    assert output == ["10.9.0.1", "10.8.0.1", None]
 
 
 def test_loopback_by_name() -> None:
@@ -98,7 +98,7 @@ def test_loopback_by_name() -> None:
 
 @pytest.mark.process
 def test_capabilities_of_a_user_namespace_do_not_count() -> None:
-    said = in_namespace(
+    output = in_namespace(
         "import json; from pdserve.preflight.facts import gather; print(json.dumps(gather(platform='cpu').ipc_lock))"
     )
-    assert said is False
+    assert output is False

@@ -9,13 +9,13 @@ from pdserve.preflight.finding import Finding, Status, failed, of_error, raise_f
 
 
 def finding(status: Status = "failed", node: str = "a", **changes: object) -> Finding:
-    told = {"node": node, "check": "ports", "status": status, "value": "held", "need": "free", **changes}
-    return Finding.model_validate(told)
+    fields = {"node": node, "check": "ports", "status": status, "value": "held", "need": "free", **changes}
+    return Finding.model_validate(fields)
 
 
 def test_json_both_ways() -> None:
-    one = finding(fix="stop it", evidence=("PID 1",), unverified_on_hardware=True, where="ports.proxy")
-    assert Finding.model_validate_json(one.model_dump_json()) == one
+    original = finding(fix="stop it", evidence=("PID 1",), unverified_on_hardware=True, where="ports.proxy")
+    assert Finding.model_validate_json(original.model_dump_json()) == original
 
 
 def test_a_line_has_the_node_the_value_the_need_and_the_fix() -> None:
@@ -23,11 +23,11 @@ def test_a_line_has_the_node_the_value_the_need_and_the_fix() -> None:
     assert "(unverified on hardware)" in finding(unverified_on_hardware=True).line()
 
 
-def test_an_error_becomes_a_finding_with_all_that_it_says() -> None:
+def test_an_error_becomes_a_finding_with_all_its_parts() -> None:
     error = PreflightError("no model", where="model.path", cause="a wrong path", todo="correct it", evidence=("x",))
-    one = of_error("a", "model", "a model", error)
-    assert (one.value, one.where, one.fix) == ("no model", "model.path", "correct it")
-    assert one.evidence == ("likely cause: a wrong path", "x")
+    from_error = of_error("a", "model", "a model", error)
+    assert (from_error.value, from_error.where, from_error.fix) == ("no model", "model.path", "correct it")
+    assert from_error.evidence == ("likely cause: a wrong path", "x")
 
 
 @pytest.mark.parametrize("status", ["ok", "warning", "unknown"])
@@ -44,7 +44,7 @@ def test_a_single_failure_is_the_error_itself() -> None:
     assert error.evidence == ("PID 1",)
 
 
-def test_several_failures_are_all_told() -> None:
+def test_several_failures_are_all_reported() -> None:
     with pytest.raises(PreflightError, match="3 checks failed on 2 nodes") as raised:
         raise_failed([finding(), finding(evidence=("PID 1",)), finding(node="b")])
     assert raised.value.exit_code == 3

@@ -26,25 +26,25 @@ from tests.preflight.kit import here
 NOT_THERE = Output(None, "", "No such file or directory")
 
 
-def asked(said: Mapping[str, Output | str], platform: str = "cuda", present: int = 2) -> list[Finding]:
+def asked(outputs: Mapping[str, Output | str], platform: str = "cuda", present: int = 2) -> list[Finding]:
     """What is found when the tools say this. The plan needs devices 0 and 1."""
     plan = here(kit.on_gpus(platform=platform))
 
     def run(argv: tuple[str, ...]) -> Output:
-        found = next((answer for words, answer in said.items() if words in " ".join(argv)), NOT_THERE)
-        return Output(0, found, "") if isinstance(found, str) else found
+        output = next((answer for words, answer in outputs.items() if words in " ".join(argv)), NOT_THERE)
+        return Output(0, output, "") if isinstance(output, str) else output
 
     return find_gpu_processes(plan, "here", plan.processes, range(present), run)
 
 
 def nvidia(apps: str, present: int = 2) -> Finding:
-    [found] = asked({"--query-gpu": recorded.NVIDIA_GPUS, "--query-compute-apps": apps}, present=present)
-    return found
+    [finding] = asked({"--query-gpu": recorded.NVIDIA_GPUS, "--query-compute-apps": apps}, present=present)
+    return finding
 
 
 def rocm(pids: str, present: int = 2) -> Finding:
-    [found] = asked({"rocm-smi": pids}, "rocm", present)
-    return found
+    [finding] = asked({"rocm-smi": pids}, "rocm", present)
+    return finding
 
 
 def test_no_device_no_question() -> None:
@@ -53,25 +53,25 @@ def test_no_device_no_question() -> None:
 
 
 def test_nvidia_names_the_process_and_its_device() -> None:
-    found = nvidia(recorded.NVIDIA_APPS)
-    assert found.status == "failed"
-    assert "PID 1 /home/auser/D1/miniconda3/envs/vLLM_test_env/bin/python" in found.value
-    assert "device 0: PID 1 " in found.evidence[0]
-    assert "7.8 GiB" in found.evidence[0]
-    assert found.unverified_on_hardware
+    finding = nvidia(recorded.NVIDIA_APPS)
+    assert finding.status == "failed"
+    assert "PID 1 /home/auser/D1/miniconda3/envs/vLLM_test_env/bin/python" in finding.value
+    assert "device 0: PID 1 " in finding.evidence[0]
+    assert "7.8 GiB" in finding.evidence[0]
+    assert finding.unverified_on_hardware
 
 
 def test_nvidia_process_that_cannot_be_looked_into() -> None:
-    found = nvidia(recorded.NVIDIA_APPS_ELSEWHERE)
-    assert found.status == "failed"
-    assert found.evidence == ("device 1: PID 40170 [Not Found]",)
+    finding = nvidia(recorded.NVIDIA_APPS_OF_ANOTHER_NAMESPACE)
+    assert finding.status == "failed"
+    assert finding.evidence == ("device 1: PID 40170 [Not Found]",)
 
 
-def test_a_process_on_a_device_that_is_left_alone_is_nobodys_business() -> None:
+def test_a_process_on_an_unused_device_does_not_matter() -> None:
     plan = here(kit.on_gpus(), {"prefill": {"devices": [2]}, "decode": {"devices": [3]}})
-    said = {_GPUS: recorded.NVIDIA_GPUS, _APPS: recorded.NVIDIA_APPS}
-    [found] = find_gpu_processes(plan, "here", plan.processes, range(8), lambda argv: Output(0, said[argv[1]], ""))
-    assert found.status == "ok"
+    outputs = {_GPUS: recorded.NVIDIA_GPUS, _APPS: recorded.NVIDIA_APPS}
+    [finding] = find_gpu_processes(plan, "here", plan.processes, range(8), lambda argv: Output(0, outputs[argv[1]], ""))
+    assert finding.status == "ok"
 
 
 _GPUS, _APPS = "--query-gpu=index,uuid", "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
@@ -81,34 +81,34 @@ def test_idle_devices() -> None:
     assert nvidia("").status == "ok"
     assert rocm(recorded.ROCM_NONE).status == "ok"
     assert rocm(recorded.ROCM_OPENED).status == "ok", "it has the driver open and no device"
-    [found] = asked({"amd-smi": recorded.AMD_NONE}, "rocm")
-    assert found.status == "ok"
+    [finding] = asked({"amd-smi": recorded.AMD_NONE}, "rocm")
+    assert finding.status == "ok"
 
 
 def test_rocm_names_only_who_has_memory_or_devices() -> None:
-    found = rocm(recorded.ROCM_BUSY)
-    assert (found.status, found.value) == ("failed", "1 foreign process(es): PID 1168514 pt_main_thread")
-    assert found.evidence == ("PID 1168514 pt_main_thread, 165.2 GiB",)
+    finding = rocm(recorded.ROCM_BUSY)
+    assert (finding.status, finding.value) == ("failed", "1 foreign process(es): PID 1168514 pt_main_thread")
+    assert finding.evidence == ("PID 1168514 pt_main_thread, 165.2 GiB",)
 
 
-def test_rocm_does_not_say_which_device_so_that_a_part_of_the_machine_is_only_warned_about() -> None:
+def test_rocm_does_not_report_the_device_so_that_a_part_of_the_machine_is_only_warned_about() -> None:
     assert rocm(recorded.ROCM_BUSY, present=8).status == "warning"
 
 
 def test_rocm_without_figures_still_counts() -> None:
-    found = rocm(recorded.ROCM_UNTOLD)
-    assert found.status == "failed"
-    assert found.evidence == ("PID 55573 gmx_mpi", "PID 55571 gmx_mpi")
+    finding = rocm(recorded.ROCM_UNTOLD)
+    assert finding.status == "failed"
+    assert finding.evidence == ("PID 55573 gmx_mpi", "PID 55571 gmx_mpi")
 
 
 def test_amd_smi_is_asked_where_rocm_smi_is_missing() -> None:
-    [found] = asked({"amd-smi": recorded.AMD_BUSY}, "rocm")
-    assert found.status == "failed"
-    assert found.evidence == ("PID 2168274 python3.12, 0.1 GiB",)
+    [finding] = asked({"amd-smi": recorded.AMD_BUSY}, "rocm")
+    assert finding.status == "failed"
+    assert finding.evidence == ("PID 2168274 python3.12, 0.1 GiB",)
 
 
 @pytest.mark.parametrize(
-    ("platform", "said", "says"),
+    ("platform", "outputs", "message"),
     [
         ("cuda", {}, "nvidia-smi cannot be run (No such file or directory)"),
         ("rocm", {}, "rocm-smi cannot be run (No such file or directory); amd-smi cannot be run"),
@@ -120,11 +120,11 @@ def test_amd_smi_is_asked_where_rocm_smi_is_missing() -> None:
     ],
 )
 def test_what_is_not_known_is_unknown_and_never_an_alarm(
-    platform: str, said: Mapping[str, Output | str], says: str
+    platform: str, outputs: Mapping[str, Output | str], message: str
 ) -> None:
-    [found] = asked(said, platform)
-    assert found.status == "unknown"
-    assert says in found.value
+    [finding] = asked(outputs, platform)
+    assert finding.status == "unknown"
+    assert message in finding.value
 
 
 @pytest.fixture
@@ -143,9 +143,9 @@ def ours(tmp_path: Path) -> Iterator[tuple[Plan, int]]:
 def recorded_as(folder: Path, pid: int) -> None:
     """The record of the run, of which this is the prefill."""
     run = RunDir.create(folder, ".", "run-7")
-    one, gone = procfs.identify(pid), ProcessId(pid=4_194_000, start_ticks=1)
+    living, gone = procfs.identify(pid), ProcessId(pid=4_194_000, start_ticks=1)
     node = NodeState(agent=gone, guard=gone, hostname=socket.gethostname(), place=procfs.place())
-    prefill = ProcessState(role="prefill", node="here", phase="ready", id=one)
+    prefill = ProcessState(role="prefill", node="here", phase="ready", id=living)
     state = DeploymentState(
         name="x", run_id="run-7", host="", launcher=gone, nodes={"here": node}, processes={"p": prefill}, started_at=0
     )
@@ -161,9 +161,11 @@ def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
     plan, pid = ours
 
     def find(*pids: int) -> Finding:
-        said = {_GPUS: recorded.NVIDIA_GPUS, _APPS: on_first_gpu(*pids)}
-        [found] = find_gpu_processes(plan, "here", plan.processes, range(2), lambda argv: Output(0, said[argv[1]], ""))
-        return found
+        outputs = {_GPUS: recorded.NVIDIA_GPUS, _APPS: on_first_gpu(*pids)}
+        [finding] = find_gpu_processes(
+            plan, "here", plan.processes, range(2), lambda argv: Output(0, outputs[argv[1]], "")
+        )
+        return finding
 
     assert find(pid).status == "ok"
     assert find(pid, os.getpid()).status == "failed"
@@ -173,8 +175,8 @@ def test_what_this_run_has_is_not_foreign(ours: tuple[Plan, int]) -> None:
 def test_parsers_alone() -> None:
     indices = nvidia_indices(recorded.NVIDIA_GPUS)
     assert list(indices.values()) == [0, 1]
-    [one] = parse_nvidia(recorded.NVIDIA_APPS.replace("python", "a, b"), indices)
-    assert one.name.endswith("a, b")
+    [gpu_process] = parse_nvidia(recorded.NVIDIA_APPS.replace("python", "a, b"), indices)
+    assert gpu_process.name.endswith("a, b")
     with pytest.raises(ValueError, match="columns"):
         parse_nvidia("1, 2", indices)
     assert len(parse_rocm(recorded.ROCM_BUSY)) == 1

@@ -35,9 +35,9 @@ def limit(soft: int, hard: int | None = None) -> Limit:
     ids=["unlimited", "an image's", "with the capability", "a hard one helps nobody", "a part", "all of memory"],
 )
 def test_locked_memory_for_rdma(locked: Limit, capable: bool, status: str) -> None:
-    [found] = find_memlock("here", here(rdma()).processes, facts(memlock=locked, ipc_lock=capable))
-    assert found.status == status
-    assert (found.fix is None) == (status == "ok")
+    [finding] = find_memlock("here", here(rdma()).processes, facts(memlock=locked, ipc_lock=capable))
+    assert finding.status == status
+    assert (finding.fix is None) == (status == "ok")
 
 
 def test_locked_memory_does_not_matter_over_tcp() -> None:
@@ -62,8 +62,8 @@ def test_locked_memory_does_not_matter_over_tcp() -> None:
 def test_open_files(files: Limit, roles: tuple[str, ...], status: str) -> None:
     plan = here(kit.with_lmcache())
     starting = [process for process in plan.processes if process.role in roles]
-    [found] = find_open_files("here", starting, facts(open_files=files))
-    assert found.status == status
+    [finding] = find_open_files("here", starting, facts(open_files=files))
+    assert finding.status == status
 
 
 def child(code: str, *, lowered: tuple[int, int]) -> Any:
@@ -86,15 +86,15 @@ _GATHER = "from pdserve.preflight.facts import gather; print(gather(platform='cp
 
 @pytest.mark.process
 def test_a_process_with_few_open_files() -> None:
-    told = child(_GATHER, lowered=(resource.RLIMIT_NOFILE, 200))
-    [found] = find_open_files("here", here().processes, facts(open_files=told["open_files"]))
-    assert (found.status, found.value) == ("failed", "soft 200, hard 200")
-    assert "ulimit -n" in str(found.fix)
+    facts_of_child = child(_GATHER, lowered=(resource.RLIMIT_NOFILE, 200))
+    [finding] = find_open_files("here", here().processes, facts(open_files=facts_of_child["open_files"]))
+    assert (finding.status, finding.value) == ("failed", "soft 200, hard 200")
+    assert "ulimit -n" in str(finding.fix)
 
 
 @pytest.mark.process
 def test_a_process_with_little_locked_memory() -> None:
-    told = child(_GATHER, lowered=(resource.RLIMIT_MEMLOCK, 64 * 1024))
-    [found] = find_memlock("here", here(kit.on_gpus(), rdma()).processes, facts(memlock=told["memlock"]))
-    assert found.status == "failed"
-    assert "ulimit -l unlimited" in str(found.fix)
+    facts_of_child = child(_GATHER, lowered=(resource.RLIMIT_MEMLOCK, 64 * 1024))
+    [finding] = find_memlock("here", here(kit.on_gpus(), rdma()).processes, facts(memlock=facts_of_child["memlock"]))
+    assert finding.status == "failed"
+    assert "ulimit -l unlimited" in str(finding.fix)

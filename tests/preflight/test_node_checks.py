@@ -39,20 +39,20 @@ def look(plan: Plan, **changes: Any) -> list[Finding]:
 
 @pytest.mark.process
 def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
-    found = look(plan(tmp_path, kit.with_lmcache()))
+    findings = look(plan(tmp_path, kit.with_lmcache()))
     checks = {"program", "model", "proxy-files", "patches", "ports", "memory", "open-files"}
-    assert {finding.check for finding in found} == checks
-    assert {finding.status for finding in found} == {"ok"}
-    assert {finding.node for finding in found} == {"here"}
+    assert {finding.check for finding in findings} == checks
+    assert {finding.status for finding in findings} == {"ok"}
+    assert {finding.node for finding in findings} == {"here"}
 
 
 @pytest.mark.process
 def test_all_problems_at_once(tmp_path: Path) -> None:
     wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=900_000), python="/no/such/python")
     (tmp_path / "config.json").unlink()
-    found = check_node(wanted, "here", facts=gather(platform="cpu"))
-    assert {finding.check for finding in failed(found)} == {"program", "model", "memory"}
-    assert all(finding.fix for finding in failed(found))
+    findings = check_node(wanted, "here", facts=gather(platform="cpu"))
+    assert {finding.check for finding in failed(findings)} == {"program", "model", "memory"}
+    assert all(finding.fix for finding in failed(findings))
 
 
 @pytest.mark.process
@@ -60,11 +60,11 @@ def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
     wanted = plan(tmp_path)
     port = wanted.process("decode-0").ports["http"]
     with socket.create_server(("127.0.0.1", port)):
-        found = only(look(wanted), "ports")
+        finding = only(look(wanted), "ports")
         ours = only(check_node(wanted, "here", facts=facts(), held_by_us=[port]), "ports")
         spared = only(check_node(wanted, "here", facts=facts(), starting=["proxy"]), "ports")
-    assert found.status == "failed"
-    assert f"decode-0 needs port {port} (http), held by PID" in found.evidence[1]
+    assert finding.status == "failed"
+    assert f"decode-0 needs port {port} (http), held by PID" in finding.evidence[1]
     assert (ours.status, spared.status) == ("ok", "ok")
 
 
@@ -77,17 +77,17 @@ def replacing(running: Plan, wanted: Plan, names: tuple[str, ...] = ("lmcache-0"
 def test_memory_of_what_is_replaced_is_not_asked_for_on_top_of_what_it_has(tmp_path: Path) -> None:
     large = plan(tmp_path, kit.with_lmcache(l1_size_gb=200))
     assert only(look(large), "memory").status == "failed"
-    found = only(replacing(large, large), "memory")
-    assert (found.status, found.value) == ("ok", "300.0 GiB can be used")
-    assert found.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
+    finding = only(replacing(large, large), "memory")
+    assert (finding.status, finding.value) == ("ok", "300.0 GiB can be used")
+    assert finding.need == "200.0 GiB for LMCache's L1 (200.0 GiB of what is replaced counted as free)"
 
 
 @pytest.mark.process
 def test_what_replaces_a_smaller_server_must_fit_into_what_that_one_leaves(tmp_path: Path) -> None:
     small, large = (plan(tmp_path, kit.with_lmcache(l1_size_gb=size, shm_name="pool")) for size in (20, 200))
-    found = replacing(small, large)
-    assert [one.check for one in failed(found)] == ["memory", "shm"]
-    assert only(found, "memory").where == "lmcache.l1_size_gb"
+    findings = replacing(small, large)
+    assert [finding.check for finding in failed(findings)] == ["memory", "shm"]
+    assert only(findings, "memory").where == "lmcache.l1_size_gb"
     assert not failed(replacing(large, small))
 
 
@@ -104,7 +104,10 @@ def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
     nodes = Node(name="a", address="192.0.2.1"), Node(name="b", address="192.0.2.2"), Node(name="c")
     wanted = kit.plan(kit.recipe(kit.with_lmcache(l1_size_gb=200), {"model": {"path": str(tmp_path)}}), *nodes)
     assert {process.node for process in wanted.processes} == {"a", "b"}
-    on = {node.name: {one.check: one.status for one in check_node(wanted, node.name, facts=facts())} for node in nodes}
+    on = {
+        node.name: {finding.check: finding.status for finding in check_node(wanted, node.name, facts=facts())}
+        for node in nodes
+    }
     assert on["a"]["memory"] == "failed"
     assert "memory" not in on["b"]
     assert "proxy-files" not in on["b"]
@@ -114,20 +117,20 @@ def test_only_what_runs_on_the_node_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_memory_and_shared_memory_are_two_findings(tmp_path: Path) -> None:
     wanted = plan(tmp_path, kit.with_lmcache(l1_size_gb=10, shm_name="pool"))
-    found = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=64 << 20, limit_free=None))
-    assert (only(found, "memory").status, only(found, "shm").status) == ("ok", "failed")
-    assert only(found, "shm").where == "lmcache.l1_size_gb"
-    found = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=20 * GIB, limit_free=4 * GIB))
-    assert (only(found, "memory").status, only(found, "shm").status) == ("failed", "ok")
-    assert "the cgroup allows 4.0 GiB more" in only(found, "memory").value
+    findings = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=64 << 20, limit_free=None))
+    assert (only(findings, "memory").status, only(findings, "shm").status) == ("ok", "failed")
+    assert only(findings, "shm").where == "lmcache.l1_size_gb"
+    findings = look(wanted, memory=MemoryFacts(available=100 * GIB, shm_free=20 * GIB, limit_free=4 * GIB))
+    assert (only(findings, "memory").status, only(findings, "shm").status) == ("failed", "ok")
+    assert "the cgroup allows 4.0 GiB more" in only(findings, "memory").value
 
 
 @pytest.mark.process
 def test_a_proxy_file_that_is_not_there(tmp_path: Path) -> None:
     wanted = plan(tmp_path, {"proxy": {"auth": {"keys_file": str(tmp_path / "keys.jsonl")}}})
-    found = only(look(wanted), "proxy-files")
-    assert (found.status, found.where) == ("failed", "proxy.auth.keys_file")
-    assert f"{tmp_path}/keys.jsonl cannot be read" in found.value
+    finding = only(look(wanted), "proxy-files")
+    assert (finding.status, finding.where) == ("failed", "proxy.auth.keys_file")
+    assert f"{tmp_path}/keys.jsonl cannot be read" in finding.value
 
 
 def towards_workers(folder: Path, **names: str) -> Finding:
@@ -144,7 +147,7 @@ def test_certificates_towards_workers_that_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("names", "where", "says"),
+    ("names", "where", "message"),
     [
         ({"ca": "no.pem"}, ".ca", "no.pem cannot be read"),
         ({"certificate": "no.pem", "key": "own.key"}, ".certificate", "no.pem cannot be read"),
@@ -154,21 +157,21 @@ def test_certificates_towards_workers_that_are_right(tmp_path: Path) -> None:
     ],
 )
 def test_certificates_towards_workers_that_the_proxy_could_not_use(
-    tmp_path: Path, names: dict[str, str], where: str, says: str
+    tmp_path: Path, names: dict[str, str], where: str, message: str
 ) -> None:
     made(tmp_path, "own")
     made(tmp_path, "other")
-    found = towards_workers(tmp_path, **names)
-    assert (found.status, found.where) == ("failed", f"proxy.upstream_tls{where}")
-    assert says in found.value
+    finding = towards_workers(tmp_path, **names)
+    assert (finding.status, finding.where) == ("failed", f"proxy.upstream_tls{where}")
+    assert message in finding.value
 
 
 def test_devices() -> None:
     wanted = kit.plan(kit.recipe(kit.on_gpus(2, 2)), Node(name="here", devices=(0, 1, 2, 3)))
 
     def find(**changes: Any) -> Finding:
-        [found] = find_devices(wanted, "here", wanted.processes, facts(**changes))
-        return found
+        [finding] = find_devices(wanted, "here", wanted.processes, facts(**changes))
+        return finding
 
     assert find().status == "ok"
     slurm = {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -185,9 +188,9 @@ def test_devices() -> None:
 def test_devices_without_the_tool_that_knows_who_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     wanted = kit.plan(kit.recipe(kit.on_gpus()), Node(name="here", devices=(0, 1)))
-    found = only(check_node(wanted, "here", facts=facts()), "gpu-processes")
-    assert found.status == "unknown"
-    assert "nvidia-smi cannot be run" in found.value
+    finding = only(check_node(wanted, "here", facts=facts()), "gpu-processes")
+    assert finding.status == "unknown"
+    assert "nvidia-smi cannot be run" in finding.value
 
 
 def test_a_run_directory_that_is_shared(tmp_path: Path) -> None:
@@ -222,18 +225,18 @@ def test_what_a_node_writes_is_of_one_launcher_too(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("folder", "says"),
+    ("folder", "message"),
     [("absent", "does not exist here"), ("other", "is not the launcher's"), ("earlier", "is not the launcher's")],
 )
-def test_a_run_directory_that_is_another_one(tmp_path: Path, folder: str, says: str) -> None:
+def test_a_run_directory_that_is_another_one(tmp_path: Path, folder: str, message: str) -> None:
     for name in ("launchers", "other", "earlier"):
         (tmp_path / name).mkdir()
     mark = write_mark(tmp_path / "launchers")
     write_mark(tmp_path / "earlier")
-    found = find_run_dir("a", tmp_path / folder, mark, seconds=0)
-    assert found.status == "failed"
-    assert says in found.value
-    assert "PDSERVE_HOME" in str(found.fix)
+    finding = find_run_dir("a", tmp_path / folder, mark, seconds=0)
+    assert finding.status == "failed"
+    assert message in finding.value
+    assert "PDSERVE_HOME" in str(finding.fix)
 
 
 def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
@@ -250,5 +253,5 @@ def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_run_directory_is_among_the_checks_of_a_node(tmp_path: Path) -> None:
     wanted = plan(tmp_path).model_copy(update={"run_dir": str(tmp_path)})
-    found = check_node(wanted, "here", facts=facts(), mark=write_mark(tmp_path))
-    assert only(found, "run-dir").status == "ok"
+    findings = check_node(wanted, "here", facts=facts(), mark=write_mark(tmp_path))
+    assert only(findings, "run-dir").status == "ok"

@@ -54,12 +54,12 @@ def _linked_around(folder: Path, real: Path, file: Path) -> None:
     folder.unlink()
 
 
-def found(plan: Plan) -> list[Finding]:
+def patch_findings(plan: Plan) -> list[Finding]:
     return find_patches("here", plan.processes)
 
 
 def test_the_installed_engines_get_all_their_patches() -> None:
-    finding = only(found(here(kit.with_lmcache())), "patches")
+    finding = only(patch_findings(here(kit.with_lmcache())), "patches")
     assert finding.status == "ok", finding.line()
     assert "would be applied" in finding.value
     assert "prefill-0" in finding.need
@@ -67,7 +67,7 @@ def test_the_installed_engines_get_all_their_patches() -> None:
 
 def test_code_that_no_test_has_seen(newer: str) -> None:
     changed = {"engine": {"env": {"PYTHONPATH": newer}}}
-    by_status = {one.status: one for one in found(here(kit.with_lmcache(), changed))}
+    by_status = {finding.status: finding for finding in patch_findings(here(kit.with_lmcache(), changed))}
     refused, left_out = by_status["failed"], by_status["warning"]
     assert "stale-completions would refuse to start: vllm" in refused.value
     assert "_free_request does not exist in vllm 0.32.0" in refused.value
@@ -76,7 +76,7 @@ def test_code_that_no_test_has_seen(newer: str) -> None:
     assert str(refused.fix).endswith("allow_unknown_upstream: [stale-completions]")
     assert left_out.value.startswith("mooncake-pulls would be left out, and a decode request whose client")
     allowed = {"allow_unknown_upstream": ["stale-completions"]}
-    assert not failed(found(here(kit.with_lmcache(), changed, allowed)))
+    assert not failed(patch_findings(here(kit.with_lmcache(), changed, allowed)))
 
 
 def test_up_refuses_within_seconds_what_its_engines_would_refuse(
@@ -92,10 +92,10 @@ def test_up_refuses_within_seconds_what_its_engines_would_refuse(
 
 
 def test_an_interpreter_that_cannot_judge_stops_nothing() -> None:
-    [one] = found(here(python="/bin/true"))
-    assert (one.status, one.check) == ("unknown", "patches")
-    assert "/bin/true" in one.value
+    [finding] = patch_findings(here(python="/bin/true"))
+    assert (finding.status, finding.check) == ("unknown", "patches")
+    assert "/bin/true" in finding.value
 
 
-def test_of_a_command_of_the_recipe_nothing_is_said() -> None:
-    assert found(here({"engine": {"command": ["serve"]}})) == []
+def test_a_command_of_the_recipe_is_not_judged() -> None:
+    assert patch_findings(here({"engine": {"command": ["serve"]}})) == []

@@ -33,9 +33,9 @@ def find(folder: Path, tree: Tree = INFINIBAND, *, device_name: str = "", verbs:
     if verbs:
         dev.mkdir()
         (dev / "uverbs0").touch()
-    [found] = find_rdma("here", here(rdma(device_name)).processes, sys=sys, verbs=dev)
-    assert found.unverified_on_hardware
-    return found
+    [finding] = find_rdma("here", here(rdma(device_name)).processes, sys=sys, verbs=dev)
+    assert finding.unverified_on_hardware
+    return finding
 
 
 def with_state(device: str, state: str) -> Tree:
@@ -50,39 +50,39 @@ def test_tcp_and_nixl_ask_for_none(change: dict[str, Any], tmp_path: Path) -> No
 def test_a_connector_inside_multi_is_seen(tmp_path: Path) -> None:
     inside = {"kind": "multi", "of": [{"kind": "mooncake", "protocol": "rdma"}, kit.LMCACHE]}
     plan = here(kit.with_lmcache(), rdma(), {"prefill": {"connector": inside}})
-    [found] = find_rdma("here", [plan.process("prefill-0")], sys=tmp_path / "none", verbs=tmp_path)
-    assert found.value == "no RDMA device"
+    [finding] = find_rdma("here", [plan.process("prefill-0")], sys=tmp_path / "none", verbs=tmp_path)
+    assert finding.value == "no RDMA device"
 
 
 def test_all_links_up(tmp_path: Path) -> None:
-    found = find(tmp_path)
-    assert found.status == "ok"
-    assert "mlx4_0 port 2: 4: ACTIVE, 40 Gb/sec (4X QDR)" in found.value
+    finding = find(tmp_path)
+    assert finding.status == "ok"
+    assert "mlx4_0 port 2: 4: ACTIVE, 40 Gb/sec (4X QDR)" in finding.value
 
 
 def test_no_device(tmp_path: Path) -> None:
-    found = find(tmp_path, {})
-    assert (found.status, found.value) == ("failed", "no RDMA device")
-    assert found.fix is not None
-    assert "protocol: tcp" in found.fix
+    finding = find(tmp_path, {})
+    assert (finding.status, finding.value) == ("failed", "no RDMA device")
+    assert finding.fix is not None
+    assert "protocol: tcp" in finding.fix
 
 
 def test_devices_that_a_container_may_not_open(tmp_path: Path) -> None:
-    found = find(tmp_path, verbs=False)
-    assert found.status == "failed"
-    assert "/dev/infiniband" in str(found.fix)
+    finding = find(tmp_path, verbs=False)
+    assert finding.status == "failed"
+    assert "/dev/infiniband" in str(finding.fix)
 
 
 def test_a_named_device_that_is_not_there(tmp_path: Path) -> None:
-    found = find(tmp_path, device_name="mlx5_0,mlx5_7")
-    assert (found.status, found.value) == ("failed", "no mlx5_7")
-    assert "there are hfi1_0, mlx4_0, mlx5_0" in str(found.fix)
+    finding = find(tmp_path, device_name="mlx5_0,mlx5_7")
+    assert (finding.status, finding.value) == ("failed", "no mlx5_7")
+    assert "there are hfi1_0, mlx4_0, mlx5_0" in str(finding.fix)
 
 
 def test_a_named_device_whose_link_is_down(tmp_path: Path) -> None:
-    found = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN), device_name="mlx5_0:1")
-    assert (found.status, found.value) == ("failed", "no active port on mlx5_0")
-    assert "mlx5_0 port 1: 1: DOWN, 25 Gb/sec (1X EDR)" in found.evidence
+    finding = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN), device_name="mlx5_0:1")
+    assert (finding.status, finding.value) == ("failed", "no active port on mlx5_0")
+    assert "mlx5_0 port 1: 1: DOWN, 25 Gb/sec (1X EDR)" in finding.evidence
 
 
 def test_another_device_that_is_down_does_not_matter_when_one_is_named(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_another_device_that_is_down_does_not_matter_when_one_is_named(tmp_path:
 
 
 def test_without_a_name_a_device_that_is_down_may_be_taken(tmp_path: Path) -> None:
-    found = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN))
-    assert found.status == "warning"
-    assert found.value.endswith("no active port on mlx5_0")
+    finding = find(tmp_path, with_state("mlx5_0", INFINIBAND_DOWN))
+    assert finding.status == "warning"
+    assert finding.value.endswith("no active port on mlx5_0")
 
 
 def test_all_links_down(tmp_path: Path) -> None:
@@ -103,5 +103,5 @@ def test_all_links_down(tmp_path: Path) -> None:
 def test_a_tree_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     tree = tmp_path / "infiniband"
     (tree / "mlx5_0").mkdir(parents=True)
-    [found] = find_rdma("here", here(rdma()).processes, sys=tree, verbs=tmp_path)
-    assert found.status == "unknown"
+    [finding] = find_rdma("here", here(rdma()).processes, sys=tree, verbs=tmp_path)
+    assert finding.status == "unknown"

@@ -30,8 +30,8 @@ from tests.preflight import kit as preflight_kit
 
 pytestmark = pytest.mark.process
 
-OWN = [one.address for one in interfaces() if not is_loopback(one.address)]
-ELSEWHERE = "203.0.113.7"
+OWN = [interface.address for interface in interfaces() if not is_loopback(interface.address)]
+FOREIGN_ADDRESS = "203.0.113.7"
 """RFC 5737: nobody has it."""
 CAUSES = {
     "refuses": "ssh: connect to host refuses port 22: Connection refused",
@@ -66,67 +66,67 @@ def refused(here: Path, *lines: str, file: Path | None = None) -> str:
     cluster = here / "cluster.yaml"
     cluster.write_text("\n".join(["schema: 1", *lines, ""]))
     code, output = pdserve("preflight", file or recipe(here), "--cluster", cluster)
-    said = f"{output}\n"
-    assert code == 3, said
-    assert "Traceback" not in said
-    return said
+    text = f"{output}\n"
+    assert code == 3, text
+    assert "Traceback" not in text
+    return text
 
 
-def test_a_network_that_nobody_has_is_a_line_of_the_cluster_file(here: Path) -> None:
-    said = refused(here, "hosts:", "- name: a", "- name: b", "network:", "  interface: nowhere0")
-    assert f"error: {here}/cluster.yaml:6: network.interface: 2 of 2 nodes have no address" in said
-    assert "  | a has no interface nowhere0\n" in said
-    assert "  | b has no interface nowhere0\n" in said
+def test_a_network_that_no_node_has_is_a_line_of_the_cluster_file(here: Path) -> None:
+    text = refused(here, "hosts:", "- name: a", "- name: b", "network:", "  interface: nowhere0")
+    assert f"error: {here}/cluster.yaml:6: network.interface: 2 of 2 nodes have no address" in text
+    assert "  | a has no interface nowhere0\n" in text
+    assert "  | b has no interface nowhere0\n" in text
 
 
 def test_so_is_one_beside_another_of_the_recipe(here: Path) -> None:
     file = recipe(here, network__cidr="10.0.0.0/8")
-    said = refused(here, "network: {cidr: 203.0.113.0/24}", "hosts: [{name: a}]", file=file)
-    assert f"error: {here}/cluster.yaml:2: network.cidr: a has no address in 203.0.113.0/24" in said
+    text = refused(here, "network: {cidr: 203.0.113.0/24}", "hosts: [{name: a}]", file=file)
+    assert f"error: {here}/cluster.yaml:2: network.cidr: a has no address in 203.0.113.0/24" in text
 
 
 def test_a_network_of_the_recipe_is_a_line_of_the_recipe(here: Path) -> None:
     file = recipe(here, network__cidr="203.0.113.0/24")
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "cidr: 203" in text)
-    said = refused(here, "hosts: [{name: a}]", file=file)
-    assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in said
+    output = refused(here, "hosts: [{name: a}]", file=file)
+    assert f"error: {file}:{line}: network.cidr: a has no address in 203.0.113.0/24" in output
 
 
-def test_it_is_so_beside_a_cluster_file_that_says_null(here: Path) -> None:
+def test_it_is_so_beside_a_cluster_file_with_null(here: Path) -> None:
     file = recipe(here, network__cidr="203.0.113.0/24")
-    said = refused(here, "network: null", "hosts: [{name: a}]", file=file)
-    assert re.search(rf"error: {re.escape(str(file))}:\d+: network.cidr: a has no address", said)
+    text = refused(here, "network: null", "hosts: [{name: a}]", file=file)
+    assert re.search(rf"error: {re.escape(str(file))}:\d+: network.cidr: a has no address", text)
 
 
 @pytest.mark.skipif(not OWN, reason="no address besides loopback here")
 def test_the_host_with_a_wrong_address_is_named_with_its_line_and_what_it_has(here: Path) -> None:
-    said = refused(here, "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
-    assert f"error: {here}/cluster.yaml:5: hosts.1.address: b does not have the address {ELSEWHERE}\n" in said
-    assert re.search(rf"  likely cause: there: .*{re.escape(OWN[0])}", said)
-    assert "a does not" not in said
-    assert "leave `address` out" in said
+    text = refused(here, "hosts:", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
+    assert f"error: {here}/cluster.yaml:5: hosts.1.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
+    assert re.search(rf"  likely cause: there: .*{re.escape(OWN[0])}", text)
+    assert "a does not" not in text
+    assert "leave `address` out" in text
 
 
 @pytest.mark.skipif(not OWN, reason="no address besides loopback here")
 def test_so_are_several_hosts_with_wrong_addresses(here: Path) -> None:
-    said = refused(here, "hosts:", "- name: a", "  address: 203.0.113.8", "- name: b", f"  address: {ELSEWHERE}")
-    assert f"error: {here}/cluster.yaml:2: hosts: 2 hosts do not have their address\n" in said
-    assert f"  | {here}/cluster.yaml:4: hosts.0.address: a does not have the address 203.0.113.8\n" in said
-    assert f"  | {here}/cluster.yaml:6: hosts.1.address: b does not have the address {ELSEWHERE}\n" in said
+    text = refused(here, "hosts:", "- name: a", "  address: 203.0.113.8", "- name: b", f"  address: {FOREIGN_ADDRESS}")
+    assert f"error: {here}/cluster.yaml:2: hosts: 2 hosts do not have their address\n" in text
+    assert f"  | {here}/cluster.yaml:4: hosts.0.address: a does not have the address 203.0.113.8\n" in text
+    assert f"  | {here}/cluster.yaml:6: hosts.1.address: b does not have the address {FOREIGN_ADDRESS}\n" in text
 
 
 def test_excluded_hosts_do_not_move_the_line(here: Path) -> None:
-    said = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {ELSEWHERE}")
-    assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in said
+    text = refused(here, "exclude_nodes: [a]", "hosts:", "- name: a", "- name: b", f"  address: {FOREIGN_ADDRESS}")
+    assert f"{here}/cluster.yaml:6: hosts.1.address: b does not have" in text
 
 
 def test_all_hosts_that_do_not_answer_are_named_each_with_its_cause(here: Path) -> None:
-    said = refused(here, "hosts: [{name: refuses}, {name: a}, {name: unknown}]")
-    assert "error: 2 of 3 nodes cannot be looked at: refuses, unknown\n" in said
+    text = refused(here, "hosts: [{name: refuses}, {name: a}, {name: unknown}]")
+    assert "error: 2 of 3 nodes cannot be looked at: refuses, unknown\n" in text
     for host, cause in CAUSES.items():
-        assert f"  | probe@{host}: nothing can be started on {host}\n  |   {cause}\n" in said
-    assert "exclude_nodes: [refuses, unknown]" in said
-    logs = re.search(r"read (\S+)/probe@\*\.log", said)
+        assert f"  | probe@{host}: nothing can be started on {host}\n  |   {cause}\n" in text
+    assert "exclude_nodes: [refuses, unknown]" in text
+    logs = re.search(r"read (\S+)/probe@\*\.log", text)
     assert logs is not None
     assert sorted(log.name for log in Path(logs[1]).glob("probe@*.log") if log.stat().st_size) == [
         "probe@refuses.log",
@@ -136,24 +136,24 @@ def test_all_hosts_that_do_not_answer_are_named_each_with_its_cause(here: Path) 
 
 def test_a_host_that_hangs_does_not_hide_one_that_refuses(here: Path) -> None:
     began = time.monotonic()
-    said = refused(here, "ssh: {connect_seconds: 1}", "hosts: [{name: hangs}, {name: refuses}]")
-    assert "error: probe@refuses: nothing can be started on refuses\n" in said
-    assert f"  | {CAUSES['refuses']}\n  | hangs had not answered either when this was given up\n" in said
+    text = refused(here, "ssh: {connect_seconds: 1}", "hosts: [{name: hangs}, {name: refuses}]")
+    assert "error: probe@refuses: nothing can be started on refuses\n" in text
+    assert f"  | {CAUSES['refuses']}\n  | hangs had not answered either when this was given up\n" in text
     assert time.monotonic() - began < 60, "far from the two minutes that a start may take"
 
 
 def test_one_host_that_does_not_answer_is_the_error_itself(here: Path) -> None:
-    said = refused(here, "hosts: [{name: a}, {name: refuses}]")
-    assert "error: probe@refuses: nothing can be started on refuses\n" in said
-    assert "exclude_nodes" in said
+    text = refused(here, "hosts: [{name: a}, {name: refuses}]")
+    assert "error: probe@refuses: nothing can be started on refuses\n" in text
+    assert "exclude_nodes" in text
 
 
-def test_a_machine_without_ssh_is_told_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_ssh_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "bin" / "ssh").unlink()
     monkeypatch.setenv("PATH", str(here / "bin"))
-    said = refused(here, "hosts: [{name: a}, {name: b}]")
-    assert "error: probe@a: ssh cannot be run here: No such file or directory\n" in said
-    assert "what to do:   install ssh on the machine where pdserve is called, or add its folder to PATH" in said
+    text = refused(here, "hosts: [{name: a}, {name: b}]")
+    assert "error: probe@a: ssh cannot be run here: No such file or directory\n" in text
+    assert "what to do:   install ssh on the machine where pdserve is called, or add its folder to PATH" in text
 
 
 def unseen(run_dir: Path, *machines: Candidate) -> PreflightError:
@@ -178,7 +178,7 @@ def test_probes_are_ended_when_a_later_one_cannot_be_started(tmp_path: Path, mon
     absent = Candidate("b", Local(), "b", command=("/no/such/program",))
     error = unseen(tmp_path, Candidate("a", Local(), "a"), absent)
     assert error.what == "/no/such/program cannot be run here: No such file or directory"
-    assert [one.returncode for one in started] == [0]
+    assert [process.returncode for process in started] == [0]
 
 
 def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_a_larger_server_is_measured_against_what_the_one_that_runs_gives_back(t
     assert "(2.0 GiB of what is replaced counted as free)" in memory.need
 
 
-def test_what_an_earlier_probe_said_is_not_taken_for_what_this_one_says(tmp_path: Path) -> None:
-    def says(script: str) -> tuple[str, ...]:
+def test_the_log_of_an_earlier_probe_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
+    def evidence_of(script: str) -> tuple[str, ...]:
         return unseen(tmp_path, Candidate("a", Local(), "a", command=("sh", "-c", script))).evidence
 
-    assert says("echo refused >&2") == ("refused",)
-    assert says("echo unknown >&2") == ("unknown",)
-    assert says("exit 1") == ()
+    assert evidence_of("echo refused >&2") == ("refused",)
+    assert evidence_of("echo unknown >&2") == ("unknown",)
+    assert evidence_of("exit 1") == ()
     assert (tmp_path / "logs" / "probe@a.log").read_text() == "refused\nunknown\n", "the log keeps all of it"
 
 
@@ -218,6 +218,6 @@ def test_a_log_that_cannot_be_written_is_not_blamed_on_the_program(tmp_path: Pat
 def test_a_cluster_file_that_is_right_is_none_of_this(here: Path) -> None:
     cluster = here / "cluster.yaml"
     cluster.write_text("schema: 1\nhosts: [{name: a, address: 127.0.0.1}]\n")
-    code, said = pdserve("preflight", recipe(here), "--cluster", cluster, "--json")
-    assert code == 0, said
-    assert {one["node"] for one in json.loads(said)} == {"a"}
+    code, output = pdserve("preflight", recipe(here), "--cluster", cluster, "--json")
+    assert code == 0, output
+    assert {finding["node"] for finding in json.loads(output)} == {"a"}

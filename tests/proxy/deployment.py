@@ -144,11 +144,11 @@ class Fake(Child):
 
     def transferred(self) -> int:
         """Prompt tokens whose KV came from a prefill."""
-        found = re.search(
+        match = re.search(
             r"prompt_tokens_by_source_total{[^}]*external_kv_transfer[^}]*} (\d+)", self.http.get("/metrics").text
         )
-        assert found is not None
-        return int(found[1])
+        assert match is not None
+        return int(match[1])
 
     def body(self) -> dict[str, Any]:
         """Body of the only request."""
@@ -315,10 +315,10 @@ class Deployment:
 
     def asked(self, *fakes: Fake) -> Fake:
         """The one of these that gets a request; waits until it has one."""
-        while not (found := [fake for fake in fakes if fake.state()["received"]]):
+        while not (with_request := [fake for fake in fakes if fake.state()["received"]]):
             pass
-        (one,) = found
-        return one
+        (fake,) = with_request
+        return fake
 
     def idle(self) -> None:
         """Every engine is without running and waiting requests, and no prefill holds KV that nobody fetched."""

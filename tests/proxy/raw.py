@@ -38,7 +38,7 @@ class Response:
     def events(self) -> list[dict[str, Any]]:
         """The data of each event that is JSON."""
         data = [part.split(b"data: ", 1)[1] for part in self.body.split(b"\n\n") if b"data: " in part]
-        return [json.loads(one) for one in data if one != b"[DONE]"]
+        return [json.loads(line) for line in data if line != b"[DONE]"]
 
 
 class RawClient:
@@ -168,17 +168,17 @@ class CutError(Exception):
     """A script ends the connection here."""
 
 
-Say = Callable[[bytes], None]
-Script = Callable[[Say], None]
+Send = Callable[[bytes], None]
+Script = Callable[[Send], None]
 """Writes the answer to one request. The connection is kept afterwards, unless it raises CutError."""
 
 
-def says(*pieces: bytes, cut: bool = False) -> Script:
+def sends(*pieces: bytes, cut: bool = False) -> Script:
     """Each piece with a write of its own; `cut`: then the connection ends."""
 
-    def script(say: Say) -> None:
+    def script(send: Send) -> None:
         for piece in pieces:
-            say(piece)
+            send(piece)
         if cut:
             raise CutError
 
@@ -214,9 +214,9 @@ ANSWER = json.dumps(
 class RawEngine:
     """Speaks HTTP only as its script says; health, metrics and engine ids it answers like an engine."""
 
-    script: Script = field(default_factory=lambda: says(whole(ANSWER)))
+    script: Script = field(default_factory=lambda: sends(whole(ANSWER)))
     seen: list[Seen] = field(default_factory=list)
-    said: int = 0
+    sent: int = 0
     """Bytes that the network took from it in answers, ever."""
     busy: int = 0
     """Requests that are being answered."""
@@ -256,10 +256,10 @@ class RawEngine:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        def say(data: bytes) -> None:
+        def send(data: bytes) -> None:
             connection.sendall(data)
             with self._changed:
-                self.said += len(data)
+                self.sent += len(data)
                 self._changed.notify_all()
 
         try:
@@ -276,15 +276,15 @@ class RawEngine:
                         self.busy += 1
                         self._changed.notify_all()
                     try:
-                        self.script(say)
+                        self.script(send)
                     finally:
                         with self._changed:
                             self.busy -= 1
                             self._changed.notify_all()
                 elif line.startswith("GET /query "):
-                    say(whole(b'{"0": {"engine_id": "one", "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}'))
+                    send(whole(b'{"0": {"engine_id": "one", "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}'))
                 else:
-                    say(whole(b""))
+                    send(whole(b""))
         except (CutError, OSError):
             pass
         finally:
@@ -326,14 +326,14 @@ class RawDeployment:
 
     def _memory(self, name: str) -> int:
         (serving,) = self.proxy.members
-        found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
-        assert found is not None
-        return int(found[1]) * 1024
+        match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{serving}/status").read_text())
+        assert match is not None
+        return int(match[1]) * 1024
 
     def unharmed(self) -> None:
         """It still serves, and soon nothing of what was before is left: no leg in flight, nobody in a queue."""
         for engine in self.engines:
-            engine.script = says(whole(ANSWER))
+            engine.script = sends(whole(ANSWER))
         answer = self.ask(post("/v1/completions", {"prompt": "still there?"}))
         assert (answer.status, answer.body) == (200, ANSWER)
         deadline = time.monotonic() + SECONDS

@@ -66,7 +66,7 @@ CALLS = [
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN]
 )
-def test_without_the_token_nothing_is_told_and_nothing_is_done(method: str, path: str, header: str | None) -> None:
+def test_without_the_token_nothing_is_shown_and_nothing_is_done(method: str, path: str, header: str | None) -> None:
     there = Admin(header=header)
     answer = there.http.request(method, path, json=NEW)
     assert answer.status_code == 401
@@ -144,7 +144,7 @@ def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     assert Admin().http.post("/workers", content=body).status_code == 400
 
 
-def test_reload_says_what_it_did() -> None:
+def test_reload_reports_what_it_did() -> None:
     there = Admin()
     assert there.http.post("/reload").json() == {"keys": "ok"}
     assert there.reloads == 1

@@ -50,7 +50,7 @@ def names(answer: httpx.Response) -> set[str]:
 
 
 def until_ready(admin: httpx.Client, name: str) -> None:
-    while not any(one["name"] == name and one["healthy"] for one in admin.get("/workers").json()["workers"]):
+    while not any(worker["name"] == name and worker["healthy"] for worker in admin.get("/workers").json()["workers"]):
         pass
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_new_worker_is_refused(admin: httpx.Client, body: dict[str, A
     assert admin.post("/workers", json=body).status_code == status
 
 
-def test_nobody_gets_in_without_the_admins_token(admin: httpx.Client, deployment: Deployment) -> None:
+def test_no_request_passes_without_the_admins_token(admin: httpx.Client, deployment: Deployment) -> None:
     for token in (CLIENT, "x", TOKEN + "x"):
         assert admin.get("/workers", headers={"authorization": f"Bearer {token}"}).status_code == 401
     assert deployment.proxy.http.post("/workers", json={}).status_code == 405
@@ -134,7 +134,7 @@ def test_who_only_connects_to_the_admin_takes_no_descriptors_from_clients(deploy
         # All of them have been accepted before this one.
         assert httpx.get(f"http://127.0.0.1:{port}/workers", timeout=90).status_code == 200
         (member,) = deployment.proxy.members
-        sockets = [one for one in Path(f"/proc/{member}/fd").iterdir() if str(one.readlink()).startswith("socket:")]
+        sockets = [link for link in Path(f"/proc/{member}/fd").iterdir() if str(link.readlink()).startswith("socket:")]
         assert len(sockets) < 100
 
 
@@ -182,7 +182,7 @@ def test_keys_and_policies_are_read_again_while_a_stream_runs(
 def test_what_cannot_be_read_stays_as_it_was(admin: httpx.Client, deployment: Deployment, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("nonsense\n")
     (deployment.folder / "proxy.json").write_text("{}")
-    said = admin.post("/reload").json()
-    assert "not usable" in said["keys"]
-    assert "not usable" in said["policies"]
+    answer = admin.post("/reload").json()
+    assert "not usable" in answer["keys"]
+    assert "not usable" in answer["policies"]
     assert deployment.complete().status_code == 200

@@ -56,18 +56,18 @@ def refused(path: Path) -> str:
     return caught.value.what
 
 
-def test_a_socket_at_which_somebody_answers_is_left_to_them(path: Path, listening: socket.socket) -> None:
+def test_a_socket_at_which_a_process_answers_is_left_to_it(path: Path, listening: socket.socket) -> None:
     assert "another process answers there" in refused(path)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
     # Also while their queue is full: they are busy, and not gone.
     waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    for one in waiting:
-        one.setblocking(False)
-        one.connect_ex(str(path))
+    for client in waiting:
+        client.setblocking(False)
+        client.connect_ex(str(path))
     assert "that may be in use" in refused(path)
-    for one in waiting:
-        one.close()
+    for client in waiting:
+        client.close()
 
 
 def test_a_second_proxy_is_refused_and_the_first_ones_socket_stays(path: Path) -> None:
@@ -126,5 +126,5 @@ def test_it_is_for_this_user_only(path: Path) -> None:
     asyncio.run(once())
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     assert "No such file or directory" in refused(tmp_path / "nowhere" / "admin.sock")

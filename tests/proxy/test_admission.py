@@ -25,14 +25,14 @@ class Worker:
     kv_usage: float = 0.0
 
 
-def nobody() -> ApiError:
+def no_worker() -> ApiError:
     return ApiError(503, "Nobody is there.")
 
 
 def gate(*workers: Worker, **limits: Any) -> AdmissionGate:
     pool = list(workers) or [Worker()]
     return AdmissionGate(
-        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody
+        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker
     )
 
 
@@ -184,7 +184,7 @@ def test_a_better_priority_pushes_the_last_of_the_worst_out_of_a_full_queue() ->
     run(test)
 
 
-def test_a_queue_of_size_zero_lets_nobody_wait() -> None:
+def test_a_queue_of_size_zero_lets_no_request_wait() -> None:
     async def test() -> None:
         door = gate(max_requests=1, queue_size=0)
         await admit(door)
@@ -276,7 +276,7 @@ def test_kv_use_closes_the_gate_until_a_new_figure_opens_it() -> None:
     run(test)
 
 
-def test_an_idle_pool_takes_a_request_whatever_its_old_gauges_say() -> None:
+def test_an_idle_pool_takes_a_request_whatever_its_old_gauges_show() -> None:
     door = gate(Worker(1.0), max_kv_usage=0.9)
     assert door.try_admit() is not None
     assert door.try_admit() is None
@@ -286,7 +286,7 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
     async def test() -> None:
         pool = [Worker()]
         limits = PoolLimits(max_requests=1)
-        door = AdmissionGate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody)
+        door = AdmissionGate("prefill", limits, lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker)
         await admit(door)
         second, third = queued(door), queued(door)
         await turns()
@@ -297,14 +297,14 @@ def test_a_new_worker_lets_the_queue_in_and_the_last_one_that_goes_ends_it() -> 
         pool.clear()
         door.refresh()
         await turns()
-        with pytest.raises(ApiError, match="Nobody is there") as told:
+        with pytest.raises(ApiError, match="Nobody is there") as raised:
             third.result()
-        assert told.value.status == 503
+        assert raised.value.status == 503
 
     run(test)
 
 
-def test_limits_can_change_while_somebody_waits() -> None:
+def test_limits_can_change_while_a_request_waits() -> None:
     async def test() -> None:
         door = gate(max_requests=1)
         await admit(door)
@@ -342,7 +342,7 @@ def test_several_processes_share_the_limit_and_a_successor_clears_what_the_dead_
     def process(index: int) -> AdmissionGate:
         numbers = shared_numbers.shared(path, CELLS_PER_PROCESS * 2, process=index, processes=2)
         pool = [Worker()]
-        return AdmissionGate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, nobody)
+        return AdmissionGate("decode", PoolLimits(max_requests=3), lambda: pool, numbers, no_worker)
 
     first, second = process(0), process(1)
     tickets = [first.try_admit(0, 5), second.try_admit(0, 7), first.try_admit(0, 5)]
@@ -378,7 +378,7 @@ LIMITS = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(limits=LIMITS, steps=STEPS)
-def test_whatever_happens_the_limits_hold_nobody_is_forgotten_and_order_is_kept(
+def test_whatever_happens_the_limits_hold_no_request_is_forgotten_and_order_is_kept(
     limits: dict[str, Any], steps: list[Step]
 ) -> None:
     run(lambda: _story(limits, steps))
@@ -387,7 +387,7 @@ def test_whatever_happens_the_limits_hold_nobody_is_forgotten_and_order_is_kept(
 async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
     pool = [Worker(), Worker()]
     door = AdmissionGate(
-        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), nobody
+        "decode", PoolLimits(**limits), lambda: pool, shared_numbers.private(CELLS_PER_PROCESS), no_worker
     )
     inside: list[Ticket] = []
     tasks: list[asyncio.Task[None]] = []
@@ -444,7 +444,7 @@ async def _story(limits: dict[str, Any], steps: list[Step]) -> None:
     assert door.waiting == 0
     assert (door.requests, door.tokens) == (0, 0)
     done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(one is None or isinstance(one, ApiError | asyncio.CancelledError) for one in done)
+    assert all(outcome is None or isinstance(outcome, ApiError | asyncio.CancelledError) for outcome in done)
     # Within one priority, those who came in did so in the order in which they had come. Of two that were let in in the
     # same turn of the loop, the one that had not waited notices first.
     for priority in {priority for priority, _, _ in entered}:

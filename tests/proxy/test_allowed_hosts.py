@@ -42,7 +42,7 @@ def hosts(**config: Any) -> AllowedHosts | None:
         ({"allowed_hosts": ["*"]}, False),
     ],
 )
-def test_names_matter_without_keys_on_loopback_and_where_a_list_says_so(config: dict[str, Any], enforced: bool) -> None:
+def test_names_matter_without_keys_on_loopback_and_where_a_list_exists(config: dict[str, Any], enforced: bool) -> None:
     assert (hosts(**config) is not None) == enforced
 
 
@@ -107,11 +107,11 @@ def ask(raw: RawDeployment, *headers: str) -> tuple[int, str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("headers", [["host: evil.example"], ["host: localhost", "origin: http://evil.example"]])
-def test_a_strange_page_gets_403_which_says_how_to_allow_it_and_no_engine_hears_of_it(
+def test_a_strange_page_gets_403_with_how_to_allow_it_and_no_engine_hears_of_it(
     raw: RawDeployment, headers: list[str]
 ) -> None:
-    status, said = ask(raw, *headers)
-    assert (status, "proxy.allowed_hosts" in said, "evil.example" in said) == (403, True, True)
+    status, message = ask(raw, *headers)
+    assert (status, "proxy.allowed_hosts" in message, "evil.example" in message) == (403, True, True)
     assert raw.engine.seen == []
 
 

@@ -61,7 +61,7 @@ def test_bodies_that_are_no_request(shared: Deployment, body: bytes) -> None:
     refused(shared, "/v1/completions", body)
 
 
-def judged_by_one_engine(shared: Deployment, path: str, body: dict[str, Any]) -> httpx.Response:
+def judged_by_an_engine(shared: Deployment, path: str, body: dict[str, Any]) -> httpx.Response:
     """The answer to a request that only decode has seen, byte for byte as the client sent it: what decode says."""
     raw = json.dumps(body).encode()
     untouched = shared.prefills[0].state()["received"]
@@ -108,14 +108,14 @@ def judged_by_one_engine(shared: Deployment, path: str, body: dict[str, Any]) ->
 def test_completions_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
     shared: Deployment, field: str, value: object
 ) -> None:
-    judged_by_one_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
+    judged_by_an_engine(shared, "/v1/completions", {"prompt": "hi", field: value})
 
 
 @pytest.mark.parametrize(
     "prompt", [["a", "b"], [[1], [2]], [1, "a"], [], None, 5, {"a": 1}], ids=lambda value: json.dumps(value)
 )
 def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, prompt: object) -> None:
-    answer = judged_by_one_engine(shared, "/v1/completions", {"prompt": prompt})
+    answer = judged_by_an_engine(shared, "/v1/completions", {"prompt": prompt})
     if isinstance(prompt, list) and len(prompt) == 2 and prompt != [1, "a"]:
         assert len(answer.json()["choices"]) == 2
 
@@ -127,7 +127,7 @@ def test_prompts_that_are_not_one_prompt_go_to_one_engine(shared: Deployment, pr
 def test_chat_fields_that_two_legs_cannot_answer_alike_go_to_one_engine(
     shared: Deployment, field: str, value: object
 ) -> None:
-    judged_by_one_engine(shared, "/v1/chat/completions", CHAT | {field: value})
+    judged_by_an_engine(shared, "/v1/chat/completions", CHAT | {field: value})
 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", r"\u006bv_transfer_params", "ec_transfer_params"])

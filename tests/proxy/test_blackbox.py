@@ -162,7 +162,7 @@ def test_04_what_a_client_does_wrong_never_counts(deployment: Deployment) -> Non
 # --- 5: alive is not ready, and a dead worker is noticed without a request
 
 
-def test_05_ready_says_what_health_does_not(deployment: Deployment) -> None:
+def test_05_ready_reports_what_health_does_not(deployment: Deployment) -> None:
     deployment.up(health=QUICK_HEALTH)
     http = deployment.proxy.http
     assert (http.get("/health").status_code, http.get("/ready").status_code) == (200, 200)
@@ -216,7 +216,7 @@ def test_05_an_engine_that_goes_on_after_a_pause_is_used_at_once(deployment: Dep
         assert other.complete().status_code == 200
 
 
-def test_05_an_engine_that_is_slow_to_tell_its_figures_serves_on(deployment: Deployment) -> None:
+def test_05_an_engine_with_slow_metrics_serves_on(deployment: Deployment) -> None:
     """Two engines on two busy cores have taken more than 3 s for /metrics."""
     deployment.up(health=QUICK_HEALTH | {"timeout_seconds": 3, "failures": 1})
     deployment.decodes[0].script(hold="metrics")
@@ -292,7 +292,7 @@ def test_08_prefill_keeps_all_that_shapes_the_prompt_as_it_was_written(pair: Dep
 @pytest.mark.parametrize(
     ("setting", "seen"), [("replace", [f"Bearer {KEY}"]), ("forward", ["Bearer of-a-client=="]), ("drop", [])]
 )
-def test_09_authorization_is_what_the_operator_says(tmp_path: Path, setting: str, seen: list[str]) -> None:
+def test_09_authorization_is_what_the_operator_configures(tmp_path: Path, setting: str, seen: list[str]) -> None:
     with raw_deployment(tmp_path, split=True, auth={"client_authorization": setting}) as raw:
         assert raw.ask(post(COMPLETIONS, BODY, "authorization: Bearer of-a-client==")).status == 200
         for engine in raw.engines:
@@ -366,7 +366,7 @@ def test_11_errors_are_in_the_shape_of_their_api(pair: Deployment, role: str, fa
     shapes_are_right(pair)
 
 
-def test_11_nor_is_there_an_address_in_what_is_said_of_a_dead_worker(deployment: Deployment) -> None:
+def test_11_nor_is_there_an_address_in_the_error_of_a_dead_worker(deployment: Deployment) -> None:
     deployment.up(breaker={"failures": 1000})
     deployment.prefills[0].end()
     shapes_are_right(deployment)

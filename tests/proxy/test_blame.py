@@ -43,7 +43,7 @@ def test_a_lone_worker_is_not_left_alone_for_answers_that_it_gave(deployment: De
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_what_fails_on_two_workers_is_tried_on_no_third_and_blames_nobody(deployment: Deployment, role: str) -> None:
+def test_what_fails_on_two_workers_is_tried_on_no_third_and_blames_no_worker(deployment: Deployment, role: str) -> None:
     deployment.up(3, 3, routing=ROUND_ROBIN, breaker=AT_ONCE)
     fakes = poisoned(deployment.prefills if role == "prefill" else deployment.decodes)
     for times in range(1, 4):
@@ -77,7 +77,7 @@ def test_a_crash_that_can_be_seen_coming_costs_one_engine_only(deployment: Deplo
     assert deployment.decodes[0].body() == {"model": "tiny", "prompt": "hello world", "max_tokens": 8} | field
 
 
-def test_a_worker_that_answers_nobody_is_left_alone(deployment: Deployment) -> None:
+def test_a_worker_that_answers_no_request_is_left_alone(deployment: Deployment) -> None:
     deployment.up(2, 2, routing=ROUND_ROBIN, breaker=AT_ONCE)
     deployment.decodes[0].script(decode_status=500)
     assert {deployment.complete().status_code for _ in range(6)} == {200}
@@ -87,7 +87,7 @@ def test_a_worker_that_answers_nobody_is_left_alone(deployment: Deployment) -> N
 
 @pytest.mark.parametrize("nixl", [False, True], ids=["mooncake", "nixl"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_connection_that_an_engine_has_closed_costs_nobody_an_answer(
+def test_a_connection_that_an_engine_has_closed_costs_no_client_an_answer(
     deployment: Deployment, stream: bool, nixl: bool
 ) -> None:
     """There is one worker of each role: nobody else could answer."""
@@ -146,15 +146,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "status", "said"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("path", "body", "status", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_every_engine_would_refuse_reaches_none(
-    deployment: Deployment, path: str, body: dict[str, Any], status: int, said: str
+    deployment: Deployment, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     deployment.up()
     served(deployment)
     answer = deployment.proxy.http.post(path, json={"model": "tiny"} | body)
     assert answer.status_code == status
-    assert said in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert [fake.state()["received"] for fake in deployment.fakes] == [0, 0]
 
 

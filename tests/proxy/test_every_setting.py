@@ -182,9 +182,9 @@ def keys(model: type[BaseModel] = Proxy, prefix: str = "") -> Iterator[tuple[str
         policies = "kind" in inner[0].model_fields if inner else False
         if policies:
             yield f"{prefix}{name}.kind", field
-        for one in inner:
-            kind = f"({one.model_fields['kind'].default})" if policies else ""
-            for path, below in keys(one, f"{prefix}{name}{kind}."):
+        for inner_model in inner:
+            kind = f"({inner_model.model_fields['kind'].default})" if policies else ""
+            for path, below in keys(inner_model, f"{prefix}{name}{kind}."):
                 if not (policies and path.endswith(").kind")):
                     yield path, below
         if not inner:
@@ -221,10 +221,10 @@ def other(path: str, field: FieldInfo, folder: Path) -> Any:
         return "power_of_two"
     if path in special:
         return special[path]
-    scalar = next(one for one in _scalars(field.annotation) if one is not type(None))
+    scalar = next(scalar_type for scalar_type in _scalars(field.annotation) if scalar_type is not type(None))
     default = field.default
     if get_origin(scalar) is Literal:
-        return next(one for one in get_args(scalar) if one != default)
+        return next(choice for choice in get_args(scalar) if choice != default)
     if scalar is bool:
         return not default
     if scalar is int:
@@ -268,7 +268,7 @@ def section(path: str, value: Any, folder: Path) -> dict[str, Any]:
     return dict(wanted)
 
 
-async def found(path: str, proxy: dict[str, Any]) -> Any:
+async def value_in_use(path: str, proxy: dict[str, Any]) -> Any:
     whole = aggregated() if ".aggregated" in path else {}
     made_plan = plan(recipe(whole, {"proxy": proxy}))
     # Over the wire, as the launcher hands it on.
@@ -292,7 +292,7 @@ def test_a_setting_is_found_where_it_is_used(path: str, tmp_path: Path) -> None:
         value = free_ports(1)[0]
     expected = {"auth.keys_file": True, "upstream_tls.ca": 1, "admin.token_file": 401}.get(path, value)
     assert value != KEYS[path].default
-    assert asyncio.run(found(path, section(path, value, tmp_path))) == expected
+    assert asyncio.run(value_in_use(path, section(path, value, tmp_path))) == expected
 
 
 def test_no_place_is_named_for_a_key_that_there_is_not() -> None:

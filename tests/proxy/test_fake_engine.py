@@ -99,7 +99,7 @@ def test_a_prompt_seen_before_is_cached_in_whole_blocks_until_reset(deployment: 
 
 
 @pytest.mark.parametrize(("at", "code"), [("import", 1), ("load", 4)])
-def test_it_dies_as_told_with_its_last_words(deployment: Deployment, at: str, code: int) -> None:
+def test_it_dies_as_configured_with_its_last_words(deployment: Deployment, at: str, code: int) -> None:
     with pytest.raises(AssertionError, match=f"ended with {code}.*(?s:.*)out of memory\n"):
         deployment.engine("x", "aggregated", die_at=at, exit_code=code, last_lines=r"first\nout of memory")
 

@@ -16,7 +16,7 @@ from tests.proxy.raw import (
     ANSWER,
     SECONDS,
     RawDeployment,
-    Say,
+    Send,
     chunk,
     post,
     raw_deployment,
@@ -51,9 +51,7 @@ def test_a_chunked_body_is_refused_once_it_is_too_large(raw: RawDeployment) -> N
         ("POST /v1/nothing", 404),
     ],
 )
-def test_a_body_that_nobody_wants_is_refused_before_it_is_sent(
-    raw: RawDeployment, request_line: str, status: int
-) -> None:
+def test_an_unwanted_body_is_refused_before_it_is_sent(raw: RawDeployment, request_line: str, status: int) -> None:
     with raw.client() as client:
         client.send(f"{request_line} HTTP/1.1\r\nhost: proxy\r\ncontent-length: 1000000\r\n\r\n".encode())
         answer = client.response()
@@ -63,9 +61,9 @@ def test_a_body_that_nobody_wants_is_refused_before_it_is_sent(
 def test_bodies_behind_a_request_that_is_being_answered_stay_with_their_client(raw: RawDeployment) -> None:
     release = threading.Event()
 
-    def held(say: Say) -> None:
+    def held(send: Send) -> None:
         release.wait()
-        say(whole(ANSWER))
+        send(whole(ANSWER))
 
     raw.engine.script = held
     large = post(PATH, b'{"prompt": "' + b"x" * (2 * MEGABYTE - 100) + b'"}')
@@ -102,9 +100,9 @@ def test_large_requests_beyond_the_budget_get_503_and_small_ones_are_served(
     with raw_deployment(tmp_path_factory.mktemp("budget"), **config) as raw:
         release = threading.Event()
 
-        def held(say: Say) -> None:
+        def held(send: Send) -> None:
             release.wait()
-            say(whole(ANSWER))
+            send(whole(ANSWER))
 
         raw.engine.script = held
         with raw.client() as first, raw.client() as second, raw.client() as small:

@@ -19,13 +19,13 @@ from tests.proxy.raw import (
     CutError,
     RawDeployment,
     Response,
-    Say,
     Script,
+    Send,
     chunk,
     head,
     post,
     raw_deployment,
-    says,
+    sends,
     whole,
 )
 
@@ -53,38 +53,40 @@ def raw(module_raw: RawDeployment) -> Iterator[RawDeployment]:
 def forever(beginning: bytes, again: bytes) -> Script:
     """Until the proxy has had enough."""
 
-    def script(say: Say) -> None:
-        say(beginning)
+    def script(send: Send) -> None:
+        send(beginning)
         while True:
-            say(again)
+            send(again)
 
     return script
 
 
 GARBAGE: dict[str, Script] = {
-    "nothing": says(cut=True),
-    "half a status line": says(b"HTTP/1.1 20", cut=True),
-    "half a head": says(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n", cut=True),
-    "no HTTP": says(b"\x00\x01\x02\x03" * 100),
-    "another protocol": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "an unknown version": says(b"HTTP/1.9 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
-    "a status that is no number": says(b"HTTP/1.1 abc OK\r\ncontent-length: 2\r\n\r\n{}"),
-    "length and chunked": says(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}"),
-    "two lengths": says(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}"),
-    "a length that is too long": says(head(length=len(ANSWER) + 10) + ANSWER, cut=True),
-    "a chunk that is no chunk": says(head() + b"zz\r\n{}\r\n0\r\n\r\n"),
-    "chunks without an end": says(head() + chunk(ANSWER), cut=True),
-    "an upgrade": says(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"),
-    "no content": says(b"HTTP/1.1 204 No Content\r\n\r\n"),
-    "a redirect": says(b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"),
-    "a stream without an event": says(head(SSE) + b"0\r\n\r\n"),
-    "a stream that is cut before its first event": says(head(SSE) + chunk(b": hello\n\n") + chunk(b"data: "), cut=True),
-    "an error page": says(
+    "nothing": sends(cut=True),
+    "half a status line": sends(b"HTTP/1.1 20", cut=True),
+    "half a head": sends(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n", cut=True),
+    "no HTTP": sends(b"\x00\x01\x02\x03" * 100),
+    "another protocol": sends(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "an unknown version": sends(b"HTTP/1.9 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
+    "a status that is no number": sends(b"HTTP/1.1 abc OK\r\ncontent-length: 2\r\n\r\n{}"),
+    "length and chunked": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}"),
+    "two lengths": sends(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}"),
+    "a length that is too long": sends(head(length=len(ANSWER) + 10) + ANSWER, cut=True),
+    "a chunk that is no chunk": sends(head() + b"zz\r\n{}\r\n0\r\n\r\n"),
+    "chunks without an end": sends(head() + chunk(ANSWER), cut=True),
+    "an upgrade": sends(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"),
+    "no content": sends(b"HTTP/1.1 204 No Content\r\n\r\n"),
+    "a redirect": sends(b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"),
+    "a stream without an event": sends(head(SSE) + b"0\r\n\r\n"),
+    "a stream that is cut before its first event": sends(
+        head(SSE) + chunk(b": hello\n\n") + chunk(b"data: "), cut=True
+    ),
+    "an error page": sends(
         head("text/html", None, status="500 Oops") + chunk(b"<html>http://127.0.0.1:8000</html>") + b"0\r\n\r\n"
     ),
-    "an error that is a list": says(head(length=2, status="500 Oops") + b"[]"),
-    "an error that is null": says(head(length=15, status="500 Oops") + b'{"error": null}'),
-    "a status beyond all": says(head(length=2, status="999 What") + b"{}"),
+    "an error that is a list": sends(head(length=2, status="500 Oops") + b"[]"),
+    "an error that is null": sends(head(length=15, status="500 Oops") + b'{"error": null}'),
+    "a status beyond all": sends(head(length=2, status="999 What") + b"{}"),
     "a header without an end": forever(b"HTTP/1.1 200 OK\r\nx-long: ", b"a" * 65_536),
     "headers without an end": forever(b"HTTP/1.1 200 OK\r\n", b"x-more: 1\r\n" * 1000),
     "provisional answers without an end": forever(b"", b"HTTP/1.1 102 Processing\r\n\r\n" * 1000),
@@ -123,7 +125,7 @@ def test_a_prefill_without_an_answer_is_a_clear_error(script: Script, split: Raw
     prefill, decode = split.engines
     prefill.script = script
 
-    def waits_for_kv(_: Say) -> None:
+    def waits_for_kv(_: Send) -> None:
         prefill.wait(lambda engine: engine.busy == 0 and bool(engine.seen))
         raise CutError
 
@@ -149,7 +151,7 @@ def split(module_split: RawDeployment) -> Iterator[RawDeployment]:
 
 
 def test_provisional_answers_are_passed_over(raw: RawDeployment) -> None:
-    raw.engine.script = says(
+    raw.engine.script = sends(
         b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n", whole(ANSWER)
     )
     answer = raw.ask(post(PATH, {"prompt": "hi"}))
@@ -158,7 +160,7 @@ def test_provisional_answers_are_passed_over(raw: RawDeployment) -> None:
 
 def test_what_comes_with_an_answer_and_was_not_asked_for_is_dropped(raw: RawDeployment) -> None:
     """As after a length that is too short: it is neither added to the answer nor taken for the next one."""
-    raw.engine.script = says(whole(ANSWER) + whole(b'{"not": "asked for"}'))
+    raw.engine.script = sends(whole(ANSWER) + whole(b'{"not": "asked for"}'))
     with raw.client() as client:
         for _ in range(20):
             answer = client.send(post(PATH, {"prompt": "hi"})).response()
@@ -176,10 +178,10 @@ CUTS = {
 def test_a_stream_that_breaks_ends_with_an_error_event(raw: RawDeployment, rest: bytes) -> None:
     begun = threading.Event()
 
-    def breaks(say: Say) -> None:
-        say(head(SSE) + chunk(EVENT))
+    def breaks(send: Send) -> None:
+        send(head(SSE) + chunk(EVENT))
         begun.wait(SECONDS)
-        say(rest)
+        send(rest)
         raise CutError
 
     raw.engine.script = breaks
@@ -198,7 +200,7 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
     """Decode's beginning is held back for a moment then: so its error has a status, and another decode could answer."""
     answered = threading.Event()
 
-    def silent(_: Say) -> None:
+    def silent(_: Send) -> None:
         answered.wait(SECONDS)
         raise CutError
 
@@ -206,14 +208,14 @@ def test_a_stream_that_breaks_before_prefill_has_answered_has_not_begun(tmp_path
         tmp_path, split=True, moments={"pdserve.pd.protocols.mooncake._ANSWER_SECONDS": SECONDS}
     ) as raw:
         raw.engines[0].script = silent
-        raw.engine.script = says(head(SSE), chunk(EVENT), cut=True)
+        raw.engine.script = sends(head(SSE), chunk(EVENT), cut=True)
         answer = raw.ask(post(PATH, STREAM))
         answered.set()
         assert (answer.status, answer.json()["error"]["code"]) == (502, 502)
 
 
 def test_a_stream_that_ends_without_its_last_event_ends_with_an_error_event(raw: RawDeployment) -> None:
-    raw.engine.script = says(head(SSE), chunk(EVENT), b"0\r\n\r\n")
+    raw.engine.script = sends(head(SSE), chunk(EVENT), b"0\r\n\r\n")
     *_, last = raw.ask(post(PATH, STREAM)).events()
     assert last["error"]["code"] == 502
 
@@ -223,8 +225,8 @@ def test_a_long_answer_that_breaks_is_visibly_cut(raw: RawDeployment, version: s
     """More than is held back: its beginning is at the client already, and half a JSON document is not completed."""
     begun = threading.Event()
 
-    def breaks(say: Say) -> None:
-        say(head(length=4_000_000) + b'"' + b"x" * 2_000_000)
+    def breaks(send: Send) -> None:
+        send(head(length=4_000_000) + b'"' + b"x" * 2_000_000)
         begun.wait(SECONDS)
         raise CutError
 
@@ -245,11 +247,11 @@ def test_an_endless_event_in_a_stream_does_not_grow_our_memory(raw: RawDeploymen
     before = raw.resident()
     sizes = count()
 
-    def script(say: Say) -> None:
-        say(head(SSE) + chunk(EVENT) + chunk(b"data: "))
+    def script(send: Send) -> None:
+        send(head(SSE) + chunk(EVENT) + chunk(b"data: "))
         while next(sizes) < 64 * 16:
-            say(chunk(b"x" * 65_536))
-        say(chunk(b"\n\n" + DONE) + b"0\r\n\r\n")
+            send(chunk(b"x" * 65_536))
+        send(chunk(b"\n\n" + DONE) + b"0\r\n\r\n")
 
     raw.engine.script = script
     answer = raw.ask(post(PATH, STREAM))
@@ -258,7 +260,7 @@ def test_an_endless_event_in_a_stream_does_not_grow_our_memory(raw: RawDeploymen
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 65_536, b": still here\n\n" * 4000], ids=["event", "comments"])
-def test_a_stream_that_never_says_anything_does_not_grow_our_memory(raw: RawDeployment, piece: bytes) -> None:
+def test_a_stream_without_an_event_does_not_grow_our_memory(raw: RawDeployment, piece: bytes) -> None:
     before = raw.resident()
     raw.engine.script = forever(head(SSE), chunk(piece))
     with raw.client() as client:
@@ -272,6 +274,6 @@ def test_a_stream_that_never_says_anything_does_not_grow_our_memory(raw: RawDepl
 def test_errors_of_engines_keep_their_reason_without_what_is_internal(raw: RawDeployment) -> None:
     error = {"error": {"message": "no such adapter", "type": "NotFoundError", "param": "model", "code": 404}}
     body = json.dumps(error).encode()
-    raw.engine.script = says(head(length=len(body), status="404 Not Found") + body)
+    raw.engine.script = sends(head(length=len(body), status="404 Not Found") + body)
     answer = raw.ask(post(PATH, {"prompt": "hi"}))
     assert (answer.status, answer.json()) == (404, error)

@@ -123,7 +123,7 @@ def test_a_head_that_is_refused_gets_no_body(raw: RawDeployment) -> None:
         assert (answer.status, client.ended()) == (400, b"")
 
 
-def test_a_client_of_http_1_0_is_not_told_to_continue(raw: RawDeployment) -> None:
+def test_a_client_of_http_1_0_gets_no_continue(raw: RawDeployment) -> None:
     with raw.client() as client:
         head = HEAD.replace(b"1.1", b"1.0") + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
         assert client.send(head + BODY).response().status == 200

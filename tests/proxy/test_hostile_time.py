@@ -14,11 +14,11 @@ from tests.proxy.raw import (
     ANSWER,
     CutError,
     RawDeployment,
-    Say,
+    Send,
     chunk,
     post,
     raw_deployment,
-    says,
+    sends,
     whole,
 )
 
@@ -41,22 +41,24 @@ def impatient(module_impatient: RawDeployment) -> Iterator[RawDeployment]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "beginning",
     [b"POST /v1/comp", HEAD, HEAD + b"content-length: 16\r\n\r\n", HEAD + b"content-length: 16\r\n\r\n" + BODY[:5]],
     ids=["request line", "headers", "no body", "half a body"],
 )
-def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, said: bytes) -> None:
+def test_a_request_that_stops_arriving_is_a_408(impatient: RawDeployment, beginning: bytes) -> None:
     with impatient.client() as client:
-        answer = client.send(said).response()
+        answer = client.send(beginning).response()
         assert (answer.status, answer.json()["error"]["code"]) == (408, 408)
         assert client.ended() == b""
 
 
-@pytest.mark.parametrize("said", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"])
-def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "beginning", [b"", b"\r\n\r\n", post(PATH, BODY)], ids=["nothing", "blank lines", "one request"]
+)
+def test_a_connection_without_a_request_is_closed(impatient: RawDeployment, beginning: bytes) -> None:
     with impatient.client() as client:
-        client.send(said)
-        if said.startswith(b"POST"):
+        client.send(beginning)
+        if beginning.startswith(b"POST"):
             assert client.response().body == ANSWER
         assert client.ended() == b""
 
@@ -84,17 +86,17 @@ def test_a_body_that_never_pauses_and_never_ends_is_a_408(impatient: RawDeployme
 def test_a_large_answer_does_not_make_a_connection_immortal(impatient: RawDeployment) -> None:
     """Its sender was held back for a while, and then let go: the limit for idle connections must still hold."""
     body = b'"' + b"x" * (4 * MEGABYTE) + b'"'
-    impatient.engine.script = says(whole(body))
+    impatient.engine.script = sends(whole(body))
     with impatient.client(receive_buffer=4096) as client:
         assert client.send(post(PATH, BODY)).response().body == body
         assert client.ended() == b""
 
 
 def test_a_client_that_does_not_read_its_answer_loses_its_connection_and_its_engine(impatient: RawDeployment) -> None:
-    def endless(say: Say) -> None:
-        say(STREAM_HEAD)
+    def endless(send: Send) -> None:
+        send(STREAM_HEAD)
         while True:
-            say(chunk(EVENT * 1000))
+            send(chunk(EVENT * 1000))
 
     impatient.engine.script = endless
     with impatient.client(receive_buffer=4096) as client:
@@ -119,29 +121,29 @@ def test_a_request_behind_one_that_takes_long_does_not_end_that(
     first = post(PATH, {"prompt": "first"})
     with impatient.client() as idle, impatient.client() as client:
 
-        def slow(say: Say) -> None:
+        def slow(send: Send) -> None:
             # What closes an idle connection has had its turn at least once since then.
             idle.ended()
             with impatient.client() as another:
                 another.ended()
-            say(whole(ANSWER))
+            send(whole(ANSWER))
 
         impatient.engine.script = slow
         client.send(first)
         impatient.engine.wait(lambda engine: len(engine.seen) == 1)
         client.send(post(PATH, {"prompt": "second"}, *offer))
-        impatient.engine.wait(lambda engine: engine.said > 0)
+        impatient.engine.wait(lambda engine: engine.sent > 0)
         assert client.response().body == ANSWER
-        impatient.engine.script = says(whole(b'"second"'))
+        impatient.engine.script = sends(whole(b'"second"'))
         assert client.response().status == 200
 
 
 def test_a_client_that_is_not_read_and_resets_its_connection_is_noticed_at_once(raw: RawDeployment) -> None:
     release = threading.Event()
 
-    def held(say: Say) -> None:
+    def held(send: Send) -> None:
         release.wait()
-        say(whole(ANSWER))
+        send(whole(ANSWER))
 
     raw.engine.script = held
     client = raw.client().send(post(PATH, BODY) * 20)
@@ -156,11 +158,11 @@ def test_clients_that_vanish_at_any_moment_leave_nothing_behind(raw: RawDeployme
     choose = random.Random(4)
     request = post(PATH, {"prompt": "x" * 2000, "stream": True})
 
-    def stream(say: Say) -> None:
-        say(STREAM_HEAD)
+    def stream(send: Send) -> None:
+        send(STREAM_HEAD)
         for _ in range(50):
-            say(chunk(EVENT * 20))
-        say(b"0\r\n\r\n")
+            send(chunk(EVENT * 20))
+        send(b"0\r\n\r\n")
 
     raw.engine.script = stream
     for _ in range(150):
@@ -179,9 +181,9 @@ def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory:
     with raw_deployment(tmp_path_factory.mktemp("queue"), **limits) as raw:
         release = threading.Event()
 
-        def held(say: Say) -> None:
+        def held(send: Send) -> None:
             release.wait()
-            say(whole(ANSWER))
+            send(whole(ANSWER))
 
         raw.engine.script = held
         with raw.client() as first:
@@ -201,7 +203,7 @@ def test_clients_that_vanish_from_a_queue_leave_nothing_behind(tmp_path_factory:
 def test_a_cut_script_is_a_cut_connection(raw: RawDeployment) -> None:
     """The control for what the other module says of engines: without an answer there is a 502."""
 
-    def cut(_: Say) -> None:
+    def cut(_: Send) -> None:
         raise CutError
 
     raw.engine.script = cut

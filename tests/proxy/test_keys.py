@@ -176,24 +176,24 @@ def test_new_key_prints_a_key_that_the_file_then_knows(tmp_path: Path) -> None:
     second = CliRunner().invoke(app, ["new-key", "team-b", "--file", str(path), "--priority", "3"])
     assert (first.exit_code, second.exit_code) == (0, 0)
     known = keys.KeyFile(path).current
-    found = known.identify(b"Bearer " + first.stdout.strip().encode())
-    assert (found.name, found.max_requests) == ("team-a", 4)
+    client = known.identify(b"Bearer " + first.stdout.strip().encode())
+    assert (client.name, client.max_requests) == ("team-a", 4)
     assert known.identify(b"Bearer " + second.stdout.strip().encode()).priority == 3
     assert first.stdout.strip() not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_new_key_without_a_file_says_the_line(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["new-key", "team-a"])
-    path = file_of(tmp_path, said.stderr.strip())
-    assert keys.KeyFile(path).current.identify(b"Bearer " + said.stdout.strip().encode()).name == "team-a"
+def test_new_key_without_a_file_prints_the_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["new-key", "team-a"])
+    path = file_of(tmp_path, result.stderr.strip())
+    assert keys.KeyFile(path).current.identify(b"Bearer " + result.stdout.strip().encode()).name == "team-a"
 
 
 @pytest.mark.parametrize(("name", "what"), [("a b", "name"), ("known", "already"), ("", "name")])
 def test_new_key_refuses_a_name_that_cannot_be(tmp_path: Path, name: str, what: str) -> None:
     path = file_of(tmp_path, line("known", "k"))
     before = path.read_text()
-    said = CliRunner().invoke(app, ["new-key", name, "--file", str(path)])
-    assert isinstance(said.exception, RecipeError)
-    assert what in said.exception.render()
+    result = CliRunner().invoke(app, ["new-key", name, "--file", str(path)])
+    assert isinstance(result.exception, RecipeError)
+    assert what in result.exception.render()
     assert path.read_text() == before

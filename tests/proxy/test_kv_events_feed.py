@@ -24,7 +24,7 @@ def test_a_gap_that_a_replay_fills() -> None:
     assert [feed.live(number) for number in (3, 4, 5)] == [Step.SKIP, Step.SKIP, Step.APPLY]
 
 
-def test_a_gap_that_nobody_fills() -> None:
+def test_a_gap_that_is_never_filled() -> None:
     feed = Feed()
     feed.live(0)
     assert feed.live(3) is Step.GAP
@@ -77,7 +77,7 @@ def test_nothing_is_applied_twice_or_after_something_that_is_missing(lost: set[i
         assert known == list(range(known[0], number + 1))
 
 
-def test_sources_as_an_engine_tells_them() -> None:
+def test_sources_as_an_engine_reports_them() -> None:
     """The answer of GET /kv_event_sources."""
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10_000, "topic": "kv"}
     answer = {
@@ -94,7 +94,7 @@ def test_sources_as_an_engine_tells_them() -> None:
     assert sources_from({"0": {"publisher": "null", "endpoint": "tcp://*:5557"}}, "node-7") == ()
 
 
-def test_sources_as_the_engine_was_told_them() -> None:
+def test_sources_as_the_engine_was_configured() -> None:
     assert sources_of("tcp://*:5557", "tcp://*:6557", "", "::1", ranks=2) == (
         Source(0, "tcp://[::1]:5557", "tcp://[::1]:6557"),
         Source(1, "tcp://[::1]:5558", "tcp://[::1]:6558"),

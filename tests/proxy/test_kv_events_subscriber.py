@@ -249,7 +249,7 @@ def test_a_worker_that_is_gone_holds_nothing_and_is_not_followed(tmp_path: Path)
     run(test)
 
 
-def test_an_endpoint_that_cannot_be_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_impossible_endpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         subscriber = KvSubscriber(KvIndex(10), replay_timeout_seconds=1)
         subscriber.start("w", [Source(0, "tcp://not an address")])

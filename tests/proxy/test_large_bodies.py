@@ -117,20 +117,20 @@ def test_members_read_at_once_are_those_of_the_whole(
         f'"{chr(92)}u{ord(name[0]):04x}{name[1:]}" : {value}' if odd else f'"{name}":{value}' for name, odd in large
     ]
     raw = ("{" + ",".join(members) + "}").encode()
-    found = members_at_once(raw)
-    if found is None:
+    scanned_members = members_at_once(raw)
+    if scanned_members is None:
         return
     try:
         once = Body(raw)
     except ApiError:
         with pytest.raises(ApiError):
-            Body(raw, members=found)
+            Body(raw, members=scanned_members)
         return
-    assert list(found) == list(once.members)
-    assert {name: bytes(value) for name, value in found.items()} == {
+    assert list(scanned_members) == list(once.members)
+    assert {name: bytes(value) for name, value in scanned_members.items()} == {
         name: bytes(value) for name, value in once.members.items()
     }
-    read = Body(raw, members=found)
+    read = Body(raw, members=scanned_members)
     assert bytes(COMPLETIONS.decode_body(read, TRANSFER)) == bytes(COMPLETIONS.decode_body(once, TRANSFER))
 
 
@@ -181,7 +181,7 @@ def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         (b"[%b]" % (b"1," * 9000 + b"1"), "must be a JSON object"),
         (b'{"prompt": "%b' % (b"x" * 20_000), "not valid JSON"),
@@ -191,8 +191,8 @@ def test_what_takes_long_or_is_not_sure_is_read_in_steps(raw: bytes) -> None:
         (b'{"prompt": "%b", %b "z": 1}' % (b"x" * 20_000, b"".join(b'"%d":1,' % n for n in range(1500))), "more than"),
     ],
 )
-def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as refused:
+def test_what_is_read_at_once_is_refused_as_in_steps(raw: bytes, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as refused:
         Body(raw, members=members_at_once(raw))
     assert refused.value.status == 400
 
@@ -215,7 +215,7 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
 
 
 @pytest.mark.parametrize(
-    ("prompt", "one"),
+    ("prompt", "single"),
     [
         ('"a"', True),
         ("[]", False),
@@ -237,10 +237,10 @@ def test_what_is_looked_at_in_a_large_body_takes_a_small_part_of_its_memory(name
         ("null", False),
     ],
 )
-def test_one_prompt_is_told_from_several_without_reading_them(prompt: str, one: bool) -> None:
+def test_one_prompt_is_distinguished_from_several_without_reading_them(prompt: str, single: bool) -> None:
     raw = f'{{"prompt": {prompt}, "x": ["]"]}}'.encode()
     for body in (Body(raw), scanned(raw)):
-        assert COMPLETIONS.needs_single_engine(body) == (None if one else "prompt")
+        assert COMPLETIONS.needs_single_engine(body) == (None if single else "prompt")
 
 
 @given(st.dictionaries(st.sampled_from(["priority", "prompt", "n"]), st.integers(), max_size=3))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdserve.pd.http.places import PLACE, PROBE_PLACE, PROBE_PLACES, Places
-from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Say, post, raw_deployment, whole
+from tests.proxy.raw import ANSWER, RawClient, RawDeployment, Send, post, raw_deployment, whole
 
 pytestmark = pytest.mark.process
 
@@ -62,12 +62,12 @@ def test_who_has_asked_before_outlives_who_never_did(raw: RawDeployment) -> None
         assert used.send(REQUEST).response().status == 200
 
 
-def test_when_all_are_being_answered_probes_are_still_and_others_are_told(raw: RawDeployment) -> None:
+def test_when_all_are_being_answered_probes_are_still_and_others_get_503(raw: RawDeployment) -> None:
     go_on = threading.Event()
 
-    def held(say: Say) -> None:
+    def held(send: Send) -> None:
         go_on.wait()
-        say(whole(ANSWER))
+        send(whole(ANSWER))
 
     raw.engine.script = held
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def test_when_all_are_being_answered_probes_are_still_and_others_are_told(raw: R
         assert ask_until_served(raw)
 
 
-def test_that_nobody_can_be_closed_is_remembered_for_a_moment() -> None:
+def test_that_no_connection_can_be_closed_is_remembered_for_a_moment() -> None:
     """Looking at thousands of connections for each newcomer would leave no time for anybody."""
     looked: list[int] = []
 

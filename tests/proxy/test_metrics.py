@@ -19,13 +19,13 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def samples(page: bytes) -> Samples:
     """By name and labels, as Prometheus reads them."""
-    found: Samples = {}
+    by_labels: Samples = {}
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples:
             place = (sample.name, tuple(sorted(sample.labels.items())))
-            assert place not in found, f"{place} is there twice"
-            found[place] = sample.value
-    return found
+            assert place not in by_labels, f"{place} is there twice"
+            by_labels[place] = sample.value
+    return by_labels
 
 
 def test_every_metric_is_named_after_the_proxy_and_explained() -> None:
@@ -41,14 +41,14 @@ def test_a_histogram_counts_up_to_and_including_its_bounds() -> None:
     metrics = Metrics()
     for seconds in (0.0, 0.001, 0.0011, 600.0, 601.0):
         metrics.ttft.observe(seconds)
-    found = samples(metrics.page())
+    values = samples(metrics.page())
     name = "pdserve_proxy_ttft_seconds"
-    assert found[f"{name}_bucket", (("le", "0.001"),)] == 2
-    assert found[f"{name}_bucket", (("le", "0.0025"),)] == 3
-    assert found[f"{name}_bucket", (("le", "600.0"),)] == 4
-    assert found[f"{name}_bucket", (("le", "+Inf"),)] == 5
-    assert found[f"{name}_count", ()] == 5
-    assert found[f"{name}_sum", ()] == pytest.approx(1201.0021)
+    assert values[f"{name}_bucket", (("le", "0.001"),)] == 2
+    assert values[f"{name}_bucket", (("le", "0.0025"),)] == 3
+    assert values[f"{name}_bucket", (("le", "600.0"),)] == 4
+    assert values[f"{name}_bucket", (("le", "+Inf"),)] == 5
+    assert values[f"{name}_count", ()] == 5
+    assert values[f"{name}_sum", ()] == pytest.approx(1201.0021)
 
 
 @given(st.lists(st.floats(0, 1000)))
@@ -67,11 +67,11 @@ def test_counters_have_their_labels() -> None:
     metrics.count("failovers", ("prefill", "refused"))
     metrics.count("failovers", ("decode", "status"))
     metrics.count("completion_tokens", (), 37)
-    found = samples(metrics.page())
-    assert found["pdserve_proxy_failovers_total", (("reason", "refused"), ("role", "prefill"))] == 2
-    assert found["pdserve_proxy_failovers_total", (("reason", "status"), ("role", "decode"))] == 1
-    assert found["pdserve_proxy_completion_tokens_total", ()] == 37
-    assert found["pdserve_proxy_unauthorized_total", ()] == 0
+    values = samples(metrics.page())
+    assert values["pdserve_proxy_failovers_total", (("reason", "refused"), ("role", "prefill"))] == 2
+    assert values["pdserve_proxy_failovers_total", (("reason", "status"), ("role", "decode"))] == 1
+    assert values["pdserve_proxy_completion_tokens_total", ()] == 37
+    assert values["pdserve_proxy_unauthorized_total", ()] == 0
 
 
 def test_a_counter_that_does_not_exist_is_a_mistake() -> None:
@@ -97,21 +97,21 @@ def test_several_processes_are_added_up_and_what_they_share_is_not() -> None:
         metrics.read_gauges_from(
             lambda: [("queue_depth", ("decode",), 2), ("in_flight", ("decode", "decode-0"), 7), ("connections", (), 4)]
         )
-    found = samples(processes[0].page([other.snapshot() for other in processes[1:]]))
-    assert found["pdserve_proxy_itl_seconds_count", ()] == 3
-    assert found["pdserve_proxy_e2e_seconds_sum", ()] == 3
-    assert found["pdserve_proxy_requests_total", (("path", "/v1/completions"), ("status", "200"))] == 3
-    assert found["pdserve_proxy_queue_depth", (("pool", "decode"),)] == 6
-    assert found["pdserve_proxy_connections", ()] == 12
-    assert found["pdserve_proxy_in_flight", (("role", "decode"), ("worker", "decode-0"))] == 7
+    values = samples(processes[0].page([other.snapshot() for other in processes[1:]]))
+    assert values["pdserve_proxy_itl_seconds_count", ()] == 3
+    assert values["pdserve_proxy_e2e_seconds_sum", ()] == 3
+    assert values["pdserve_proxy_requests_total", (("path", "/v1/completions"), ("status", "200"))] == 3
+    assert values["pdserve_proxy_queue_depth", (("pool", "decode"),)] == 6
+    assert values["pdserve_proxy_connections", ()] == 12
+    assert values["pdserve_proxy_in_flight", (("role", "decode"), ("worker", "decode-0"))] == 7
 
 
 def test_a_page_counts_nothing_twice_when_it_is_asked_for_twice() -> None:
-    one, other = Metrics(), Metrics()
+    asked, other = Metrics(), Metrics()
     other.count("unauthorized")
     other.queue.observe(1)
     snapshot = other.snapshot()
-    assert one.page([snapshot]) == one.page([snapshot])
+    assert asked.page([snapshot]) == asked.page([snapshot])
 
 
 def test_what_is_no_snapshot_is_refused() -> None:

@@ -103,7 +103,7 @@ def test_cached_tokens_are_decodes_own_where_it_computed_the_prompt(deployment: 
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_the_ranks_of_a_prefill_take_turns_and_decode_is_told_which(deployment: Deployment) -> None:
+def test_the_ranks_of_a_prefill_take_turns_and_decode_gets_the_rank(deployment: Deployment) -> None:
     deployment.up(nixl=True, ranks=3)
     for _ in range(6):
         assert deployment.complete(PROMPT).status_code == 200
@@ -111,11 +111,11 @@ def test_the_ranks_of_a_prefill_take_turns_and_decode_is_told_which(deployment: 
     assert ranks == ["0", "1", "2"] * 2
     asked = deployment.decodes[0].requests()
     ids = [request["body"]["kv_transfer_params"]["remote_engine_id"] for request in asked]
-    assert [one[-4:] for one in ids] == ["_dp0", "_dp1", "_dp2"] * 2
+    assert [request_id[-4:] for request_id in ids] == ["_dp0", "_dp1", "_dp2"] * 2
     assert all("x-data-parallel-rank" not in request["headers"] for request in asked)
 
 
-def test_a_prefill_with_one_rank_is_told_none(nixl: Deployment) -> None:
+def test_a_prefill_with_one_rank_gets_no_rank(nixl: Deployment) -> None:
     nixl.complete(PROMPT)
     (request,) = nixl.prefills[0].requests()
     assert "x-data-parallel-rank" not in request["headers"]

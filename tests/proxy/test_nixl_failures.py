@@ -216,4 +216,4 @@ def test_nothing_is_counted_as_load_once_all_have_left(deployment: Deployment) -
 def loads(deployment: Deployment) -> list[tuple[int, int]]:
     """Requests and prompt tokens of each worker, as the proxy counts them."""
     workers = deployment.proxy.http.get("/workers").json()["workers"]
-    return [(one["in_flight"], one["prompt_tokens"]) for one in workers]
+    return [(worker["in_flight"], worker["prompt_tokens"]) for worker in workers]

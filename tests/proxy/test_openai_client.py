@@ -38,7 +38,7 @@ def test_usage_comes_with_the_stream_when_asked_for(client: openai.OpenAI) -> No
         stream_options=options,  # type: ignore[call-overload]
     ) as stream:
         usage = [chunk.usage for chunk in stream if chunk.usage]
-    assert [one.completion_tokens for one in usage] == [3]
+    assert [chunk.completion_tokens for chunk in usage] == [3]
     assert usage[0].prompt_tokens_details.cached_tokens == 0
 
 

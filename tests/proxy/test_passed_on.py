@@ -84,7 +84,7 @@ def test_generative_scoring_is_passed_on(module_pair: Deployment) -> None:
         ("/invocations", {"prompt": "hello"}),
     ],
 )
-def test_no_engine_hears_where_a_client_says_that_kv_is(
+def test_no_engine_gets_the_place_of_kv_that_a_client_names(
     module_pair: Deployment, path: str, body: dict[str, Any]
 ) -> None:
     answer = module_pair.proxy.http.post(path, json={"model": MODEL, "max_tokens": 1, **body, **DANGEROUS})
@@ -117,7 +117,7 @@ def test_load_counts_the_requests_that_run(deployment: Deployment) -> None:
         assert deployment.proxy.http.get("/load").json() == {"server_load": 1}
 
 
-def test_ping_and_version_say_when_nobody_can_serve(deployment: Deployment) -> None:
+def test_ping_and_version_show_when_no_engine_can_serve(deployment: Deployment) -> None:
     deployment.up(control=True)
     deployment.proxy.push("decode-0", "dead")
     for path in ("/ping", "/version"):
@@ -131,8 +131,8 @@ def test_ping_and_version_say_when_nobody_can_serve(deployment: Deployment) -> N
 def test_a_stored_response_is_fetched_from_whoever_has_it(store: Deployment) -> None:
     kept = [respond(store) for _ in range(4)]
     for response in kept:
-        fetched = store.proxy.http.get(f"/v1/responses/{response['id']}").json()
-        assert (fetched["id"], fetched["output"]) == (response["id"], response["output"])
+        answer = store.proxy.http.get(f"/v1/responses/{response['id']}").json()
+        assert (answer["id"], answer["output"]) == (response["id"], response["output"])
     assert {len(bodies(decode)) for decode in store.decodes} == {2}, "both decodes have some"
 
 
@@ -184,7 +184,7 @@ def test_an_unknown_response_is_an_engines_404(deployment: Deployment, decodes: 
         assert (error["message"], error["type"]) == ("Response with id 'resp_1' not found.", "invalid_request_error")
 
 
-def test_that_an_engine_does_not_answer_is_not_said_to_be_a_404(deployment: Deployment) -> None:
+def test_that_an_engine_does_not_answer_is_no_404(deployment: Deployment) -> None:
     deployment.up(1, 2)
     deployment.decodes[0].end()
     assert deployment.proxy.http.get("/v1/responses/resp_1").status_code == 503
@@ -217,8 +217,8 @@ def test_keys_figures_and_the_log_know_requests_for_stored_responses(
     assert http.get("/ping").status_code == 200
     page = http.get("/metrics").text
     assert 'pdserve_proxy_requests_total{path="/v1/responses/{response_id}",status="404"} 2.0' in page
-    said = json.loads(deployment.proxy.until(r'^{.*"status": ?404').string)
-    assert (said["key"], said["decision"], said["decode"]) == ("team", "stored-response", "decode-0")
+    entry = json.loads(deployment.proxy.until(r'^{.*"status": ?404').string)
+    assert (entry["key"], entry["decision"], entry["decode"]) == ("team", "stored-response", "decode-0")
 
 
 # --- what is not passed on
@@ -232,7 +232,7 @@ def test_other_routes_of_an_engine_are_out_of_reach(module_pair: Deployment, pat
     assert answer.json() == {"error": {**error, "param": None, "code": 404}}
 
 
-def test_an_api_that_the_engine_does_not_have_is_said_to_be_so(module_pair: Deployment) -> None:
+def test_an_api_that_the_engine_does_not_have_is_an_error_of_its_own(module_pair: Deployment) -> None:
     answer = module_pair.proxy.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "The engine does not offer this route for its model."

@@ -171,7 +171,7 @@ def test_a_signal_at_any_moment_ends_all(moment: str) -> None:
     assert ended.returncode == 0
 
 
-def test_a_signal_after_all_have_ended_goes_to_nobody() -> None:
+def test_a_signal_after_all_have_ended_goes_to_no_process() -> None:
     """The process that tries whether a new program could start is waited for last; then its PID is not its own."""
     ended = subprocess.run([sys.executable, "-c", SIGNALLED_LAST], check=False, timeout=90, cwd=REPOSITORY)
     assert ended.returncode == 0

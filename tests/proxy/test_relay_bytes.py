@@ -29,7 +29,7 @@ from pdserve.pd.relay.leg import Leg, never
 from pdserve.pd.requests.dialects import CHAT, MESSAGES
 from pdserve.pd.workers.load import LoadBoard
 from pdserve.pd.workers.registry import Registry
-from tests.proxy.raw import RawDeployment, Say, chunk, head, post, raw_deployment, says, whole
+from tests.proxy.raw import RawDeployment, Send, chunk, head, post, raw_deployment, sends, whole
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": []}
@@ -195,8 +195,8 @@ def test_an_answer_is_the_same_however_it_is_cut(body: bytes, chunks: list[int],
     assert (received.body, received.complete) == (body, True)
 
 
-def usage(said: int) -> bytes:
-    details = {"prompt_tokens_details": {"cached_tokens": said}}
+def usage(count: int) -> bytes:
+    details = {"prompt_tokens_details": {"cached_tokens": count}}
     words = 'a model may say "cached_tokens": 5, and {"cached_tokens": 5}'
     return json.dumps({"choices": [{"message": words}], "usage": details}).encode()
 
@@ -204,12 +204,12 @@ def usage(said: int) -> bytes:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**7), st.integers(0, 10**7), CUTS, CUTS, st.booleans())
 def test_only_the_number_of_cached_tokens_changes(
-    said: int, cached: int, chunks: list[int], reads: list[int], stream: bool
+    reported: int, cached: int, chunks: list[int], reads: list[int], stream: bool
 ) -> None:
     def body(tokens: int) -> bytes:
         return b"data: " + usage(tokens) + b"\n\n" + DONE if stream else usage(tokens)
 
-    parts = b"".join(chunk(part) for part in cut(body(said), chunks))
+    parts = b"".join(chunk(part) for part in cut(body(reported), chunks))
     wire = head(SSE if stream else "application/json") + parts + b"0\r\n\r\n"
     received = asyncio.run(relayed(cut(wire, reads), cached=cached))
     assert (received.body, received.complete) == (body(cached), True)
@@ -218,7 +218,7 @@ def test_only_the_number_of_cached_tokens_changes(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.lists(st.integers(0, 700), max_size=8), st.integers(0, 600))
 def test_only_the_number_of_cached_tokens_changes_in_an_answer_that_is_too_long_to_hold(
-    said: int, cached: int, from_end: list[int], more: int
+    reported: int, cached: int, from_end: list[int], more: int
 ) -> None:
     def body(tokens: int) -> bytes:
         return usage(tokens)[:-1] + b', "more": "' + b"x" * more + b'", "long": "' + b"x" * MEGABYTE + b'"}'
@@ -227,7 +227,7 @@ def test_only_the_number_of_cached_tokens_changes_in_an_answer_that_is_too_long_
         return b'{"long": "' + b"x" * MEGABYTE + b'", ' + usage(tokens)[1:-1] + b', "more": "' + b"x" * more + b'"}'
 
     for make in (body, turned):
-        wire = whole(make(said))
+        wire = whole(make(reported))
         places = [len(wire) - place for place in from_end] + [len(wire) // 2, len(wire) - more - 300]
         received = asyncio.run(relayed(cut(wire, places), cached=cached))
         # Its length is another one: the answer is chunked.
@@ -254,7 +254,7 @@ def test_streams_over_real_connections_are_the_same(module_raw: RawDeployment, v
     @given(STREAMS, CUTS, CUTS)
     def check(stream: bytes, chunks: list[int], writes: list[int]) -> None:
         wire = head(SSE) + b"".join(chunk(part) for part in cut(stream, chunks)) + b"0\r\n\r\n"
-        module_raw.engine.script = says(*cut(wire, writes))
+        module_raw.engine.script = sends(*cut(wire, writes))
         answer = module_raw.ask(post(PATH, BODY, version=version))
         assert (answer.status, answer.body, answer.complete) == (200, stream, True)
         assert answer.headers["content-type"] == SSE
@@ -268,9 +268,9 @@ def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) ->
     stream, answer = joined([b"data: 1"], b"\n"), b'{"n": 1.10}'
     with raw.client() as client:
         for _ in range(10):
-            raw.engine.script = says(head(SSE) + chunk(stream) + b"0\r\n\r\n")
+            raw.engine.script = sends(head(SSE) + chunk(stream) + b"0\r\n\r\n")
             assert client.send(post(PATH, BODY)).response().body == stream
-            raw.engine.script = says(whole(answer))
+            raw.engine.script = sends(whole(answer))
             assert client.send(post(PATH, BODY)).response().body == answer
             assert client.send(b"GET /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response().json()["status"] == "alive"
             head_only = client.send(b"HEAD /health HTTP/1.1\r\nhost: proxy\r\n\r\n").response(head_only=True)
@@ -281,8 +281,8 @@ def test_one_connection_carries_many_answers_of_all_kinds(raw: RawDeployment) ->
 def test_pipelined_requests_are_answered_in_their_order(raw: RawDeployment) -> None:
     """More than are taken at once, some relayed and some not."""
 
-    def echo(say: Say) -> None:
-        say(whole(raw.engine.seen[-1].body))
+    def echo(send: Send) -> None:
+        send(whole(raw.engine.seen[-1].body))
 
     raw.engine.script = echo
     bodies = [json.dumps({"messages": [], "n": index}).encode() for index in range(50)]
@@ -313,24 +313,24 @@ def test_a_slow_reader_slows_its_engine_down_and_not_our_memory(raw: RawDeployme
     total = 4000
     before = raw.resident()
 
-    def script(say: Say) -> None:
-        say(head(SSE))
+    def script(send: Send) -> None:
+        send(head(SSE))
         for _ in range(total):
-            say(chunk(event))
-        say(chunk(DONE) + b"0\r\n\r\n")
+            send(chunk(event))
+        send(chunk(DONE) + b"0\r\n\r\n")
 
     raw.engine.script = script
-    said = raw.engine.said
+    sent_before = raw.engine.sent
     with raw.client(receive_buffer=65_536) as client:
         client.send(post(PATH, BODY))
-        raw.engine.wait(lambda engine: engine.said - said > MEGABYTE)
+        raw.engine.wait(lambda engine: engine.sent - sent_before > MEGABYTE)
         # Others are served meanwhile, and the stuck stream moves no more between two of them.
         taken = -1
-        while taken != raw.engine.said:
-            taken = raw.engine.said
+        while taken != raw.engine.sent:
+            taken = raw.engine.sent
             for _ in range(20):
                 assert client_health(raw) == 200
-        assert taken - said < 64 * MEGABYTE
+        assert taken - sent_before < 64 * MEGABYTE
         assert raw.resident() - before < 32 * MEGABYTE
         answer = client.response()
     assert len(answer.body) == total * len(event) + len(DONE)
@@ -347,7 +347,7 @@ def client_health(raw: RawDeployment) -> int:
 def test_events_of_megabytes_arrive_whole(raw: RawDeployment, framed: bool) -> None:
     events = [b"data: " + bytes([97 + index]) * (3 * MEGABYTE) + b"\n\n" for index in range(3)]
     stream = b'data: {"choices": []}\n\n' + b"".join(events) + DONE
-    raw.engine.script = says(whole(stream, SSE) if framed else head(SSE) + chunk(stream) + b"0\r\n\r\n")
+    raw.engine.script = sends(whole(stream, SSE) if framed else head(SSE) + chunk(stream) + b"0\r\n\r\n")
     answer = raw.ask(post(PATH, BODY))
     assert answer.body == stream
 
@@ -358,9 +358,9 @@ def test_two_legs_change_only_the_number_of_cached_tokens(tmp_path_factory: pyte
         prefill, decode = raw.engines
         cached = b'{"prompt_tokens_details": {"cached_tokens": 3}}'
         finished = b'{"choices": [{"finish_reason": "length"}], "usage": ' + cached + b"}"
-        prefill.script = says(whole(finished))
+        prefill.script = sends(whole(finished))
         stream = b'data: {"a": 1.10}\n\ndata: ' + usage(99) + b"\n\n" + DONE
-        decode.script = says(head(SSE), *(chunk(part) for part in cut(stream, range(0, 1000, 7))), b"0\r\n\r\n")
+        decode.script = sends(head(SSE), *(chunk(part) for part in cut(stream, range(0, 1000, 7))), b"0\r\n\r\n")
         expected = re.sub(rb'("cached_tokens": )99', rb"\g<1>3", stream)
         assert raw.ask(post(PATH, BODY)).body == expected
         raw.unharmed()
@@ -377,8 +377,8 @@ def test_the_input_tokens_of_messages_still_add_up(tmp_path_factory: pytest.Temp
     """Anthropic's input_tokens are those that were not cached: their sum is the prompt."""
     with raw_deployment(tmp_path_factory.mktemp("split"), split=True) as raw:
         prefill, decode = raw.engines
-        prefill.script = says(whole(b'{"usage": {"input_tokens": 68, "cache_read_input_tokens": 32}}'))
-        decode.script = says(whole(json.dumps(MESSAGE).encode()))
+        prefill.script = sends(whole(b'{"usage": {"input_tokens": 68, "cache_read_input_tokens": 32}}'))
+        decode.script = sends(whole(json.dumps(MESSAGE).encode()))
         answer = raw.ask(post(MESSAGES.path, {"messages": [], "max_tokens": 4}))
     usage = {"input_tokens": 68, "output_tokens": 4, "cache_read_input_tokens": 32}
     assert answer.body == json.dumps(MESSAGE | {"usage": usage}).encode()

@@ -79,10 +79,10 @@ def test_no_client_can_write_a_second_line_or_another_field(
     assert out.endswith(b"\n")
     assert not set(out[:-1]) & {*range(32)}
     if form == "json":
-        said = json.loads(out)
-        assert said.get("model", "") == model
-        assert said.get("error", "") == error
-        assert said["path"] == "/v1/x y=1"
+        entry = json.loads(out)
+        assert entry.get("model", "") == model
+        assert entry.get("error", "") == error
+        assert entry["path"] == "/v1/x y=1"
     else:
         assert b' 200 "/v1/x y=1" id=' in out
         # Nothing that a terminal could take for a command either.

@@ -30,7 +30,7 @@ loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("affinity", [False, True])
 @given(candidates=loads, role=st.sampled_from(ROLES), session=st.none() | st.text(), seed=st.integers(0, 99))
-def test_a_choice_is_one_of_the_candidates_and_says_a_known_why(
+def test_a_choice_is_one_of_the_candidates_and_has_a_known_reason(
     policy: PolicyName, affinity: bool, candidates: list[Worker], role: EngineRole, session: str | None, seed: int
 ) -> None:
     made = make(everywhere(policy, affinity=affinity), role, Random(seed))
@@ -156,7 +156,7 @@ def test_a_policy_is_called_what_the_recipe_calls_it(policy: PolicyName, affinit
     assert (kv_events_of(made) is not None) == (policy == "kv_events")
 
 
-def test_a_policy_that_nobody_knows_is_an_error_that_names_those_that_there_are() -> None:
+def test_an_unknown_policy_is_an_error_that_names_those_that_exist() -> None:
     unknown = RoutingSettings().model_copy(update={"decode": routing.LoadSettings()})
     with pytest.raises(RecipeError) as caught:
         make(unknown, "decode")

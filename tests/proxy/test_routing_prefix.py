@@ -50,18 +50,18 @@ def test_a_conversation_stays_where_it_began(role: EngineRole) -> None:
 
 
 def test_matched_is_the_share_of_the_prompt_in_tokens() -> None:
-    policy, (one, other) = prefix_aware(), workers(2)
-    policy.routed(one, ask(b"a" * 1024))
+    policy, (holder, other) = prefix_aware(), workers(2)
+    policy.routed(holder, ask(b"a" * 1024))
     longer = ask(b"a" * 1024 + b"b" * 1024)
-    assert policy.matched(one, longer) == 256
+    assert policy.matched(holder, longer) == 256
     assert policy.matched(other, longer) == 0
-    assert policy.matched(one, ask(b"b" + b"a" * 1024)) == 0, "only a beginning counts"
+    assert policy.matched(holder, ask(b"b" + b"a" * 1024)) == 0, "only a beginning counts"
 
 
 def test_routing_by_another_is_learnt_too() -> None:
-    policy, (one, other) = prefix_aware(), workers(2)
+    policy, (holder, other) = prefix_aware(), workers(2)
     policy.routed(other, ask(b"a" * 1024))
-    assert policy.choose([one, other], ask(b"a" * 1024)).worker is other
+    assert policy.choose([holder, other], ask(b"a" * 1024)).worker is other
 
 
 def test_a_system_prompt_that_all_share_does_not_draw_all_sessions() -> None:
@@ -101,26 +101,26 @@ def test_an_overloaded_decode_loses_the_prompt_that_it_holds() -> None:
 
 
 def test_of_equal_holders_the_least_loaded() -> None:
-    policy, (one, other, empty) = prefix_aware(), workers(3)
+    policy, (first, other, empty) = prefix_aware(), workers(3)
     prompt = ask(b"p" * 4096)
-    for worker in (one, other):
+    for worker in (first, other):
         policy.routed(worker, prompt)
-    one.prompt_tokens = 10
-    choice = policy.choose([one, other, empty], prompt)
+    first.prompt_tokens = 10
+    choice = policy.choose([first, other, empty], prompt)
     assert (choice.worker, choice.why) == (other, "match")
 
 
 def test_a_restarted_worker_holds_nothing() -> None:
-    policy, (one, other) = prefix_aware(), workers(2)
+    policy, (restarted, other) = prefix_aware(), workers(2)
     prompt = ask(b"p" * 4096)
-    policy.routed(one, prompt)
+    policy.routed(restarted, prompt)
     policy.routed(other, prompt)
-    policy.forget(one.name)
-    assert policy.matched(one, prompt) == 0
-    assert policy.choose([one, other], prompt).worker is other
+    policy.forget(restarted.name)
+    assert policy.matched(restarted, prompt) == 0
+    assert policy.choose([restarted, other], prompt).worker is other
 
 
-def test_a_prompt_shorter_than_a_block_matches_nobody() -> None:
+def test_a_prompt_shorter_than_a_block_matches_no_worker() -> None:
     policy, pool = prefix_aware(), workers(2)
     policy.routed(pool[0], ask(b"hello"))
     assert policy.choose(pool, ask(b"hello")).why == "no_match"
@@ -128,20 +128,20 @@ def test_a_prompt_shorter_than_a_block_matches_nobody() -> None:
 
 
 def test_ends_are_forgotten_before_beginnings() -> None:
-    policy, (one,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
-    policy.routed(one, ask(b"a" * 16 * 6))
-    policy.routed(one, ask(b"b" * 16 * 4))
-    assert policy.matched(one, ask(b"a" * 16 * 6)) == 4 * 16 // 4
-    assert policy.matched(one, ask(b"b" * 16 * 4)) == 4 * 16 // 4
+    policy, (worker,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
+    policy.routed(worker, ask(b"a" * 16 * 6))
+    policy.routed(worker, ask(b"b" * 16 * 4))
+    assert policy.matched(worker, ask(b"a" * 16 * 6)) == 4 * 16 // 4
+    assert policy.matched(worker, ask(b"b" * 16 * 4)) == 4 * 16 // 4
 
 
 def test_what_is_used_is_kept() -> None:
-    policy, (one,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
+    policy, (worker,) = prefix_aware(max_blocks=8, block_bytes=16), workers(1)
     kept = ask(b"k" * 64)
     for number in range(50):
-        policy.routed(one, ask(bytes([number]) * 64))
-        policy.routed(one, kept)
-        assert policy.matched(one, kept) == 16
+        policy.routed(worker, ask(bytes([number]) * 64))
+        policy.routed(worker, kept)
+        assert policy.matched(worker, kept) == 16
 
 
 texts = st.binary(max_size=200) | st.text("ab", max_size=200).map(str.encode)
@@ -180,9 +180,9 @@ def test_it_is_a_longest_common_prefix_in_whole_blocks(
         assert policy.matched(Worker(name), RoutingRequest(prompt=asked, estimate=estimate)) == 1_000 * longest
 
 
-def common(one: bytes, other: bytes, block: int) -> int:
+def common(first: bytes, other: bytes, block: int) -> int:
     blocks = 0
-    while (end := (blocks + 1) * block) <= min(len(one), len(other)) and one[:end] == other[:end]:
+    while (end := (blocks + 1) * block) <= min(len(first), len(other)) and first[:end] == other[:end]:
         blocks += 1
     return blocks * block
 
@@ -216,9 +216,9 @@ def test_blocks_far_behind_are_larger(data: bytes, cut: int, size: int, fine: in
 
 
 def test_a_long_conversation_is_known_to_its_end() -> None:
-    policy, (one,) = prefix_aware(), workers(1)
+    policy, (worker,) = prefix_aware(), workers(1)
     prompt = Random(4).randbytes(1_000_000)
-    policy.routed(one, ask(prompt))
+    policy.routed(worker, ask(prompt))
     longer = ask(prompt + b"and more" * 1000)
-    assert 1_000_000 - 4096 < 4 * policy.matched(one, longer) <= 1_000_000
+    assert 1_000_000 - 4096 < 4 * policy.matched(worker, longer) <= 1_000_000
     assert policy.blocks < 500

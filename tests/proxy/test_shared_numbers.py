@@ -54,10 +54,10 @@ print(refused)
 def together(code: str, path: Path) -> list[str]:
     """What three processes print that run the code at the same time."""
     argv = [[sys.executable, "-c", code, str(path), str(index)] for index in range(3)]
-    running = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for one in argv]
-    said = [process.communicate(timeout=60)[0] for process in running]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in argv]
+    outputs = [process.communicate(timeout=60)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
-    return said
+    return outputs
 
 
 def test_under_the_lock_no_change_of_another_process_is_lost(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_engines_get_our_span_as_their_parent() -> None:
     assert f"{ids(traced.exporter.get_finished_spans()[0]).span_id:016x}" in trace.traceparent
 
 
-def test_a_failure_is_said() -> None:
+def test_a_failure_is_in_its_span() -> None:
     whole, *_ = Traced().request(SAMPLED, failed="no worker")
     assert (whole.status.status_code, whole.status.description) == (StatusCode.ERROR, "no worker")
 

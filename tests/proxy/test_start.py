@@ -27,20 +27,20 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"port": "many"}, "port"),
         ({"unknown": 1}, "unknown"),
         ({"workers": [{"name": "prefill-0", "role": "prefill", "url": "http://h:1"}]}, "bootstrap_url"),
     ],
 )
-def test_a_bad_configuration_is_exit_code_2_and_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], says: str
+def test_a_bad_configuration_is_exit_code_2_with_its_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "proxy.json"
     path.write_text(json.dumps(CONFIG | change))
     assert main(["--config", str(path)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_configuration_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_no_proxy_of_the_environment_is_used(deployment: Deployment, monkeypatch
 
 
 @pytest.mark.process
-def test_nobody_has_in_memory_what_only_others_need() -> None:
+def test_no_process_has_in_memory_what_only_others_need() -> None:
     """The parent: what starts members. A member: nothing of the admin's endpoints, nor of features that are off."""
     for module, without in (
         (

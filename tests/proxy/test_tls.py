@@ -78,7 +78,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients.certificate))
     context.load_cert_chain(own.certificate, own.key)
     context.verify_mode = ssl.CERT_REQUIRED
-    found = Engine(0, [])
+    fake = Engine(0, [])
 
     class Answering(BaseHTTPRequestHandler):
         def setup(self) -> None:
@@ -98,7 +98,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            found.requests.append(self.path)
+            fake.requests.append(self.path)
             self.do_GET()
 
         def log_message(self, *_: object) -> None:
@@ -112,10 +112,10 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
             assert isinstance(sys.exception(), OSError)
 
     server = Server(("127.0.0.1", 0), Answering)
-    found.port = server.server_address[1]
+    fake.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield found
+    yield fake
     server.shutdown()
     thread.join()
     server.server_close()
@@ -212,7 +212,7 @@ def test_handshakes_that_are_not_ended_do_not_keep_a_client_out(deployment: Depl
             stack.enter_context(RawClient(deployment.proxy.port)).send(b"\x16\x03\x01\x02\x00\x01")
         assert shown(deployment) == "front"
         (member,) = deployment.proxy.members
-        sockets = [one for one in Path(f"/proc/{member}/fd").iterdir() if str(one.readlink()).startswith("socket:")]
+        sockets = [link for link in Path(f"/proc/{member}/fd").iterdir() if str(link.readlink()).startswith("socket:")]
         assert len(sockets) < _HANDSHAKES + 64
 
 

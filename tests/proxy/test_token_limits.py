@@ -124,10 +124,10 @@ def test_last_events_wait_for_the_name_of_the_engine_in_order_and_only_once() ->
     assert third.rest() == EVENT % (0, b"c", b'"stop"', b"")
 
 
-def test_what_a_model_says_is_not_taken_for_a_count() -> None:
+def test_the_text_of_a_model_is_not_taken_for_a_count() -> None:
     meter = UsageMeter(Fingerprints(), hides=True, hides_total=True)
-    said = rb",\"usage\":{\"completion_tokens\":99}, \"choices\":[]"
-    assert meter.events(from_engine(0, said, 2)) == to_client(0, said)
+    in_text = rb",\"usage\":{\"completion_tokens\":99}, \"choices\":[]"
+    assert meter.events(from_engine(0, in_text, 2)) == to_client(0, in_text)
     assert meter.answer == 2
 
 
@@ -200,9 +200,9 @@ def test_a_prefill_whose_answer_cannot_be_read_has_failed(answer: bytes) -> None
     assert bad_end(answer) == "an unreadable answer"
 
 
-@pytest.mark.parametrize(("reason", "says"), [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
-def test_a_prefill_that_was_aborted_has_failed(reason: bytes, says: str | None) -> None:
-    assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == says
+@pytest.mark.parametrize(("reason", "end"), [(b'"abort"', "abort"), (b'"error"', "error"), (b'"stop"', None)])
+def test_a_prefill_that_was_aborted_has_failed(reason: bytes, end: str | None) -> None:
+    assert bad_end(b'{"choices":[{"finish_reason":' + reason + b"}]}") == end
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_who_leaves_before_the_end_pays_for_its_prompt() -> None:
 
 
 def test_a_number_that_a_client_has_written_into_an_answer_ends_no_error() -> None:
-    said = RESPONSES.error_event(
+    event = RESPONSES.error_event(
         ApiError(504, "late"), b'"sequence_number": 7, "tools": "sequence_number": ' + b"9" * 4300
     )
-    assert json.loads(said.partition(b"data: ")[2])["sequence_number"] == 8
+    assert json.loads(event.partition(b"data: ")[2])["sequence_number"] == 8
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def requests_of(gateway: Gateway) -> list[tuple[tuple[str, ...], int]]:
 
 
 @pytest.mark.parametrize(("target", "body"), [(b"/health", b""), (b"/v1/chat/completions", BODY)])
-def test_an_error_that_nobody_expected_is_answered_and_logged(
+def test_an_unexpected_error_is_answered_and_logged(
     target: bytes, body: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, logger="pdserve.proxy"):

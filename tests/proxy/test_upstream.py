@@ -78,9 +78,9 @@ def test_a_pool_that_has_failed_to_connect_can_be_closed() -> None:
     """uvloop makes the protocol before it connects."""
 
     async def run() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            pool = Pool(f"http://127.0.0.1:{nobody.getsockname()[1]}", connect_timeout=60)
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            pool = Pool(f"http://127.0.0.1:{unused.getsockname()[1]}", connect_timeout=60)
             with pytest.raises(ConnectionRefusedError):
                 await pool.connect()
         pool.close()
@@ -113,7 +113,7 @@ class Leaves(Sink):
 
 
 @pytest.mark.parametrize(("answer", "end"), [(ANSWER, "ended"), (b"", "lost")])
-def test_what_an_engine_has_said_before_it_sees_its_client_hang_up_still_arrives(answer: bytes, end: str) -> None:
+def test_what_an_engine_has_sent_before_it_sees_its_client_hang_up_still_arrives(answer: bytes, end: str) -> None:
     seen: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +140,7 @@ def test_what_an_engine_has_said_before_it_sees_its_client_hang_up_still_arrives
         runner.run(run())
 
 
-def test_a_pool_that_is_closed_tells_who_waits_for_an_answer() -> None:
+def test_a_pool_that_is_closed_fails_who_waits_for_an_answer() -> None:
     """A worker that was removed: whoever waits for it in the background would wait for ever."""
 
     async def run() -> None:

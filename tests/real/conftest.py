@@ -47,7 +47,7 @@ def status_of_all(*names: str) -> tuple[int, Any]:
         code, output = pdserve("status", *names, "--json")
         status = read_json(output)
         seen = [process[kind] for process in status["processes"].values() for kind in ("engine", "lmcache")]
-        if not (silent := [one for one in seen if one is not None and one["error"] is not None]):
+        if not (silent := [record for record in seen if record is not None and record["error"] is not None]):
             return code, status
         assert time.monotonic() < until, silent
 
@@ -55,8 +55,8 @@ def status_of_all(*names: str) -> tuple[int, Any]:
 def member(tiny: Deployment, name: str, title: str) -> ProcessId:
     """A process inside an engine, by what vLLM calls it."""
     root = tiny.id_of(name)
-    found = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
-    assert len(found) == 1, found
-    identity = procfs.identify(found[0])
+    pids = [pid for pid in procfs.descendants(root.pid) if procfs.title(pid).startswith(title)]
+    assert len(pids) == 1, pids
+    identity = procfs.identify(pids[0])
     assert identity is not None
     return identity

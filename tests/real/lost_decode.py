@@ -72,10 +72,10 @@ class Reached:
         """Not yet sent."""
         return Stream(prompt, max_tokens, f"lost-decode-{time.monotonic_ns()}-{next(self._names)}")
 
-    async def stream(self, one: Stream) -> None:
+    async def stream(self, request: Stream) -> None:
         """To the end of its answer; raises httpx.RemoteProtocolError if that is cut off."""
-        body = _body(one.prompt, one.max_tokens) | {"stream": True}
-        headers = {"x-request-id": one.request_id}
+        body = _body(request.prompt, request.max_tokens) | {"stream": True}
+        headers = {"x-request-id": request.request_id}
         url = f"{self.endpoint}/v1/completions"
         async with self._client.stream("POST", url, json=body, headers=headers) as answer:
             assert answer.status_code == 200, await answer.aread()
@@ -83,19 +83,19 @@ class Reached:
             async for line in answer.aiter_lines():
                 if line:
                     assert line.startswith("data: "), line
-                    one.events.append(line.removeprefix("data: "))
-                    one.began.set()
-        one.ended = True
+                    request.events.append(line.removeprefix("data: "))
+                    request.began.set()
+        request.ended = True
 
-    async def ask(self, one: Stream) -> list[int]:
+    async def ask(self, request: Stream) -> list[int]:
         """The same without a stream."""
-        headers = {"x-request-id": one.request_id}
-        return await self._tokens(f"{self.endpoint}/v1/completions", _body(one.prompt, one.max_tokens), headers)
+        headers = {"x-request-id": request.request_id}
+        return await self._tokens(f"{self.endpoint}/v1/completions", _body(request.prompt, request.max_tokens), headers)
 
-    async def alone(self, one: Stream, tokens: int) -> list[int]:
+    async def alone(self, request: Stream, tokens: int) -> list[int]:
         """So much of the answer of a prefill that is asked past the proxy, and so does everything itself."""
         url = f"{self.engines['prefill-0']}/v1/completions"
-        return await self._tokens(url, _body(one.prompt, tokens), self._key)
+        return await self._tokens(url, _body(request.prompt, tokens), self._key)
 
     async def _tokens(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> list[int]:
         answer = await self._client.post(url, json=body, headers=headers)
@@ -105,8 +105,8 @@ class Reached:
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """What the proxy knows of them."""
-        found = (await self._client.get(f"{self.endpoint}/workers")).json()["workers"]
-        return {worker["name"]: worker for worker in found}
+        workers = (await self._client.get(f"{self.endpoint}/workers")).json()["workers"]
+        return {worker["name"]: worker for worker in workers}
 
     async def sent_to_prefills(self) -> int:
         workers = await self.workers()
@@ -114,31 +114,31 @@ class Reached:
 
     async def lines(self, streams: list[Stream]) -> dict[str, dict[str, Any]]:
         """The proxy's lines about these requests, by id; they come soon after the end of the last."""
-        wanted = {one.request_id for one in streams}
+        wanted = {request.request_id for request in streams}
         log = self.deployment.run.path / self.deployment.run.read_plan().process("proxy").log
         deadline = time.monotonic() + NOTICED_SECONDS
         while True:
-            said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"request_id"')]
-            found = {line["request_id"]: line for line in said if line["request_id"] in wanted}
-            if len(found) == len(wanted):
-                return found
-            assert time.monotonic() < deadline, wanted - found.keys()
+            lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"request_id"')]
+            by_id = {line["request_id"]: line for line in lines if line["request_id"] in wanted}
+            if len(by_id) == len(wanted):
+                return by_id
+            assert time.monotonic() < deadline, wanted - by_id.keys()
             await self.workers()
 
     async def left(self, names: list[str]) -> dict[str, tuple[int, float]]:
         """Running requests and the share of blocks in use, where it is not nothing, each read after a tiny request of
         its own: an idle engine's gauges are old."""
-        found = {}
+        busy = {}
         for name in names:
             url = self.engines[name]
             await self._tokens(f"{url}/v1/completions", _body([11, 12, 13], 1), self._key)
             async with httpx.AsyncClient(headers=self._key, timeout=30, trust_env=False) as client:
                 now = await engine_snapshot(url, client)
             if now.unfinished is None or now.kv_cache_usage is None:
-                found[name] = (1, 1.0)  # held up for more than a moment: nobody knows, so it is not free
+                busy[name] = (1, 1.0)  # held up for more than a moment: nobody knows, so it is not free
             elif now.unfinished or now.kv_cache_usage:
-                found[name] = (now.unfinished, now.kv_cache_usage)
-        return found
+                busy[name] = (now.unfinished, now.kv_cache_usage)
+        return busy
 
     async def free(self, names: list[str], since: float, at_most: float) -> None:
         """Until nothing is left on these engines; fails so many seconds after `since` (time.monotonic)."""
@@ -193,51 +193,53 @@ async def kill(
     `late`, of which every other one is no stream. `hold`: a file that holds the prefills, so that none of `late` has
     begun then, however fast or slow this machine is."""
     async with asyncio.TaskGroup() as group:
-        for one in sends:
-            group.create_task(asked.stream(one))
-        for one in sends:
-            await one.began.wait()
+        for request in sends:
+            group.create_task(asked.stream(request))
+        for request in sends:
+            await request.began.wait()
         before = await asked.sent_to_prefills()
         with held(hold):
-            waiting = [group.create_task(_late(asked, one, stream=index % 2 == 0)) for index, one in enumerate(late)]
+            waiting = [
+                group.create_task(_late(asked, request, stream=index % 2 == 0)) for index, request in enumerate(late)
+            ]
             deadline = time.monotonic() + NOTICED_SECONDS
             while await asked.sent_to_prefills() < before + len(late):
                 assert time.monotonic() < deadline, "they are not sent"
-            begun = [one for one in late if one.began.is_set()]
-            still = [one for one in sends if not one.ended]
+            begun = [request for request in late if request.began.is_set()]
+            still = [request for request in sends if not request.ended]
             at = time.monotonic()
             asked.deployment.fault(name, victim, signal.SIGKILL)
     answered = time.monotonic()
     assert len(still) == len(sends), "streams were over before the kill"
     assert not begun
     lines = await asked.lines(sends + late)
-    lost = [one for one in sends if lines[one.request_id]["decode"] == name]
-    answers = [(one, task.result()) for one, task in zip(late, waiting, strict=True)]
-    kept = [one for one in sends if one not in lost]
-    return Killed(at, answered, lost, kept, answers, [lines[one.request_id] for one in late])
+    lost = [request for request in sends if lines[request.request_id]["decode"] == name]
+    answers = [(request, task.result()) for request, task in zip(late, waiting, strict=True)]
+    kept = [request for request in sends if request not in lost]
+    return Killed(at, answered, lost, kept, answers, [lines[request.request_id] for request in late])
 
 
-async def assert_told(asked: Reached, killed: Killed) -> None:
+async def assert_reported(asked: Reached, killed: Killed) -> None:
     """No answer is wrong, none is silently short, and whatever could be tried again was."""
     assert killed.lost
     assert killed.kept
-    for one in killed.lost:
-        error = one.chunks[-1]["error"]
+    for request in killed.lost:
+        error = request.chunks[-1]["error"]
         assert error.keys() >= {"message", "type", "param", "code"}, error
-        assert not one.whole
-        assert len(one.tokens) < one.max_tokens
-    for one in killed.kept:
-        assert one.whole, one.events[-2:]
+        assert not request.whole
+        assert len(request.tokens) < request.max_tokens
+    for request in killed.kept:
+        assert request.whole, request.events[-2:]
     assert any(line["attempts"] > 1 for line in killed.late_lines), "none of them was on that decode"
-    answers = [(one, one.tokens) for one in (*killed.lost, *killed.kept)] + killed.late
-    right = await asyncio.gather(*(asked.alone(one, len(tokens)) for one, tokens in answers))
+    answers = [(request, request.tokens) for request in (*killed.lost, *killed.kept)] + killed.late
+    right = await asyncio.gather(*(asked.alone(request, len(tokens)) for request, tokens in answers))
     assert [tokens for _, tokens in answers] == right
-    assert {len(one.tokens) for one in killed.kept} == {STREAM_TOKENS}
+    assert {len(request.tokens) for request in killed.kept} == {STREAM_TOKENS}
 
 
-async def _late(asked: Reached, one: Stream, *, stream: bool) -> list[int]:
+async def _late(asked: Reached, request: Stream, *, stream: bool) -> list[int]:
     if not stream:
-        return await asked.ask(one)
-    await asked.stream(one)
-    assert one.whole, one.events[-3:]
-    return one.tokens
+        return await asked.ask(request)
+    await asked.stream(request)
+    assert request.whole, request.events[-3:]
+    return request.tokens

@@ -148,20 +148,20 @@ def test_a_decode_whose_kv_does_not_come_computes_and_keeps_the_blocks_for_the_l
 
 
 @pytest.mark.parametrize(("transfers", "kind"), [("finished_recving", "loads"), ("finished_sending", "sends")])
-def test_reports_of_transfers_that_come_late_or_twice_are_counted_and_harm_nobody(
+def test_reports_of_transfers_that_come_late_or_twice_are_counted_and_harm_no_request(
     tiny: Deployment, faults: Path, transfers: str, kind: str
 ) -> None:
     long, name, notice = 400, f"reported-twice-{kind}", faults / kv_faults.NOTICE
     with Engines(tiny) as engines:
         reference = engines.text("prefill-0", PROMPT, max_tokens=long)
         engines.complete("prefill-0", PROMPT, max_tokens=1, kv_transfer_params=engines.push_params(name))
-        text, told, after = "", False, 0
+        text, notified, after = "", False, 0
         for piece in engines.stream("decode-0", PROMPT, long, kv_transfer_params=engines.pull_params(name)):
             text += piece
-            if not told:
+            if not notified:
                 notice.with_suffix(".new").write_text(transfers)
                 notice.with_suffix(".new").rename(notice)
-                told = True
+                notified = True
             elif not notice.exists():
                 after += 1
         assert after > 1, "the report did not come while the request was running"

@@ -54,8 +54,8 @@ class Stack:
 
     def l1(self) -> dict[str, Any]:
         status = httpx.get(f"{self.lmcache}/status", timeout=60).json()
-        found: dict[str, Any] = status["storage_manager"]["l1_manager"]
-        return found
+        l1_manager: dict[str, Any] = status["storage_manager"]["l1_manager"]
+        return l1_manager
 
     def stored(self) -> int:
         """Chunks that can be loaded; one that is still being written cannot."""
@@ -69,8 +69,8 @@ class Stack:
 
     def effects(self) -> dict[str, dict[str, float]]:
         _, output = pdserve("status", NAME, "--json")
-        found: dict[str, dict[str, float]] = read_json(output)["processes"]["aggregated-0"]["patch_effects"]
-        return found
+        patch_effects: dict[str, dict[str, float]] = read_json(output)["processes"]["aggregated-0"]["patch_effects"]
+        return patch_effects
 
 
 def await_(fact: Any) -> None:
@@ -154,8 +154,8 @@ def test_every_patch_of_these_settings_is_active_in_every_process(stack: Stack) 
     _, output = pdserve("status", NAME, "--json")
     reported = read_json(output)["processes"]["aggregated-0"]["patch_processes"]
     assert len(reported) == 3
-    for one in reported:
-        assert {"lmcache-load-cap", "lmcache-min-load", "load-timeout", "lmcache-lost-send"} <= set(one["active"])
+    for record in reported:
+        assert {"lmcache-load-cap", "lmcache-min-load", "load-timeout", "lmcache-lost-send"} <= set(record["active"])
 
 
 def test_a_reload_that_hangs_is_given_up_and_its_blocks_wait_for_it(stack: Stack) -> None:

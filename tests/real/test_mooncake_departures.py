@@ -155,13 +155,13 @@ def unpatched(tiny: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for process in (plan.process("prefill-0"), plan.process("decode-0")):
             env = environment(process.env, os.environ, {"VLLM_API_KEY": KEY})
             del env["PDSERVE_PATCH_RECORD"]
-            with (tmp_path / process.name).open("w") as said:
+            with (tmp_path / process.name).open("w") as log:
                 engine = subprocess.Popen(
                     process.argv,
                     env={**env, **faults, "PDSERVE_PATCHES": "mooncake-cpu-device"},
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdout=log,
+                    stderr=log,
                     start_new_session=True,
                 )
             engines.append(engine)
@@ -216,7 +216,7 @@ async def leave(engines: Engines) -> None:
     await asyncio.wait(legs)
 
 
-async def next_one(engines: Engines) -> tuple[float, int]:
+async def next_request(engines: Engines) -> tuple[float, int]:
     """How long a client that comes now waits for its answer, and its status."""
     prompt = engines.prompt(300)
     transfer = f"next-{prompt[0]}-{time.monotonic()}"
@@ -235,10 +235,10 @@ def test_the_patches_are_active_where_they_must_be(tiny: Deployment) -> None:
 def test_with_them_the_next_request_is_served_at_once_and_the_blocks_are_free(tiny: Deployment) -> None:
     async def departures() -> tuple[float | None, float, int]:
         async with of(tiny) as engines:
-            await next_one(engines)
+            await next_request(engines)
             await leave(engines)
             freed = await engines.until("decode-0", USED, 0, 10)
-            return freed, *await next_one(engines)
+            return freed, *await next_request(engines)
 
     freed, took, status = asyncio.run(departures())
     print(f"blocks after {freed} s, next request after {took:.2f} s")
@@ -284,7 +284,7 @@ LIES: tuple[tuple[str, Any], ...] = (
 )
 
 
-def test_parameters_that_lie_cost_nobody_else_anything(tiny: Deployment) -> None:
+def test_false_parameters_cost_no_other_request_anything(tiny: Deployment) -> None:
     async def lied() -> list[int]:
         async with of(tiny) as engines:
             answers = [await engines.post(name, engines.prompt(200), kv_transfer_params=lie) for name, lie in LIES]
@@ -294,7 +294,7 @@ def test_parameters_that_lie_cost_nobody_else_anything(tiny: Deployment) -> None
             for _ in range(5):
                 with pytest.raises(httpx.TimeoutException):
                     await engines.post("decode-0", engines.prompt(LONG), kv_transfer_params=LIES[1][1], timeout=0.001)
-            assert (await next_one(engines))[1] == 200
+            assert (await next_request(engines))[1] == 200
             assert await engines.until("decode-0", USED, 0, 2) is not None
             return [answer.status_code for answer in answers]
 
@@ -332,10 +332,10 @@ def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched
 
     async def departures() -> tuple[float, float, float, int]:
         async with reached(unpatched.plan, KEY) as engines:
-            alone, _ = await next_one(engines)
+            alone, _ = await next_request(engines)
             began = time.monotonic()
             await leave(engines)
-            return alone, time.monotonic() - began, *await next_one(engines)
+            return alone, time.monotonic() - began, *await next_request(engines)
 
     alone, left, took, status = asyncio.run(departures())
     print(f"next request after {left:.2f} + {took:.2f} s with status {status}, {alone:.2f} s with nobody before it")
@@ -357,6 +357,6 @@ def test_without_the_guard_a_late_report_ends_decode(unpatched: Unpatched) -> No
 
     asyncio.run(asked())
     unpatched.decode.wait(60)
-    said = unpatched.decode_log.read_text()
-    assert "_update_from_kv_xfer_finished" in said
-    assert "AssertionError" in said
+    log = unpatched.decode_log.read_text()
+    assert "_update_from_kv_xfer_finished" in log
+    assert "AssertionError" in log

@@ -43,13 +43,13 @@ def metrics(tiny: Deployment) -> str:
 
 def counts(tiny: Deployment) -> Counts:
     """Of the children of prefill's MultiConnector, the only engine of the only model."""
-    found: dict[str, dict[str, float]] = {}
+    samples: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(metrics(tiny)):
         for sample in family.samples:
             if sample.name.startswith(PREFIX) and not sample.name.endswith("_created"):
                 assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
-                found.setdefault(sample.name.removeprefix(PREFIX), {})[sample.labels["connector"]] = sample.value
-    return {name: (child["MooncakeConnector"], child["LMCacheMPConnector"]) for name, child in found.items()}
+                samples.setdefault(sample.name.removeprefix(PREFIX), {})[sample.labels["connector"]] = sample.value
+    return {name: (child["MooncakeConnector"], child["LMCacheMPConnector"]) for name, child in samples.items()}
 
 
 def complete(tiny: Deployment) -> str:
@@ -79,13 +79,13 @@ def test_each_child_is_counted_when_a_prompt_is_new_and_when_lmcache_has_it(tiny
 
     def l1() -> dict[str, int]:
         answer = httpx.get(status, trust_env=False, timeout=60).json()
-        found: dict[str, int] = answer["storage_manager"]["l1_manager"]
-        return found
+        l1_manager: dict[str, int] = answer["storage_manager"]["l1_manager"]
+        return l1_manager
 
     def stored() -> int:
         """Chunks that can be loaded; one that is still being written cannot."""
-        found = l1()
-        return found["total_object_count"] - found["staging_object_count"]
+        objects = l1()
+        return objects["total_object_count"] - objects["staging_object_count"]
 
     before, stored_before = counts(tiny), stored()
     assert set(before) == {"queries_total", "hits_total", "hit_tokens_total", "misses_total", "pending_loads"}
@@ -111,7 +111,7 @@ def test_each_child_is_counted_when_a_prompt_is_new_and_when_lmcache_has_it(tiny
     until("no lock is left", lambda: l1()["read_locked_count"] == 0)
 
 
-def test_prefill_lives_on_after_transfers_whose_statistics_nobody_registered(tiny: Deployment) -> None:
+def test_prefill_lives_on_after_transfers_with_unregistered_statistics(tiny: Deployment) -> None:
     complete(tiny)
     dropped = 'pdserve_patch_effects_total{effect="observations-dropped",patch="multiconnector-prom-metrics"}'
     until("Mooncake's statistics have arrived", lambda: dropped in metrics(tiny))

@@ -104,7 +104,9 @@ class Engines:
         """Returns when the proxy has let go of all that was asked, and prefill's API server has seen what that did to
         its connections: it answers requests in the order in which they and the ends of others come."""
         async with asyncio.timeout(LEFT_SECONDS), httpx.AsyncClient(timeout=LEFT_SECONDS, trust_env=False) as client:
-            while any(one["in_flight"] for one in (await client.get(f"{self.endpoint}/workers")).json()["workers"]):
+            while any(
+                worker["in_flight"] for worker in (await client.get(f"{self.endpoint}/workers")).json()["workers"]
+            ):
                 await asyncio.sleep(0.05)
             for _ in range(3):
                 assert (await client.get(f"{self.urls['prefill-0']}/health")).status_code == 200
@@ -140,7 +142,7 @@ def test_every_proof_is_proven(tiny: Deployment) -> None:
 
 
 @pytest.mark.parametrize("path", API_BODIES)
-def test_each_api_tells_decode_where_the_kv_is(engines: Engines, path: str) -> None:
+def test_with_each_api_decode_gets_the_place_of_the_kv(engines: Engines, path: str) -> None:
     before = engines.tokens("external_kv_transfer"), engines.tokens("local_compute")
     body = {"model": "tiny", "cache_salt": path.replace("/", "-"), "temperature": 0} | API_BODIES[path]
     answer = httpx.post(f"{engines.endpoint}{path}", json=body, timeout=120, trust_env=False)
@@ -209,21 +211,24 @@ def test_clients_that_leave_during_prefill_do_not_delay_the_next_one(engines: En
     async def depart() -> tuple[float, float]:
         began = time.monotonic()
         await engines.leave({"prompt": LONG, "max_tokens": 1, "cache_salt": "one"}, 60)
-        one = time.monotonic() - began
+        single_seconds = time.monotonic() - began
         bodies = [{"prompt": LONG, "max_tokens": 8, "cache_salt": f"crowd-{number}"} for number in range(CROWD)]
         with kv_faults.held(faults / kv_faults.HOLD_STEPS):
-            await asyncio.gather(*(engines.leave(body, one) for body in bodies))
+            await asyncio.gather(*(engines.leave(body, single_seconds) for body in bodies))
             await engines.left()
         began = time.monotonic()
         async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
             body = {"model": "tiny", "prompt": "the next one", "max_tokens": 2}
             answer = await client.post(f"{engines.endpoint}/v1/completions", json=body)
         assert answer.status_code == 200
-        return one, time.monotonic() - began
+        return single_seconds, time.monotonic() - began
 
     before = engines.metric("prefill-0", COMPUTED)
-    one, waited = asyncio.run(depart())
+    single_seconds, waited = asyncio.run(depart())
     # Without the one before the crowd, and the next.
     computed = engines.metric("prefill-0", COMPUTED) - before - 2
-    print(f"a prompt takes {one:.2f} s, the next client waited {waited:.2f} s, {computed:.0f} of {CROWD} were computed")
+    print(
+        f"a prompt takes {single_seconds:.2f} s, the next client waited {waited:.2f} s, "
+        f"{computed:.0f} of {CROWD} were computed"
+    )
     assert computed < CROWD / 2

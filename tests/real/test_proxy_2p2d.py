@@ -29,7 +29,7 @@ from tests.real.lost_decode import (
     STREAM_TOKENS,
     STREAMS,
     Reached,
-    assert_told,
+    assert_reported,
     kill,
     reached,
 )
@@ -115,8 +115,8 @@ class Clients:
 
     async def known(self, worker: str) -> dict[str, Any]:
         """What the proxy knows of it."""
-        found = (await self._client.get(self._url.replace("/v1/completions", "/workers"))).json()["workers"]
-        return next(one for one in found if one["name"] == worker)
+        workers = (await self._client.get(self._url.replace("/v1/completions", "/workers"))).json()["workers"]
+        return next(candidate for candidate in workers if candidate["name"] == worker)
 
     async def served(self, worker: str) -> int:
         """Requests that the proxy has ever sent to it."""
@@ -142,8 +142,8 @@ class Clients:
         return sum(cached), sum(cached) + sum(computed)
 
     async def running(self) -> float:
-        found = [await self.metric(name, r"num_requests_(?:running|waiting)\{.*\}") for name in self.workers]
-        return sum(found)
+        counts = [await self.metric(name, r"num_requests_(?:running|waiting)\{.*\}") for name in self.workers]
+        return sum(counts)
 
     async def used(self) -> dict[str, float]:
         return {name: await self.metric(name, r"kv_cache_usage_perc\{.*\}") for name in self.workers}
@@ -187,21 +187,21 @@ async def conversations(asked: Clients, seed: int) -> float:
 def test_prefix_aware_and_kv_events_raise_the_hit_rate_over_round_robin(tiny: Deployment) -> None:
     async def rates() -> dict[str, float]:
         async with clients(tiny) as asked:
-            found = {}
+            rates = {}
             for number, policy in enumerate(("kv_events", "prefix_aware", "round_robin")):
                 if number:
                     use(tiny, policy)
-                found[policy] = await conversations(asked, 10_000 * (number + 1))
-            return found
+                rates[policy] = await conversations(asked, 10_000 * (number + 1))
+            return rates
 
-    rates_found = asyncio.run(rates())
-    print("hit rates on prefill:", {name: round(rate, 3) for name, rate in rates_found.items()})
+    hit_rates = asyncio.run(rates())
+    print("hit rates on prefill:", {name: round(rate, 3) for name, rate in hit_rates.items()})
     page = httpx.get(f"{tiny.state().endpoint}/metrics", trust_env=False, timeout=60).text
-    for policy in rates_found:
+    for policy in hit_rates:
         assert re.search(rf'routing_decisions_total{{policy="{policy}",role="prefill"', page)
     # A session's second half and later turns are held by one prefill only.
-    assert rates_found["kv_events"] > rates_found["round_robin"] * 1.2
-    assert rates_found["prefix_aware"] > rates_found["round_robin"] * 1.2
+    assert hit_rates["kv_events"] > hit_rates["round_robin"] * 1.2
+    assert hit_rates["prefix_aware"] > hit_rates["round_robin"] * 1.2
 
 
 async def clean(asked: Clients, before: dict[str, float]) -> float:
@@ -259,15 +259,15 @@ def test_clients_who_leave_at_random_moments_leave_nothing(tiny: Deployment) -> 
     idle = asyncio.run(departures())
     print(f"nothing runs {idle:.2f} s after the last has left")
     deadline = time.monotonic() + WAIT_SECONDS
-    while in_flight := [one["name"] for one in workers(tiny) if one["in_flight"]]:
+    while in_flight := [worker["name"] for worker in workers(tiny) if worker["in_flight"]]:
         assert time.monotonic() < deadline, in_flight
 
 
 def workers(tiny: Deployment) -> list[dict[str, Any]]:
     """What the proxy knows of the engines."""
-    found = httpx.get(f"{tiny.state().endpoint}/workers", trust_env=False, timeout=60).json()["workers"]
-    assert len(found) == 4
-    return list(found)
+    workers = httpx.get(f"{tiny.state().endpoint}/workers", trust_env=False, timeout=60).json()["workers"]
+    assert len(workers) == 4
+    return list(workers)
 
 
 def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment) -> None:
@@ -285,7 +285,7 @@ def test_a_prefill_killed_under_load_costs_no_request(tiny: Deployment) -> None:
             while await asked.served("prefill-1") == before:
                 pass
             await asyncio.to_thread(tiny.fault, "prefill-1", worker, signal.SIGKILL)
-            return [answer for one in await asyncio.gather(*running) for answer in one]
+            return [answer for answers in await asyncio.gather(*running) for answer in answers]
 
     answers = asyncio.run(load())
     assert len(answers) == 18
@@ -312,17 +312,17 @@ def test_a_decode_killed_while_it_streams_ends_its_streams_by_an_error_and_costs
             living = [prefill for prefill in asked.prefills if (await asked.workers())[prefill]["state"] == "ready"]
             await asked.free(living, killed.answered, ABORT_SECONDS + WAIT_SECONDS)
             free = f"nothing is left on {living} {time.monotonic() - killed.at:.2f} s after the kill"
-            await assert_told(asked, killed)
+            await assert_reported(asked, killed)
             if title != "vllm":
                 return free  # how one comes back does not depend on how it went
             # The proxy's own error is the end; after its own error vLLM says [DONE].
-            assert all("error" in one.events[-1] for one in killed.lost)
+            assert all("error" in stream.events[-1] for stream in killed.lost)
             return f"{free}; they serve again after {await served_again(asked) - killed.at:.1f} s"
 
     async def served_again(asked: Reached) -> float:
         """Both that were killed, without another attempt; when they were back."""
-        for one in ("prefill-1", name):
-            await asked.back(one)
+        for worker in ("prefill-1", name):
+            await asked.back(worker)
         back = time.monotonic()
         use(tiny, "round_robin")
         more = [asked.request(prompt(300, seed + 300 + number), 4) for number in range(4)]

@@ -39,7 +39,7 @@ def client(tiny: Deployment) -> Iterator[OpenAI]:
         yield openai
 
 
-def test_status_shows_what_the_engines_say(tiny: Deployment) -> None:
+def test_status_shows_the_figures_of_the_engines(tiny: Deployment) -> None:
     code, status = status_of_all()
     assert (code, status["phase"]) == (0, "ready")
     assert {name: process["phase"] for name, process in status["processes"].items()} == dict.fromkeys(
@@ -58,9 +58,9 @@ def test_every_process_of_every_engine_proves_its_patches(tiny: Deployment) -> N
         wanted = plan.process(name).patches
         assert "mooncake-cpu-device" in wanted
         reported = status["processes"][name]["patch_processes"]
-        assert sorted(one["kind"] for one in reported) == ["api-server", "engine-core", "worker"]
-        for one in reported:
-            assert (tuple(one["active"]), one["skipped"], one["allowed_unknown"]) == (wanted, {}, []), one
+        assert sorted(record["kind"] for record in reported) == ["api-server", "engine-core", "worker"]
+        for record in reported:
+            assert (tuple(record["active"]), record["skipped"], record["allowed_unknown"]) == (wanted, {}, []), record
 
 
 def test_the_effects_of_patches_are_on_the_engines_own_metrics(tiny: Deployment) -> None:
@@ -255,7 +255,7 @@ def test_a_killed_engine_core_ends_the_deployment_and_nothing_is_left(tiny: Depl
     asyncio.run(asyncio.wait_for(pid_end(launcher.pid), 300))
     tiny.report_delays()
     assert not worker.alive()
-    assert not [one for one in everything if one.alive()]
+    assert not [process for process in everything if process.alive()]
     assert tiny.state().phase == "failed"
     assert "VLLM::EngineCore" in tiny.events("failed")[0]["error"]
     assert tiny.events("down")[0]["clean"]

@@ -46,8 +46,8 @@ def test_a_number_stays_text_where_text_belongs(tmp_path: Path) -> None:
 def test_a_boolean_is_typed(tmp_path: Path) -> None:
     text = CPU + "engine: {cache_reset_endpoint: '${FLAG}'}\n"
     assert load(tmp_path, text, environ={"FLAG": "true"}).recipe.engine.cache_reset_endpoint is True
-    told = refused(tmp_path, text, environ={"FLAG": "yes"})
-    assert 'engine.cache_reset_endpoint: expected true or false, got "yes"' in told
+    message = refused(tmp_path, text, environ={"FLAG": "yes"})
+    assert 'engine.cache_reset_endpoint: expected true or false, got "yes"' in message
 
 
 def test_where_a_key_takes_both_quotes_make_it_text(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_where_a_key_takes_both_quotes_make_it_text(tmp_path: Path) -> None:
         ("${NAME}", {"NAME": "\udcff"}, "the variable is not UTF-8 text"),
     ],
 )
-def test_what_cannot_be_replaced_is_told_with_its_line(
+def test_what_cannot_be_replaced_is_reported_with_its_line(
     tmp_path: Path, written: str, environ: dict[str, str], expected: str
 ) -> None:
     text = refused(tmp_path, CPU.replace("served_name: small", f"served_name: {written}"), environ=environ)
@@ -91,7 +91,7 @@ def test_keys_are_not_replaced(tmp_path: Path) -> None:
     assert "unknown key" in refused(tmp_path, CPU + "${NAME}: x\n", environ={"NAME": "description"})
 
 
-def test_all_missing_variables_are_told_at_once(tmp_path: Path) -> None:
+def test_all_missing_variables_are_reported_at_once(tmp_path: Path) -> None:
     text = refused(tmp_path, CPU + "description: ${A}\nimage: ${B}\n")
     assert text.startswith("recipe.yaml: 2 problems")
     assert "variable A is not set" in text

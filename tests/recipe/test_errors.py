@@ -11,9 +11,9 @@ from tests.recipe.kit import CPU, GPU, load, refused
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def test_all_slips_of_a_recipe_are_told_at_once(tmp_path: Path) -> None:
-    told = refused(tmp_path, (GOLDEN / "slips.yaml").read_text())
-    assert told + "\n" == (GOLDEN / "slips.txt").read_text()
+def test_all_slips_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, (GOLDEN / "slips.yaml").read_text())
+    assert message + "\n" == (GOLDEN / "slips.txt").read_text()
 
 
 def test_one_slip_is_told_in_full(tmp_path: Path) -> None:
@@ -22,9 +22,9 @@ def test_one_slip_is_told_in_full(tmp_path: Path) -> None:
     )
 
 
-def test_rules_are_told_together_with_wrong_values(tmp_path: Path) -> None:
-    told = refused(tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n")
-    assert told == (
+def test_broken_rules_are_reported_together_with_wrong_values(tmp_path: Path) -> None:
+    message = refused(tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n")
+    assert message == (
         "recipe.yaml: 3 problems\n"
         '  | recipe.yaml:21: ports.proxy: expected a whole number, got "x"\n'
         "  | recipe.yaml:22: ports.decode: port 8100 is needed twice: by decode x1 (8100) and by prefill x1 (8100) "
@@ -33,18 +33,18 @@ def test_rules_are_told_together_with_wrong_values(tmp_path: Path) -> None:
     )
 
 
-def test_what_only_follows_from_a_wrong_value_is_not_told(tmp_path: Path) -> None:
-    told = refused(tmp_path, CPU.replace("kind: lmcache-mp}", "kind: lmcache}"))
-    assert told == (
+def test_what_only_follows_from_a_wrong_value_is_not_reported(tmp_path: Path) -> None:
+    message = refused(tmp_path, CPU.replace("kind: lmcache-mp}", "kind: lmcache}"))
+    assert message == (
         'recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"; there are mooncake, nixl and '
         "lmcache-mp\n  what to do:   did you mean lmcache-mp?"
     )
 
 
-def test_both_places_of_a_contradiction_are_told(tmp_path: Path) -> None:
+def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(CPU)
-    told = refused(tmp_path, "extends: base.yaml\ndecode:\n  connector:\n    protocol: rdma\n")
-    assert told == (
+    message = refused(tmp_path, "extends: base.yaml\ndecode:\n  connector:\n    protocol: rdma\n")
+    assert message == (
         "recipe.yaml:3: decode.connector: decode speaks rdma, prefill speaks tcp (prefill.connector at base.yaml:8)\n"
         "  what to do:   use the same protocol on both"
     )
@@ -105,18 +105,18 @@ def test_a_wrong_key_or_value_is_a_plain_sentence(tmp_path: Path, set_: str, exp
 
 @pytest.mark.parametrize("key", ["schema", "name", "platform", "model"])
 def test_a_missing_key_is_named_with_what_it_is_for(tmp_path: Path, key: str) -> None:
-    told = refused(tmp_path, CPU, unset=(key,))
-    assert f"{key}: missing" in told
-    assert "what to do:" in told
+    message = refused(tmp_path, CPU, unset=(key,))
+    assert f"{key}: missing" in message
+    assert "what to do:" in message
 
 
-def test_a_missing_size_of_l1_says_why_there_is_no_default(tmp_path: Path) -> None:
-    told = refused(tmp_path, GPU.replace("  l1_size_gb: 100\n", "  chunk_size: 256\n"))
-    assert told.startswith("recipe.yaml:12: lmcache.l1_size_gb: missing")
-    assert "the server has no default" in told
+def test_a_missing_size_of_l1_is_reported_with_why_there_is_no_default(tmp_path: Path) -> None:
+    message = refused(tmp_path, GPU.replace("  l1_size_gb: 100\n", "  chunk_size: 256\n"))
+    assert message.startswith("recipe.yaml:12: lmcache.l1_size_gb: missing")
+    assert "the server has no default" in message
 
 
-def test_a_tab_is_told_as_a_tab(tmp_path: Path) -> None:
+def test_a_tab_is_reported_as_a_tab(tmp_path: Path) -> None:
     assert refused(tmp_path, CPU + "ports:\n\tproxy: 1\n") == (
         "recipe.yaml:21: a tab in the indentation\n"
         "  likely cause: YAML is indented with spaces only\n"

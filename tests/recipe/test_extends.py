@@ -76,7 +76,7 @@ def test_a_base_may_extend_another_one_and_paths_are_relative_to_each_file(base:
     assert loaded.locate("platform") == f"{base}/base.yaml:3"
 
 
-def test_a_relative_model_path_stays_relative_to_the_file_that_says_it(base: Path) -> None:
+def test_a_relative_model_path_stays_relative_to_its_file(base: Path) -> None:
     (base / "sub").mkdir()
     (base / "sub" / "base.yaml").write_text(CPU.replace("path: model", "path: ../weights/model"))
     assert load(base, "extends: sub/base.yaml\n").recipe.model.path == "weights/model"
@@ -101,7 +101,7 @@ def test_a_bad_value_of_a_base_that_is_overridden_is_no_error(base: Path) -> Non
     assert load(base, "extends: base.yaml\nports: {proxy: 9000}\n").recipe.ports.proxy == 9000
 
 
-def test_a_missing_base_is_told_at_the_line_that_names_it(base: Path) -> None:
+def test_a_missing_base_is_reported_at_the_line_that_names_it(base: Path) -> None:
     text = refused(base, "name: x\nextends: bse.yaml\n")
     assert text.startswith("recipe.yaml:2: extends: bse.yaml does not exist (extended by recipe.yaml)")
     assert "did you mean base.yaml?" in text
@@ -111,7 +111,7 @@ def test_a_base_that_is_a_folder_is_refused(base: Path) -> None:
     assert "is not a file" in refused(base, "extends: .\n")
 
 
-def test_a_circle_is_told_with_its_chain(base: Path) -> None:
+def test_a_circle_is_reported_with_its_chain(base: Path) -> None:
     (base / "a.yaml").write_text("extends: b.yaml\n")
     (base / "b.yaml").write_text("extends: recipe.yaml\n")
     text = refused(base, "extends: a.yaml\n")

@@ -40,8 +40,8 @@ def test_nothing_after_the_sign_is_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["nonsense=", "engine.enviroment=", "prefill.parallel.tpp=null"])
 def test_an_unknown_key_is_refused_even_without_a_value(tmp_path: Path, option: str) -> None:
     key = option.partition("=")[0]
-    said = refused(tmp_path, CPU, option)
-    assert said.startswith(f"--set {option}: {key}: unknown key")
+    message = refused(tmp_path, CPU, option)
+    assert message.startswith(f"--set {option}: {key}: unknown key")
 
 
 def test_a_variable_without_a_value_is_no_unknown_key(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_error_names_the_option_that_made_it(tmp_path: Path) -> None:
     assert refused(tmp_path, CPU, "prefil.instances=2").startswith("--set prefil.instances=2: prefil: unknown key")
 
 
-def test_a_value_below_a_set_mapping_is_told_with_the_option(tmp_path: Path) -> None:
+def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path) -> None:
     loaded = load(tmp_path, CPU, "verify={output: exact}")
     assert loaded.locate("verify.output") == "--set verify={output: exact}"
 
@@ -120,6 +120,6 @@ def test_an_unset_of_what_is_not_there_is_refused(tmp_path: Path, option: str, e
     assert expected in refused(tmp_path, CPU, unset=(option,))
 
 
-def test_what_an_unset_leaves_missing_is_told_with_the_option(tmp_path: Path) -> None:
+def test_what_an_unset_leaves_missing_is_reported_with_the_option(tmp_path: Path) -> None:
     text = refused(tmp_path, CPU, unset=("model.served_name",))
     assert text.startswith("--unset model.served_name: model.served_name: missing")

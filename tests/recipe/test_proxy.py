@@ -166,9 +166,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "set_", "what", "todo"), REFUSED, ids=lambda value: value[-1] if value else None)
 def test_it_is_refused(tmp_path: Path, text: str, set_: tuple[str, ...], what: str, todo: str) -> None:
-    said = refused(tmp_path, text, *set_)
-    assert what in said
-    assert todo in said
+    message = refused(tmp_path, text, *set_)
+    assert what in message
+    assert todo in message
 
 
 def test_a_problem_names_the_line_of_the_file(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ WARNED = [
 @pytest.mark.parametrize(("set_", "what", "todo"), WARNED)
 def test_it_is_warned_about(tmp_path: Path, set_: tuple[str, ...], what: str, todo: str) -> None:
     warnings = load(tmp_path, CPU, *set_).warnings
-    found = [warning for warning in warnings if what in warning]
-    assert len(found) == 1
-    assert todo in found[0]
+    matching = [warning for warning in warnings if what in warning]
+    assert len(matching) == 1
+    assert todo in matching[0]
 
 
 def test_a_guarded_proxy_is_not_warned_about(tmp_path: Path) -> None:

@@ -17,21 +17,21 @@ def with_env(text: str, **env: str | int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("env", "says"),
+    ("env", "message"),
     [
         ({DEMAND: "yes"}, "yes is neither 1 (on) nor 0 (off)"),
         ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": "lots"}, "lots is not a positive number of GiB"),
         ({DEMAND: 1, "LMCACHE_ROCM_DEMAND_PINNED_STEP_GB": 0}, "0 is not a positive number of GiB"),
     ],
 )
-def test_values_that_no_patch_understands_are_refused(tmp_path: Path, env: dict[str, str | int], says: str) -> None:
-    assert says in refused(tmp_path, with_env(ROCM, **env))
+def test_values_that_no_patch_understands_are_refused(tmp_path: Path, env: dict[str, str | int], message: str) -> None:
+    assert message in refused(tmp_path, with_env(ROCM, **env))
 
 
 def test_a_switch_among_the_engines_variables_is_refused(tmp_path: Path) -> None:
-    said = refused(tmp_path, ROCM + f"engine:\n  env:\n    {DEMAND}: 1\n")
-    assert "it is for the LMCache server" in said
-    assert "write it into lmcache.env" in said
+    message = refused(tmp_path, ROCM + f"engine:\n  env:\n    {DEMAND}: 1\n")
+    assert "it is for the LMCache server" in message
+    assert "write it into lmcache.env" in message
 
 
 def test_the_switches_of_the_published_pipeline_are_valid_and_those_of_old_versions_do_nothing(tmp_path: Path) -> None:
@@ -45,6 +45,6 @@ def test_the_switches_of_the_published_pipeline_are_valid_and_those_of_old_versi
 
 
 @pytest.mark.parametrize("text", [GPU, CPU])
-def test_elsewhere_a_switch_does_nothing_which_is_said(tmp_path: Path, text: str) -> None:
+def test_on_other_platforms_a_switch_does_nothing_which_is_a_warning(tmp_path: Path, text: str) -> None:
     (warning,) = [w for w in load(tmp_path, with_env(text, **{DEMAND: 1})).warnings if DEMAND in w]
     assert "has no effect on" in warning

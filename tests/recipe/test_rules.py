@@ -281,9 +281,9 @@ PORTS: list[Case] = [
 def test_an_impossible_combination_is_refused(
     tmp_path: Path, text: str, set_: tuple[str, ...], expected: str, todo: str
 ) -> None:
-    told = refused(tmp_path, text, *set_)
-    assert expected in told
-    assert todo in told
+    message = refused(tmp_path, text, *set_)
+    assert expected in message
+    assert todo in message
 
 
 @pytest.mark.parametrize("text", [CPU, GPU, AGGREGATED])
@@ -325,10 +325,10 @@ def test_transfer_modes_of_server_and_engine_must_match(
     if FITS[server, client][platform != "cpu"]:
         assert load(tmp_path, text, *options).recipe.lmcache is not None
     else:
-        told = refused(tmp_path, text, *options)
-        assert "prefill.connector.of.0.transfer_mode: the engine asks for" in told
-        assert f"the server only accepts {server}" in told
-        assert "set lmcache.transfer_mode: auto" in told
+        message = refused(tmp_path, text, *options)
+        assert "prefill.connector.of.0.transfer_mode: the engine asks for" in message
+        assert f"the server only accepts {server}" in message
+        assert "set lmcache.transfer_mode: auto" in message
 
 
 @pytest.mark.parametrize(
@@ -349,9 +349,9 @@ def test_on_a_cpu_lmcache_driven_must_come_before_mooncake(tmp_path: Path, mode:
     if fits:
         assert load(tmp_path, CPU, *options).recipe.name == "small"
     else:
-        told = refused(tmp_path, CPU, *options)
-        assert "prefill.connector.of: on a CPU lmcache_driven moves the KV" in told
-        assert "put lmcache-mp first" in told
+        message = refused(tmp_path, CPU, *options)
+        assert "prefill.connector.of: on a CPU lmcache_driven moves the KV" in message
+        assert "put lmcache-mp first" in message
 
 
 def test_on_a_gpu_the_order_does_not_matter(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def valid(data: Any) -> bool:
     return bool(validator.is_valid(data))
 
 
-def test_the_shipped_schema_is_what_the_models_say() -> None:
+def test_the_shipped_schema_is_that_of_the_models() -> None:
     assert SCHEMA.read_text() == schema.schema_text(), "run: pdserve schema > schema/recipe.schema.json"
 
 

@@ -64,27 +64,27 @@ LITERALS = [
 
 @pytest.mark.parametrize("option", LITERALS)
 def test_a_literal_secret_is_refused_without_being_repeated(tmp_path: Path, option: str) -> None:
-    told = refused(tmp_path, CPU, option)
-    assert "it would be saved and logged" in told
-    assert VALUE not in told
-    assert "12345678" not in told
+    message = refused(tmp_path, CPU, option)
+    assert "it would be saved and logged" in message
+    assert VALUE not in message
+    assert "12345678" not in message
 
 
 @pytest.mark.parametrize(
     "value", [f"[{VALUE}]", f"{{value: {VALUE}}}", f"{{secret: {VALUE}}}", "1.5", f"{{secret: [{VALUE}]}}"]
 )
 def test_a_secret_of_the_wrong_shape_is_not_repeated(tmp_path: Path, value: str) -> None:
-    told = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {value}\n")
-    assert VALUE not in told
+    message = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {value}\n")
+    assert VALUE not in message
 
 
 def test_a_syntax_error_beside_a_secret_does_not_print_the_line(tmp_path: Path) -> None:
     assert VALUE not in refused(tmp_path, CPU + f"engine:\n  env: {{HF_TOKEN: {VALUE}, a: b: c}}\n")
 
 
-def test_what_to_write_instead_is_said(tmp_path: Path) -> None:
-    told = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {VALUE}\n")
-    assert told == (
+def test_the_error_has_what_to_write_instead(tmp_path: Path) -> None:
+    message = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {VALUE}\n")
+    assert message == (
         "recipe.yaml:22: engine.env.HF_TOKEN: looks like a secret with a literal value: it would be saved and logged\n"
         "  what to do:   write {secret: HF_TOKEN} and export HF_TOKEN; only the name is saved"
     )
@@ -99,20 +99,20 @@ def test_a_secret_is_kept_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["model.served_name", "engine.env.OTHER", "engine.env.HF_TOKEN", "description"])
 def test_a_secret_variable_cannot_be_pulled_in_as_text(tmp_path: Path, where: str) -> None:
-    told = refused(tmp_path, CPU, f"{where}=x${{HF_TOKEN}}", environ={"HF_TOKEN": VALUE})
-    assert "${HF_TOKEN} looks like a secret" in told
-    assert "{secret: HF_TOKEN}" in told
-    assert VALUE not in told
+    message = refused(tmp_path, CPU, f"{where}=x${{HF_TOKEN}}", environ={"HF_TOKEN": VALUE})
+    assert "${HF_TOKEN} looks like a secret" in message
+    assert "{secret: HF_TOKEN}" in message
+    assert VALUE not in message
 
 
 def test_lmcache_gets_no_secrets_at_all(tmp_path: Path) -> None:
-    told = refused(tmp_path, CPU, "lmcache.env.X={secret: MY_TOKEN}")
-    assert "lmcache.env.X: the server prints its environment to any client (/env)" in told
+    message = refused(tmp_path, CPU, "lmcache.env.X={secret: MY_TOKEN}")
+    assert "lmcache.env.X: the server prints its environment to any client (/env)" in message
 
 
 def test_an_option_with_a_secret_is_shortened_wherever_it_is_named(tmp_path: Path) -> None:
-    told = refused(tmp_path, CPU, f"engine.env.HF_TOKEN={VALUE}")
-    assert told.startswith("--set engine.env.HF_TOKEN=...: ")
+    message = refused(tmp_path, CPU, f"engine.env.HF_TOKEN={VALUE}")
+    assert message.startswith("--set engine.env.HF_TOKEN=...: ")
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_a_secret_where_it_would_end_on_a_command_line_is_refused(
     tmp_path: Path, change: str, where: str, todo: str
 ) -> None:
     (tmp_path / "base.yaml").write_text(CPU)
-    told = refused(tmp_path, f"extends: base.yaml\n{change}\n")
-    assert f"recipe.yaml:2: {where}: a secret cannot stand here: it is looked up for env only" in told
-    assert todo in told
+    message = refused(tmp_path, f"extends: base.yaml\n{change}\n")
+    assert f"recipe.yaml:2: {where}: a secret cannot stand here: it is looked up for env only" in message
+    assert todo in message
 
 
 def test_a_secret_in_env_is_looked_up_for_engine_role_and_container(tmp_path: Path) -> None:

@@ -95,15 +95,15 @@ def test_tiny_cpu_is_one_prefill_and_one_decode_with_lmcache_on_prefill() -> Non
 
 
 def test_tiny_cpu_2p2d_differs_in_the_number_of_instances() -> None:
-    one, two = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-2p2d.yaml")
+    single, two = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-2p2d.yaml")
     assert [role.instances for _, role in two.roles()] == [2, 2]
-    assert [role.connector for _, role in two.roles()] == [role.connector for _, role in one.roles()]
-    assert two.lmcache == one.lmcache
+    assert [role.connector for _, role in two.roles()] == [role.connector for _, role in single.roles()]
+    assert two.lmcache == single.lmcache
 
 
 def test_tiny_cpu_router_differs_in_the_proxy_and_has_no_lmcache() -> None:
-    one, other = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-router.yaml")
-    assert (one.proxy.kind, other.proxy.kind) == ("pdserve", "vllm-router")
+    with_our_proxy, other = shipped("tiny-cpu.yaml"), shipped("tiny-cpu-router.yaml")
+    assert (with_our_proxy.proxy.kind, other.proxy.kind) == ("pdserve", "vllm-router")
     assert other.proxy.model_fields_set == {"kind"}
     assert [role.connector for _, role in other.roles()] == [MooncakeSection(protocol="tcp")] * 2
     assert other.lmcache is None
@@ -130,7 +130,7 @@ def test_kimi_with_lmcache_alone_is_aggregated() -> None:
 
 
 @pytest.mark.parametrize("path", KIMI, ids=lambda path: path.name)
-def test_kimi_recipes_say_what_they_are(path: Path) -> None:
+def test_kimi_recipes_are_untested_and_for_rocm(path: Path) -> None:
     recipe = _load(path).recipe
     assert recipe.status == "untested"
     assert recipe.platform == "rocm"

@@ -71,9 +71,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("set_", "what", "todo"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_it_is_refused(tmp_path: Path, set_: str, what: str, todo: str) -> None:
-    said = refused(tmp_path, CPU, ROUTER, set_)
-    assert what in said
-    assert todo in said
+    message = refused(tmp_path, CPU, ROUTER, set_)
+    assert what in message
+    assert todo in message
 
 
 def test_a_setting_that_is_refused_is_named_by_its_line(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_setting_that_is_refused_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_engines_of_mode_aggregated_would_get_no_key(tmp_path: Path) -> None:
-    said = refused(tmp_path, AGGREGATED, ROUTER)
-    assert "proxy.kind: in mode aggregated vllm-router sends engines no key" in said
-    assert "write kind: pdserve" in said
+    message = refused(tmp_path, AGGREGATED, ROUTER)
+    assert "proxy.kind: in mode aggregated vllm-router sends engines no key" in message
+    assert "write kind: pdserve" in message
 
 
 def test_the_ports_of_its_figures_are_not_taken_by_our_own_proxy(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_aliases_that_explode_are_refused() -> None:
 )
 def test_what_would_lose_a_setting_is_reported(text: str, expected: str) -> None:
     parsed = yaml12.parse(text, "f")
-    told = [f"{p.origin}: {dotted(p.path)}: {p.what}" for p in parsed.problems]
-    assert any(expected in line for line in told), told
+    problems = [f"{p.origin}: {dotted(p.path)}: {p.what}" for p in parsed.problems]
+    assert any(expected in line for line in problems), problems
 
 
-def test_all_such_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_such_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     text = refused(tmp_path, CPU + "7: x\nname: again\nprefil: {}\n")
     assert text.startswith("recipe.yaml: 3 problems")
     assert "recipe.yaml:20: 7: a key must be text, got 7" in text

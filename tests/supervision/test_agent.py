@@ -180,8 +180,8 @@ def test_nothing_survives(tmp_path: Path, victims: tuple[str, ...]) -> None:
                 assert await under_test.link.close(LIMIT)
             else:
                 await under_test.expect(Gone)
-            for one in (hello.agent, started.id, member, hello.guard):
-                await asyncio.wait_for(until_gone(one), LIMIT)
+            for process in (hello.agent, started.id, member, hello.guard):
+                await asyncio.wait_for(until_gone(process), LIMIT)
 
     asyncio.run(scenario())
 
@@ -197,7 +197,7 @@ os.wait()
 time.sleep(600)
 """
 """It has left parent, session and environment: only who adopted it knows it."""
-SAYS_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+WRITES_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 
 
 def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
@@ -208,7 +208,7 @@ def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
 
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
-            under_test.link.send(Start(process=planned("engine", LEAVES_A_DAEMON, str(pid_file), SAYS_ITS_PID)))
+            under_test.link.send(Start(process=planned("engine", LEAVES_A_DAEMON, str(pid_file), WRITES_ITS_PID)))
             hello = await under_test.expect(Hello)
             daemon = procfs.identify(await until_file(pid_file))
             assert daemon is not None
@@ -224,7 +224,7 @@ def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
     asyncio.run(scenario())
 
 
-def test_a_guard_that_is_told_to_end_while_it_clears_up_clears_up(tmp_path: Path) -> None:
+def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path: Path) -> None:
     """Its agent has been waited for by then: the agent's number is nobody's, or a stranger's."""
     pid_file = tmp_path / "pid"
 
@@ -244,14 +244,14 @@ def test_a_guard_that_is_told_to_end_while_it_clears_up_clears_up(tmp_path: Path
                 await asyncio.wait_for(until_gone(hello.guard), LIMIT)
                 assert not member.alive()
             finally:
-                for one in (started.id, member):
-                    send(one, signal.SIGKILL)
+                for process in (started.id, member):
+                    send(process, signal.SIGKILL)
 
     asyncio.run(scenario())
     assert "Traceback" not in (tmp_path / "logs/agent@here.log").read_text()
 
 
-def test_files_that_somebody_keeps_in_a_folder_of_dev_shm_are_not_touched(tmp_path: Path) -> None:
+def test_files_in_a_folder_of_dev_shm_are_not_touched(tmp_path: Path) -> None:
     """Weights on /dev/shm, mapped by the engine: newer than the agent, and nobody else's mapping protects them."""
     folder = procfs.SHM / f"pdserve-test-{os.getpid()}-model"
     weights = folder / "model.safetensors"
@@ -333,7 +333,7 @@ class Dance(Frozen):
     do: Literal["dance"] = "dance"
 
 
-def test_an_unreadable_order_ends_the_agent_and_says_why(tmp_path: Path) -> None:
+def test_an_unreadable_order_ends_the_agent_with_its_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent(tmp_path) as under_test:
             await under_test.expect(Hello)

@@ -122,7 +122,7 @@ def test_frozen_processes_and_those_further_inside_are_killed(tmp_path: Path, ou
     assert str(asyncio.run(child.wait())) == "killed by SIGKILL"
 
 
-INTO_A_FROZEN_ONE = """
+INTO_A_FROZEN_CGROUP = """
 import sys
 from pathlib import Path
 from pdserve.system.cgroup import Cgroup
@@ -140,14 +140,14 @@ def test_who_starts_something_in_a_frozen_cgroup_is_not_frozen_himself(tmp_path:
         return
     (ours.path / "cgroup.freeze").write_text("1")
     inner = ours.new("engine.1")
-    argv = [sys.executable, "-c", INTO_A_FROZEN_ONE, str(inner.path), str(tmp_path / "log")]
+    argv = [sys.executable, "-c", INTO_A_FROZEN_CGROUP, str(inner.path), str(tmp_path / "log")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as agent:
         try:
-            said, _ = agent.communicate(timeout=60)
+            output, _ = agent.communicate(timeout=60)
         finally:
             (ours.path / "cgroup.freeze").write_text("0")
             agent.kill()
-    assert said.startswith("it is frozen: find out who has frozen it")
+    assert output.startswith("it is frozen: find out who has frozen it")
 
 
 def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_later(
@@ -159,11 +159,11 @@ def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_late
             agent_record.remove_empty_cgroups(tmp_path, "run-1")
             assert hello.cgroup is None or Path(hello.cgroup.path).exists(), "its guard lives"
             send(hello.agent, signal.SIGSTOP)
-            for one in (hello.guard, hello.agent):
-                send(one, signal.SIGKILL)
+            for process in (hello.guard, hello.agent):
+                send(process, signal.SIGKILL)
             await under_test.expect(Gone)
-            for one in (hello.guard, hello.agent):
-                await asyncio.wait_for(until_gone(one), LIMIT)
+            for process in (hello.guard, hello.agent):
+                await asyncio.wait_for(until_gone(process), LIMIT)
             assert hello.cgroup is None or Path(hello.cgroup.path).exists()
         return hello
 
@@ -175,7 +175,7 @@ def test_an_empty_cgroup_of_supervisors_that_were_killed_at_once_is_removed_late
     assert (hello.cgroup is None) == (ours is None)
 
 
-def test_nobody_kills_the_cgroup_that_he_is_in(ours: Cgroup | None) -> None:
+def test_no_process_kills_its_own_cgroup(ours: Cgroup | None) -> None:
     if ours is None:
         return
     with ours.born_here():
@@ -185,7 +185,7 @@ def test_nobody_kills_the_cgroup_that_he_is_in(ours: Cgroup | None) -> None:
 
 
 HOG = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (1 << 30)"
-WATCHES_ONE = f"""
+WATCHES_A_CGROUP = f"""
 import subprocess, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 from pdserve.system.cgroup_memory import OomWatch
@@ -208,8 +208,10 @@ def limited() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_the_kernel_says_whom_it_killed_for_memory(limited: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", WATCHES_ONE, str(limited)], capture_output=True, text=True, check=True)
+def test_the_kernel_counts_the_processes_that_it_killed_for_memory(limited: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHES_A_CGROUP, str(limited)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == (
         f"killed by SIGKILL; meanwhile the kernel killed 1 for memory in {limited} (limit 200 MiB, peak 200 MiB)\n"
     )
@@ -231,8 +233,8 @@ def test_a_daemon_of_an_agents_process_ends_with_it(tmp_path: Path, how: str, ou
             if how in ("agent killed", "guard killed"):
                 send(hello.agent if how == "agent killed" else hello.guard, signal.SIGKILL)
                 await under_test.expect(Gone)
-        for one in (started.id, hello.agent, hello.guard):
-            await asyncio.wait_for(until_gone(one), LIMIT)
+        for process in (started.id, hello.agent, hello.guard):
+            await asyncio.wait_for(until_gone(process), LIMIT)
         assert daemon.alive() == (ours is None and how == "guard killed")
         send(daemon, signal.SIGKILL)
         assert hello.cgroup is None or not Path(hello.cgroup.path).exists()

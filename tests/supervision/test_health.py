@@ -39,7 +39,7 @@ NO, YES = ProbeAnswer(False, "not yet"), ProbeAnswer(True, "200")
 async def waited(
     *given: ProbeAnswer, seconds: float = 10, step: float = 0.0, death: str | None = None, dies_at: int = -1
 ) -> Waited[str]:
-    clock, said, tries = Clock(), answers(*given), 0
+    clock, replies, tries = Clock(), answers(*given), 0
     dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     if death is not None and dies_at < 0:
         dying.set_result(death)
@@ -50,7 +50,7 @@ async def waited(
         if tries == dies_at and death is not None:
             dying.set_result(death)
         tries += 1
-        return next(said)
+        return next(replies)
 
     return await wait_ready(probe, death=dying, seconds=seconds, clock=clock, interval=0)
 
@@ -106,7 +106,7 @@ def probe(port: int, family: set[int]) -> ProbeAnswer:
     return asyncio.run(once())
 
 
-def test_an_answer_of_somebody_elses_socket_does_not_count() -> None:
+def test_an_answer_of_another_process_does_not_count() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         answer = probe(stranger.getsockname()[1], {1})
     assert not answer.ready

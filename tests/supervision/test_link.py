@@ -93,7 +93,7 @@ def run_with(tmp_path: Path, timeouts: Timeouts, scenario: Callable[[Remote, Hel
     return asyncio.run(whole())
 
 
-def test_an_agent_that_falls_silent_is_lost_and_said_once(tmp_path: Path, ssh: Path) -> None:
+def test_an_agent_that_falls_silent_is_lost_and_reported_once(tmp_path: Path, ssh: Path) -> None:
     async def scenario(remote: Remote, hello: Hello) -> None:
         send(hello.agent, signal.SIGSTOP)
         gone = await remote.expect(Gone)
@@ -113,8 +113,8 @@ def test_the_client_of_a_lost_node_is_not_waited_for(tmp_path: Path, ssh: Path) 
     """An srun whose node is gone would wait for the controller to notice."""
 
     async def scenario(remote: Remote, hello: Hello) -> None:
-        for one in (hello.agent, hello.guard):
-            send(one, signal.SIGSTOP)
+        for process in (hello.agent, hello.guard):
+            send(process, signal.SIGSTOP)
         await remote.expect(Gone)
         assert not await remote.link.close(0.1)
         assert not hello.guard.alive()
@@ -168,9 +168,9 @@ def mute_launcher(run_dir: Path, *options: str) -> Iterator[subprocess.Popen[byt
 def events(popen: subprocess.Popen[bytes], kind: str) -> dict[str, object]:
     assert popen.stdout is not None
     for line in popen.stdout:
-        found: dict[str, object] = json.loads(line)
-        if found["event"] == kind:
-            return found
+        event: dict[str, object] = json.loads(line)
+        if event["event"] == kind:
+            return event
     raise AssertionError(f"the agent ended without saying {kind}")
 
 
@@ -196,18 +196,18 @@ def test_an_agent_that_hears_nothing_for_its_lease_stops_everything(tmp_path: Pa
 
 def lost_by(tmp_path: Path, timeouts: Timeouts, fault: Callable[[Remote, Hello], object]) -> Gone:
     """What the launcher hears of an agent that is gone after `fault`."""
-    found: list[Gone] = []
+    losses: list[Gone] = []
 
     async def scenario(remote: Remote, hello: Hello) -> None:
         fault(remote, hello)
         gone = await remote.expect(Gone)
         assert isinstance(gone, Gone)
-        found.append(gone)
+        losses.append(gone)
         assert await remote.link.close(LIMIT)
         await pid_end(hello.agent.pid)
 
     run_with(tmp_path, timeouts, scenario)
-    return found[0]
+    return losses[0]
 
 
 def error_of(gone: Gone, tmp_path: Path, timeouts: Timeouts) -> ServeError:
@@ -231,7 +231,7 @@ def test_a_launcher_that_was_held_longer_than_the_lease_is_named_as_the_cause(tm
     assert "it heard nothing from the launcher for 2 s, its lease: stopping everything" in error.evidence
 
 
-def test_an_agent_that_was_killed_is_told_by_its_guard(tmp_path: Path, ssh: Path) -> None:
+def test_a_killed_agent_is_reported_by_its_guard(tmp_path: Path, ssh: Path) -> None:
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(hello.agent, signal.SIGKILL))
     assert (gone.because, gone.how) == ("killed", "it was killed by SIGKILL")
     error = error_of(gone, tmp_path, SOON)
@@ -239,19 +239,19 @@ def test_an_agent_that_was_killed_is_told_by_its_guard(tmp_path: Path, ssh: Path
     assert "the agent was killed by SIGKILL: its guard stops what it owned" in error.evidence
 
 
-def test_an_agent_that_is_stopped_is_told_by_its_guard_in_the_log(tmp_path: Path, ssh: Path) -> None:
-    found: list[ServeError] = []
+def test_a_stopped_agent_is_reported_by_its_guard_in_the_log(tmp_path: Path, ssh: Path) -> None:
+    errors: list[ServeError] = []
 
     async def scenario(remote: Remote, hello: Hello) -> None:
         send(hello.agent, signal.SIGSTOP)
         gone = await remote.expect(Gone)
         assert isinstance(gone, Gone)
-        found.append(error_of(gone, tmp_path, SOON))
+        errors.append(error_of(gone, tmp_path, SOON))
         send(hello.agent, signal.SIGCONT)
         assert await remote.link.close(LIMIT)
 
     run_with(tmp_path, SOON, scenario)
-    assert (found[0].cause or "").startswith("the agent was stopped by SIGSTOP (kill -STOP, a debugger)")
+    assert (errors[0].cause or "").startswith("the agent was stopped by SIGSTOP (kill -STOP, a debugger)")
     assert "the agent runs again" in (tmp_path / "logs/agent@far.log").read_text()
 
 
@@ -262,7 +262,7 @@ def test_an_agent_that_is_stopped_is_told_by_its_guard_in_the_log(tmp_path: Path
         ("guard", signal.SIGKILL, "its guard was killed"),
     ],
 )
-def test_an_agent_that_somebody_ends_says_so(
+def test_an_agent_that_is_ended_by_a_signal_reports_it(
     tmp_path: Path, ssh: Path, victim: str, signum: signal.Signals, how: str
 ) -> None:
     gone = lost_by(tmp_path, SOON, lambda remote, hello: send(getattr(hello, victim), signum))
@@ -309,7 +309,7 @@ def test_requests_are_made_on_the_agents_node(tmp_path: Path, port: int) -> None
     asyncio.run(scenario())
 
 
-def test_what_does_not_answer_says_why(tmp_path: Path) -> None:
+def test_a_request_without_an_answer_has_its_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]

@@ -47,10 +47,10 @@ OF_ANOTHER: list[Message] = [
 ]
 
 
-async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
+async def heard(message: Message, *, process: str = "prefill-0") -> list[Event]:
     """What reaches the launcher of an agent of node a that says this, after orders for one process."""
     script = "import sys; sys.stdin.readline(); sys.stdout.write(sys.argv[1]); sys.stdout.flush(); sys.stdin.read()"
-    argv = [sys.executable, "-c", script, line_of(said).decode()]
+    argv = [sys.executable, "-c", script, line_of(message).decode()]
     popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     events: list[Event] = []
     arrived = asyncio.Event()
@@ -60,7 +60,7 @@ async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
         arrived.set()
 
     link = AgentLink("a", Channel(popen), receive)
-    link.send(Stop(name=told_of, grace=1))
+    link.send(Stop(name=process, grace=1))
     await asyncio.wait_for(arrived.wait(), 60)
     assert await link.close(60)
     assert popen.stdout is not None
@@ -68,14 +68,14 @@ async def heard(said: Message, *, told_of: str = "prefill-0") -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("said", OF_ANOTHER, ids=lambda said: type(said).__name__)
-def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere(said: Message) -> None:
-    (event,) = asyncio.run(heard(said))
+@pytest.mark.parametrize("message", OF_ANOTHER, ids=lambda message: type(message).__name__)
+def test_news_of_another_node_or_process_is_a_protocol_error_and_recorded_nowhere(message: Message) -> None:
+    (event,) = asyncio.run(heard(message))
     assert isinstance(event, Gone)
     assert event.node == "a"
     assert event.how.startswith("agent@a: an agent reported ")
 
 
-@pytest.mark.parametrize("said", NEWS, ids=lambda said: type(said).__name__)
-def test_news_of_a_process_that_it_was_told_of_is_taken(said: Message) -> None:
-    assert asyncio.run(heard(said, told_of="decode-0"))[0] == said
+@pytest.mark.parametrize("message", NEWS, ids=lambda message: type(message).__name__)
+def test_news_of_a_process_of_its_orders_is_taken(message: Message) -> None:
+    assert asyncio.run(heard(message, process="decode-0"))[0] == message

@@ -50,8 +50,8 @@ process = writer(max_mib=1, keep=1).model_copy(update={"argv": ("/bin/sh", "-c",
 
 
 async def scenario():
-    async with watched(process, folder) as one:
-        cut = await one.expect(LogCut)
+    async with watched(process, folder) as under_test:
+        cut = await under_test.expect(LogCut)
         while b"mine" not in (data := log.read_bytes()):
             await asyncio.sleep(0.01)
         print(json.dumps({
@@ -59,7 +59,7 @@ async def scenario():
             "why": cut.why,
             "first": data.partition(b"\\n")[0].decode(),
             "numbers": numbers(data),
-            "tail": one.supervised.log_tail(),
+            "tail": under_test.supervised.log_tail(),
             "size": len(data),
             "copies": [str(file) for number in range(3) if (file := earlier(log, number)).exists()],
         }))
@@ -102,15 +102,15 @@ def test_a_log_is_cut_while_its_writer_writes_and_the_oldest_are_dropped(tmp_pat
     log = tmp_path / "logs" / "decode-0@here.log"
 
     async def scenario() -> Died:
-        async with watched(writer(max_mib=1, keep=2), tmp_path) as one:
-            started = await one.expect(Started)
+        async with watched(writer(max_mib=1, keep=2), tmp_path) as under_test:
+            started = await under_test.expect(Started)
             await until(earlier(log, 2).exists)
             inode = log.stat().st_ino
             latest = earlier(log).stat().st_ino
             await until(lambda: earlier(log).stat().st_ino != latest)  # once more, so that one is dropped
             assert log.stat().st_ino == inode, "the file that the child has open"
             assert send(started.id, signal.SIGKILL)
-            died = await one.expect(Died)
+            died = await under_test.expect(Died)
             # What it has written last may be cut once more. Whoever stopped in the middle of that would find a half.
             await until(lambda: log.stat().st_size <= 1 << 20 and not earlier(log, 0).exists())
             return died
@@ -134,10 +134,10 @@ def test_the_end_of_a_life_is_found_on_both_sides_of_a_cut(tmp_path: Path) -> No
     process = writer(max_mib=0).model_copy(update={"argv": ("/bin/sh", "-c", "echo mine; exec sleep 600")})
 
     async def scenario() -> tuple[str, ...]:
-        async with watched(process, tmp_path) as one:
-            await one.expect(Started)
+        async with watched(process, tmp_path) as under_test:
+            await under_test.expect(Started)
             await until(lambda: "mine" in log.read_text())
-            supervised = one.supervised
+            supervised = under_test.supervised
             rotation.begin(log, 1)
             rotation.finish(log, 1)
             supervised._cut_from, supervised._log_from = supervised._log_from, 0
@@ -163,10 +163,10 @@ def test_a_follower_goes_on_where_the_log_was_cut(tmp_path: Path) -> None:
         stream.flush()
         cut(log)
         stream.write("ur\n")
-    told = growing.step()
+    lines_read = growing.step()
     while growing.behind:
-        told += growing.step()
-    assert told == ["two", "three", "four"]
+        lines_read += growing.step()
+    assert lines_read == ["two", "three", "four"]
 
 
 def test_what_came_during_the_copy_is_kept(tmp_path: Path) -> None:
@@ -225,15 +225,15 @@ def test_a_disk_that_takes_no_copy_leaves_the_log_as_it_is(tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_on_a_full_disk_the_end_of_a_log_is_kept_and_the_rest_is_given_back(tmp_path: Path) -> None:
-    said = unshared("--mount", sys.executable, "-c", FULL_DISK, str(tmp_path))
-    assert said["why"] == "No space left on device"
-    assert said["copies"] == []
-    assert said["size"] < 1 << 20
-    assert said["first"].endswith(f"{said['lost']} bytes before this line are lost")
-    first, last = said["numbers"][0], said["numbers"][-1]
-    assert said["numbers"] == list(range(first, last + 1)), "whole lines, without a gap"
-    assert (first * 1009, last) == (said["lost"], 1499)
-    assert said["tail"] == ["mine"], "not what an earlier life wrote"
+    report = unshared("--mount", sys.executable, "-c", FULL_DISK, str(tmp_path))
+    assert report["why"] == "No space left on device"
+    assert report["copies"] == []
+    assert report["size"] < 1 << 20
+    assert report["first"].endswith(f"{report['lost']} bytes before this line are lost")
+    first, last = report["numbers"][0], report["numbers"][-1]
+    assert report["numbers"] == list(range(first, last + 1)), "whole lines, without a gap"
+    assert (first * 1009, last) == (report["lost"], 1499)
+    assert report["tail"] == ["mine"], "not what an earlier life wrote"
 
 
 @pytest.mark.parametrize("read", [2000, 5000])
@@ -243,22 +243,22 @@ def test_a_follower_goes_on_where_a_log_was_cut_in_place(tmp_path: Path, read: i
     lines = [f"{number:07d} " + 1000 * "x" for number in range(5000)]
     log.write_text("".join(line + "\n" for line in lines[:read]))
     growing = GrowingLog(log, 0)
-    told = growing.step()
+    lines_read = growing.step()
     while growing.behind:
-        told += growing.step()
-    assert told == lines[:read]
+        lines_read += growing.step()
+    assert lines_read == lines[:read]
     log.write_text("".join(line + "\n" for line in lines))
     earlier(log).write_text("of a cut before\n" * (1 << 18))
     lost = rotation.cut_in_place(log, log.stat().st_size // 2)
-    told = growing.step()
+    lines_read = growing.step()
     while growing.behind:
-        told += growing.step()
+        lines_read += growing.step()
     first = lost.lost // 1009
     if read > first:
-        assert told == lines[read:]
+        assert lines_read == lines[read:]
     else:
-        assert told[0].endswith(f"{lost.lost} bytes before this line are lost")
-        assert told[1:] == lines[first:]
+        assert lines_read[0].endswith(f"{lost.lost} bytes before this line are lost")
+        assert lines_read[1:] == lines[first:]
 
 
 def test_a_log_that_is_shorter_than_what_says_that_it_was_cut_is_cut_without_that(tmp_path: Path) -> None:

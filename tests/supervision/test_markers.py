@@ -55,7 +55,7 @@ def test_what_is_left_of_an_earlier_life_is_none_of_the_next_one(tmp_path: Path)
             left = procfs.identify(int(file.read_text()))
             assert left is not None
             under_test.link.send(Start(process=planned("engine", NEVER_READY), token="t"))
-            while [type(one) for one in under_test.events].count(Started) < 2:
+            while [type(event) for event in under_test.events].count(Started) < 2:
                 await asyncio.sleep(0.01)
             await stop(under_test)
             assert left.alive(), "it was not stopped with a life that is not its own"

@@ -72,7 +72,7 @@ def test_a_child_keeps_to_its_cpus(tmp_path: Path) -> None:
     assert (tmp_path / "child.log").read_text() == f"{{{first}}}\n"
 
 
-def test_threads_that_have_bound_themselves_elsewhere_are_brought_back(tmp_path: Path) -> None:
+def test_threads_that_have_bound_themselves_to_other_cpus_are_brought_back(tmp_path: Path) -> None:
     first, *_, last = sorted([*os.sched_getaffinity(0)] * 2)
     child = start(tmp_path, BOUND_APART, str(tmp_path / "up"), str(first), str(last))
 
@@ -238,36 +238,36 @@ for line in sys.stdin:
 """
 
 
-def test_a_process_that_does_not_read_holds_nobody_and_gets_the_newest_states_when_it_does(
+def test_a_process_that_does_not_read_delays_no_other_and_gets_the_newest_states_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipe_writer, "BEHIND_SECONDS", 0.01)
 
     async def scenario() -> tuple[list[bool], list[str]]:
         child = start(tmp_path, READS_LATER, control_stdin=True)
-        said: list[bool] = []
-        told = asyncio.Event()
+        changes: list[bool] = []
+        changed = asyncio.Event()
 
         def behind(is_behind: bool) -> None:
-            said.append(is_behind)
-            told.set()
+            changes.append(is_behind)
+            changed.set()
 
         for number in range(5_000):
             for worker in ("prefill-0", "decode-0"):
                 child.push(worker, f"{worker} {number:0100}", behind)
-        await asyncio.wait_for(told.wait(), 30)
-        told.clear()
+        await asyncio.wait_for(changed.wait(), 30)
+        changed.clear()
         # It may not have stopped itself yet.
-        while not told.is_set():
+        while not changed.is_set():
             os.kill(child.pid, signal.SIGCONT)
             await asyncio.sleep(0.01)
         while (tmp_path / "child.log").read_text().count(f"{4_999:0100}") < 2:
             await asyncio.sleep(0.01)
         await child.stop(grace=30)
-        return said, (tmp_path / "child.log").read_text().splitlines()
+        return changes, (tmp_path / "child.log").read_text().splitlines()
 
-    said, lines = asyncio.run(scenario())
-    assert said == [True, False]
+    changes, lines = asyncio.run(scenario())
+    assert changes == [True, False]
     assert sorted(lines[-2:]) == sorted(f"{worker} {4_999:0100}" for worker in ("prefill-0", "decode-0"))
     assert len(lines) < 10_000
 
@@ -294,14 +294,14 @@ if os.fork() == 0:
     os.execve(sys.executable, [sys.executable, "-c", sys.argv[1], sys.argv[2]], {})
 """
 """It ends at once; its member keeps the session, without a mark in its environment."""
-SAYS_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+WRITES_ITS_PID = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
 
 
 def test_once_it_was_waited_for_its_number_is_a_strangers_and_who_was_in_its_session_before_is_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        child = start(tmp_path, LEAVES_A_MEMBER, SAYS_ITS_PID, str(tmp_path / "pid"))
+        child = start(tmp_path, LEAVES_A_MEMBER, WRITES_ITS_PID, str(tmp_path / "pid"))
         member = int(await until_file(tmp_path / "pid"))
         assert not child.reaped
         await pid_end(child.pid)
@@ -377,11 +377,11 @@ def test_one_that_a_debugger_holds_is_stopped_and_nobody_waits_for_the_debugger(
 
 
 def test_a_tool_whose_output_has_no_end_is_ended_and_takes_no_memory() -> None:
-    said = output_of(["sh", "-c", "exec yes"], timeout=600)
-    assert said == (None, "", "more than 64 MiB of output")
+    result = output_of(["sh", "-c", "exec yes"], timeout=600)
+    assert result == (None, "", "more than 64 MiB of output")
 
 
-def test_a_tool_gets_its_input_and_its_outputs_are_told_apart() -> None:
+def test_a_tool_gets_its_input_and_its_outputs_are_kept_apart() -> None:
     """More than a pipe holds goes both ways at once; and what a tool says need not be UTF-8."""
     code = "import sys; data = sys.stdin.read(); print(data, end=''); sys.stderr.buffer.write(b'gr\\xfcn'); sys.exit(3)"
     text = "x" * (1 << 20)

@@ -77,9 +77,9 @@ class Maker:
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen([sys.executable, "-c", MAKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        found = procfs.identify(self._popen.pid)
-        assert found is not None
-        self.id: ProcessId = found
+        own_id = procfs.identify(self._popen.pid)
+        assert own_id is not None
+        self.id: ProcessId = own_id
         self.names: list[str] = []
 
     @property
@@ -137,19 +137,19 @@ def ledger(tmp_path: Path) -> ShmLedger:
 
 @pytest.fixture
 def maker() -> Iterator[Maker]:
-    with Maker() as one:
-        yield one
+    with Maker() as process:
+        yield process
 
 
 @pytest.fixture
 def stranger() -> Iterator[Maker]:
     """A process of the same user that is not ours."""
-    with Maker() as one:
-        yield one
+    with Maker() as process:
+        yield process
 
 
 @pytest.mark.parametrize("kind", UNUSED)
-def test_what_one_of_ours_has_made_is_removed_although_nobody_ever_saw_the_two_together(
+def test_what_one_of_ours_has_made_is_removed_although_no_look_saw_the_two_together(
     ledger: ShmLedger, maker: Maker, kind: str
 ) -> None:
     ledger.see([maker.pid])
@@ -187,8 +187,8 @@ def test_a_strangers_stays_whatever_it_is_called(ledger: ShmLedger, maker: Maker
     ours = maker.make(kind)
     name = stranger.make(kind)
     ledger.record_of_all(lambda: {maker.pid})
-    for one in (maker, stranger):
-        one.kill()
+    for process in (maker, stranger):
+        process.kill()
     ledger.record(())
     assert (ledger.remove_orphans(), exists(name)) == ([ours], True)
 
@@ -224,7 +224,7 @@ def test_of_a_number_that_was_given_again_only_the_recorded_segment_is_ours(tmp_
     assert exists(name)
 
 
-def test_what_somebody_has_attached_stays_until_he_is_done(ledger: ShmLedger, maker: Maker, stranger: Maker) -> None:
+def test_an_attached_segment_stays_until_it_is_detached(ledger: ShmLedger, maker: Maker, stranger: Maker) -> None:
     name = maker.make("sysv")
     assert stranger.make(name.removeprefix("sysv/")) == "attached"
     ledger.record([maker.pid])
@@ -240,8 +240,8 @@ def in_its_own_memory(command: str) -> subprocess.Popen[bytes]:
     argv = [*own, sys.executable, "-c", command]
     started = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert started.stdout is not None
-    said = started.stdout.readline()
-    if not said:
+    first_line = started.stdout.readline()
+    if not first_line:
         started.communicate()
         pytest.skip("no mount namespaces for this user")
     return started
@@ -359,7 +359,7 @@ def test_what_was_once_seen_to_be_a_strangers_stays_his_when_his_pid_is_ours(
         assert (later.remove_orphans(), exists(name)) == ([], True)
 
 
-def test_what_somebody_calls_a_file_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
+def test_a_file_name_of_any_bytes_keeps_no_segment_of_ours(ledger: ShmLedger, maker: Maker, tmp_path: Path) -> None:
     """The kernel shows the names of all that is mapped, and they are bytes of any kind."""
     name = maker.make("open")
     with open(os.fsencode(tmp_path) + b"/\xff", "w+b") as file:  # noqa: PTH123  (a Path is text)
@@ -391,13 +391,13 @@ def test_the_maker_of_a_strangers_segment_is_not_looked_for_again_and_again(ledg
     assert not ledger.unknown()
 
 
-def test_the_kernel_says_who_made_a_sysv_segment(maker: Maker) -> None:
+def test_the_kernel_knows_the_creator_of_a_sysv_segment(maker: Maker) -> None:
     name = maker.make("sysv")
-    (one,) = [one for one in sysv_memory.segments() if f"sysv/{one.id}" == name]
-    assert (one.creator, one.uid, one.attached) == (maker.pid, os.getuid(), 0)
-    assert abs(one.created - time.time()) < LIMIT
-    assert sysv_memory.remove(one)
-    assert not sysv_memory.remove(one), "it is gone"
+    (segment,) = [segment for segment in sysv_memory.segments() if f"sysv/{segment.id}" == name]
+    assert (segment.creator, segment.uid, segment.attached) == (maker.pid, os.getuid(), 0)
+    assert abs(segment.created - time.time()) < LIMIT
+    assert sysv_memory.remove(segment)
+    assert not sysv_memory.remove(segment), "it is gone"
 
 
 def test_a_new_name_wakes_at_once(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_nothing_of_a_killed_engine_is_left_in_whatever_order_all_die(tmp_path: 
                 await until(lambda: not engine.alive())
                 assert send(hello.guard, signal.SIGKILL)
             await under_test.expect(Gone)
-            await until(lambda: not any(one.alive() for one in (hello.agent, hello.guard, engine)))
+            await until(lambda: not any(process.alive() for process in (hello.agent, hello.guard, engine)))
             if order == "all at once":
                 here = socket.gethostname()
                 node = NodeState(agent=hello.agent, guard=hello.guard, hostname=here)

@@ -71,31 +71,31 @@ class Watched:
 
     async def expect(self, kind: type[EventT]) -> EventT:
         """The first event of a kind; waits for it."""
-        while not (found := self.all(kind)):
+        while not (events := self.all(kind)):
             self._arrived.clear()
             await asyncio.wait_for(self._arrived.wait(), 120)
-        return found[0]
+        return events[0]
 
 
 @asynccontextmanager
 async def watched(process: Process, folder: Path, *, fatal_grace: float = 0.0) -> AsyncIterator[Watched]:
     """Started; stopped with all that belongs to it when the block ends."""
-    one = Watched(process, folder, fatal_grace=fatal_grace)
-    one.supervised.start({})
+    under_test = Watched(process, folder, fatal_grace=fatal_grace)
+    under_test.supervised.start({})
     try:
-        yield one
+        yield under_test
     finally:
-        await one.supervised.stop(10)
+        await under_test.supervised.stop(10)
 
 
 def test_an_engine_that_has_failed_but_hangs_is_dead_long_before_its_limit(tmp_path: Path) -> None:
     async def scenario() -> tuple[Started, Died]:
         # It logs on after the line that tells: time for that.
-        async with watched(engine(HUNG), tmp_path, fatal_grace=2) as one:
-            died = await one.expect(Died)
-            started = await one.expect(Started)
+        async with watched(engine(HUNG), tmp_path, fatal_grace=2) as under_test:
+            died = await under_test.expect(Died)
+            started = await under_test.expect(Started)
             assert started.id.alive(), "whether it is killed is the launcher's decision"
-            assert not one.all(Late)
+            assert not under_test.all(Late)
             return started, died
 
     started, died = asyncio.run(scenario())
@@ -109,9 +109,9 @@ def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path:
     dies = {"FAKE_PROGRESS": FATAL, "FAKE_DIE_AT": "load", "FAKE_EXIT_CODE": "3"}
 
     async def scenario() -> list[Died]:
-        async with watched(engine(dies), tmp_path, fatal_grace=3600) as one:
-            await one.expect(Died)
-            return one.all(Died)
+        async with watched(engine(dies), tmp_path, fatal_grace=3600) as under_test:
+            await under_test.expect(Died)
+            return under_test.all(Died)
 
     (died,) = asyncio.run(scenario())
     assert (died.code, died.how) == (3, "exited with code 3")
@@ -119,27 +119,27 @@ def test_an_engine_that_ends_within_the_grace_died_of_its_own_and_once(tmp_path:
 
 def test_the_end_of_a_process_that_was_reported_already_is_no_news(tmp_path: Path) -> None:
     async def scenario() -> list[Died]:
-        async with watched(engine(HUNG), tmp_path) as one:
-            await one.expect(Died)
-        return one.all(Died)
+        async with watched(engine(HUNG), tmp_path) as under_test:
+            await under_test.expect(Died)
+        return under_test.all(Died)
 
     assert len(asyncio.run(scenario())) == 1
 
 
-def test_a_watch_that_fails_by_a_fault_of_ours_is_said_with_its_traceback(
+def test_a_watch_that_fails_by_a_fault_of_ours_is_reported_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        loop, said = asyncio.get_running_loop(), asyncio.Event()
+        loop, reported = asyncio.get_running_loop(), asyncio.Event()
 
-        def say(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        def handler(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             loop.default_exception_handler(context)
-            said.set()
+            reported.set()
 
-        loop.set_exception_handler(say)
-        async with watched(engine(HUNG), tmp_path) as one:
-            one.fails_on = Progress
-            await asyncio.wait_for(said.wait(), 120)
+        loop.set_exception_handler(handler)
+        async with watched(engine(HUNG), tmp_path) as under_test:
+            under_test.fails_on = Progress
+            await asyncio.wait_for(reported.wait(), 120)
 
     asyncio.run(scenario())
     assert "_follow_log" in caplog.text
@@ -152,10 +152,10 @@ def test_what_an_earlier_life_logged_does_not_end_a_later_one(tmp_path: Path) ->
     log.write_text(f"{FATAL}\n")
 
     async def scenario() -> Late:
-        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as one:
-            assert (await one.expect(Progress)).text == "loading weights: 100 %"
-            late = await one.expect(Late)
-            assert not one.all(Died)
+        async with watched(engine({"FAKE_NEVER_READY": "1"}, ready_seconds=6), tmp_path) as under_test:
+            assert (await under_test.expect(Progress)).text == "loading weights: 100 %"
+            late = await under_test.expect(Late)
+            assert not under_test.all(Died)
             return late
 
     assert not [line for line in asyncio.run(scenario()).log_tail if FATAL in line]

@@ -32,13 +32,13 @@ def changes(distribution: str, root: Path, version: str | None) -> Iterator[str]
 
 def _changed(patch: Patch, target: PatchTarget, root: Path) -> Iterator[str]:
     known = known_fingerprints().get(target.name, ())
-    found = of_tree(target.name, root)
-    if found is None:
+    fingerprint = of_tree(target.name, root)
+    if fingerprint is None:
         yield f"{patch.name}: {target.name} is gone"
-    elif found.signature not in {one.signature for one in known}:
-        yield f"{patch.name}: {target.name} has a new signature {found.signature}"
-    elif target.body and found.code not in {one.code for one in known}:
-        yield f"{patch.name}: {target.name} has a new body [{found.code}]"
+    elif fingerprint.signature not in {entry.signature for entry in known}:
+        yield f"{patch.name}: {target.name} has a new signature {fingerprint.signature}"
+    elif target.body and fingerprint.code not in {entry.code for entry in known}:
+        yield f"{patch.name}: {target.name} has a new body [{fingerprint.code}]"
 
 
 def main(arguments: list[str]) -> int:

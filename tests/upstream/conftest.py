@@ -25,7 +25,7 @@ def _preloaders(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 @contextmanager
-def _told() -> Generator[None]:
+def _skipped_without_sources() -> Generator[None]:
     try:
         yield
     except SourcesError as error:
@@ -34,17 +34,17 @@ def _told() -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    with _told():
+    with _skipped_without_sources():
         yield
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    with _told():
+    with _skipped_without_sources():
         yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    said = {report.longreprtext.partition(_NOT_TESTED)[2] for report in terminalreporter.getreports("skipped")}
-    for reason in sorted(said - {""}):
+    reasons = {report.longreprtext.partition(_NOT_TESTED)[2] for report in terminalreporter.getreports("skipped")}
+    for reason in sorted(reasons - {""}):
         terminalreporter.write_line(f"NOT TESTED AGAINST OTHER UPSTREAM VERSIONS: {reason}", red=True, bold=True)

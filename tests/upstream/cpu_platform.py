@@ -10,10 +10,10 @@ from vllm.platforms.cpu import CpuPlatform
 
 def on_a_cpu() -> None:
     """Upstream looks for "cpu" in the version of an installed vllm; sources on the path have none."""
-    found = vllm.platforms.current_platform
-    if found.is_cpu():
+    platform = vllm.platforms.current_platform
+    if platform.is_cpu():
         return
     vllm.platforms._current_platform = CpuPlatform()
     for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and vars(module).get("current_platform") is found:
+        if name.startswith("vllm.") and vars(module).get("current_platform") is platform:
             module.current_platform = vllm.platforms._current_platform  # type: ignore[attr-defined]

@@ -25,8 +25,8 @@ Table = dict[str, list[dict[str, object]]]
 
 def targets() -> list[PatchTarget]:
     """All targets of all patches, each name once."""
-    found = {target.name: target for patch in REGISTRY for target in patch.targets}
-    return [found[name] for name in sorted(found)]
+    by_name = {target.name: target for patch in REGISTRY for target in patch.targets}
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def generate() -> Table:
@@ -38,15 +38,15 @@ def _entries(target: PatchTarget) -> list[dict[str, object]]:
     releases = _RELEASES.get(target.distribution)
     if releases is None:
         version = importlib.metadata.version(target.distribution).partition("+")[0]
-        found = {version: of_loaded(target.name)}
+        by_version = {version: of_loaded(target.name)}
     else:
-        found = {
+        by_version = {
             version: of_tree(target.name, source_tree(target.distribution, version))
             for version in releases
             if may_be(version, target.only)
         }
     by_code: dict[Fingerprint, list[str]] = {}
-    for version, fingerprint in found.items():
+    for version, fingerprint in by_version.items():
         if fingerprint is not None:
             by_code.setdefault(fingerprint, []).append(version)
     return [

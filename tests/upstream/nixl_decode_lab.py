@@ -68,8 +68,8 @@ class Decode:
 
     def fail(self, what: str, worker: int = 0) -> None:
         """From now on, of one worker. The others go on with a transfer that never ends."""
-        for index, one in enumerate(self.workers):
-            half = nixl_of(one).connector_worker
+        for index, connector in enumerate(self.workers):
+            half = nixl_of(connector).connector_worker
             if index == worker and what == UNREACHABLE:
                 half._nixl_handshake = mock.Mock(side_effect=ConnectionError("no prefill listens there"))
                 continue
@@ -79,8 +79,8 @@ class Decode:
 
     def end_the_other_transfers(self) -> None:
         """With an error as well, so that no KV has to be looked at."""
-        for one in self.workers:
-            nixl_of(one).connector_worker.nixl_wrapper.check_xfer_state = lambda _: "ERR"
+        for connector in self.workers:
+            nixl_of(connector).connector_worker.nixl_wrapper.check_xfer_state = lambda _: "ERR"
 
     def pull(self, name: str) -> None:
         """A request whose KV a prefill has, as far as its parameters say."""

@@ -32,22 +32,22 @@ BLOCK_SIZE = 32
 BLOCKS = 64
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None}
 _UPSTREAM = next(
-    sys.modules[one.__module__]
-    for one in NixlConnectorWorker.__mro__
-    if hasattr(sys.modules[one.__module__], "NixlWrapper")
+    sys.modules[base.__module__]
+    for base in NixlConnectorWorker.__mro__
+    if hasattr(sys.modules[base.__module__], "NixlWrapper")
 )
 """Where the worker takes the library's agent from."""
 
 
 class Agent:
-    """The library's: it registers whatever it is given, and what decodes have told it is the test's to say."""
+    """The library's: it registers whatever it is given, and the test decides which notifications come from decodes."""
 
     def __init__(self, *_: Any) -> None:
-        self.told: list[bytes] = []
+        self.notifs: list[bytes] = []
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        told, self.told = self.told, []
-        return {"decode": told}
+        notifs, self.notifs = self.notifs, []
+        return {"decode": notifs}
 
     def get_agent_metadata(self) -> bytes:
         return b""
@@ -96,7 +96,7 @@ class Prefill:
     def pulled(self, name: str) -> None:
         """A decode has the KV."""
         for worker in self.workers:
-            nixl_of(worker).connector_worker.nixl_wrapper.told.append(f"{name}:1".encode())
+            nixl_of(worker).connector_worker.nixl_wrapper.notifs.append(f"{name}:1".encode())
 
     def expired(self) -> int:
         """Leases that vLLM counts as expired, of the first worker."""

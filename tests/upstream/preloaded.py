@@ -73,7 +73,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        out = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -37,12 +37,12 @@ def probe(
     The probe is a fork of a process that has this vLLM imported, and no lmcache.
     Raises ProbeError with the end of its output when it fails.
     """
-    code, said = preloaders().run(version, module, args, timeout)
+    code, output = preloaders().run(version, module, args, timeout)
     lines = [
-        line for line in said.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
+        line for line in output.splitlines() if line.startswith(("{", "[", '"')) or line in ("true", "false", "null")
     ]
     if code != 0 or not lines:
-        raise ProbeError(f"{module} on vllm {version} ended with {code}:\n{said[-6000:]}")
+        raise ProbeError(f"{module} on vllm {version} ended with {code}:\n{output[-6000:]}")
     return json.loads(lines[-1])
 
 
@@ -91,13 +91,13 @@ class Preloaders:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
-            said = Path(folder) / "said"
-            request = {"module": module, "args": args, "said": str(said)}
+            output = Path(folder) / "output"
+            request = {"module": module, "args": args, "output": str(output)}
             order = {"key": version, "environment": _environment(version), "request": request, "timeout": timeout}
             self._popen.stdin.write(json.dumps(order) + "\n")
             self._popen.stdin.flush()
             answer = json.loads(self._popen.stdout.readline())
-            text = said.read_text() if said.exists() else ""
+            text = output.read_text() if output.exists() else ""
             if answer["code"] is None:
                 raise ProbeError(f"{module} did not end within {timeout:.0f} s, or its process died:\n{text[-6000:]}")
             return int(answer["code"]), text

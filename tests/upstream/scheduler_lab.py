@@ -241,10 +241,10 @@ class Lab:
         )
         produced = self.scheduler.update_from_output(output, answer)
         for outputs in produced.values():
-            for one in outputs.outputs:
-                self.outputs.setdefault(one.request_id, []).extend(one.new_token_ids)
-                if one.finish_reason is not None:
-                    self.finish_reasons[one.request_id] = str(one.finish_reason)
+            for request_output in outputs.outputs:
+                self.outputs.setdefault(request_output.request_id, []).extend(request_output.new_token_ids)
+                if request_output.finish_reason is not None:
+                    self.finish_reasons[request_output.request_id] = str(request_output.finish_reason)
         return produced
 
     def step(self, **report: Any) -> Any:

@@ -1,7 +1,7 @@
 """Random KV-starved workloads on the real Scheduler, and what must hold at every step of them.
 
 A workload is drawn from a seed; what happens to its transfers is drawn while it runs, from the same seed. Transfers
-behave as the connectors' contract says, except for noise: notifications that are stale, doubled or of nobody.
+behave as the connectors' contract says, except for noise: notifications that are stale, doubled or of no request.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def releases(distribution: str) -> list[Version]:
     except httpx.HTTPError as error:
         raise SourcesError(f"{page} does not answer: {error}") from error
     names = {PurePosixPath(urldefrag(href).url).name for href in _hrefs(html)}
-    found = [name.removesuffix(".tar.gz").partition("-")[2] for name in names if name.endswith(".tar.gz")]
-    return sorted(map(Version, found))
+    releases = [name.removesuffix(".tar.gz").partition("-")[2] for name in names if name.endswith(".tar.gz")]
+    return sorted(map(Version, releases))
 
 
 def fetch(file: str, *, pinned: bool = True) -> Path:
@@ -111,8 +111,8 @@ def fetch(file: str, *, pinned: bool = True) -> Path:
 
 def index_url() -> str:
     """The index that pip would ask."""
-    if found := os.environ.get("PIP_INDEX_URL"):
-        return found
+    if url := os.environ.get("PIP_INDEX_URL"):
+        return url
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
     )

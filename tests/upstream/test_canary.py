@@ -20,7 +20,7 @@ pytestmark = pytest.mark.upstream
 OBSERVE = "vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py"
 
 
-def test_the_shipped_table_is_what_the_sources_say() -> None:
+def test_the_shipped_table_is_that_of_the_sources() -> None:
     assert json.loads(TABLE.read_text()) == generate(), "run python -m tests.upstream.fingerprints"
 
 
@@ -34,15 +34,15 @@ def test_every_patch_applies_to_exactly_the_versions_that_need_it(version: str) 
         assert (verdict.outcome == "apply") == may_be(version, patch.vllm), f"{patch.name}: {verdict}"
 
 
-def test_of_a_known_version_only_what_it_has_corrected_is_told() -> None:
+def test_of_a_known_version_only_what_it_has_corrected_is_reported() -> None:
     lines = list(changes("vllm", source_tree("vllm", "0.30.0"), "0.30.0"))
     assert lines
     assert all("upstream has corrected this code" in line for line in lines)
 
 
-def test_a_changed_body_a_new_signature_and_a_lost_target_are_told(tmp_path: Path) -> None:
+def test_a_changed_body_a_new_signature_and_a_lost_target_are_reported(tmp_path: Path) -> None:
     original = (source_tree("vllm", "0.30.0") / OBSERVE).read_text()
-    for changed, told in (
+    for changed, expected in (
         (original.replace("assert connector_id in", "assert not connector_id in"), "has a new body"),
         (
             original.replace("def observe(self, transfer_stats_data", "def observe(self, stats, data"),
@@ -56,4 +56,4 @@ def test_a_changed_body_a_new_signature_and_a_lost_target_are_told(tmp_path: Pat
         target.write_text(changed)
         _parsed.cache_clear()
         lines = [line for line in changes("vllm", tmp_path, None) if line.startswith("multiconnector-prom-metrics")]
-        assert any(told in line for line in lines), lines
+        assert any(expected in line for line in lines), lines

@@ -30,8 +30,8 @@ RIGHT = {
 
 @cache
 def seen(version: str) -> dict[str, Any]:
-    found: dict[str, Any] = probe(version, "tests.upstream.probes.common_local_hit")
-    return found
+    results: dict[str, Any] = probe(version, "tests.upstream.probes.common_local_hit")
+    return results
 
 
 @pytest.mark.parametrize("version", DIFFERS)

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.upstream
 
 @cache
 def seen() -> dict[str, Any]:
-    found: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.hybrid_groups")
-    return found
+    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.hybrid_groups")
+    return results
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_lmcache_slices_and_stores_by_tokens_over_every_group(name: str) -> None
         "a_prompt_that_fills_no_chunk_is_never_stored",
     ],
 )
-def test_our_planner_says_what_the_installed_code_does(name: str) -> None:
+def test_our_planner_predicts_what_the_installed_code_does(name: str) -> None:
     assert name in seen()["held"]
 
 

@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 @cache
 def seen() -> dict[str, Any]:
-    found: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_allocator")
-    return found
+    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_allocator")
+    return results
 
 
 def test_upstream_pins_all_of_l1_although_nothing_is_stored_and_ours_only_what_is_used() -> None:
@@ -32,10 +32,10 @@ def test_upstream_pins_all_of_l1_although_nothing_is_stored_and_ours_only_what_i
 
 def test_ours_reaches_the_same_capacity_refuses_at_the_same_point_and_gives_all_back() -> None:
     without, ours = seen()["without"]["growth"], seen()["with"]["growth"]
-    for one in (without, ours):
-        assert (one["full"], one["got"], one["refused"]) == (FINAL, FINAL // MIB, 0)
-        assert one["consistent"]
-        assert one["left_pinned"] == 0
+    for allocator in (without, ours):
+        assert (allocator["full"], allocator["got"], allocator["refused"]) == (FINAL, FINAL // MIB, 0)
+        assert allocator["consistent"]
+        assert allocator["left_pinned"] == 0
 
 
 def test_eviction_looks_at_the_final_size_and_not_at_what_is_committed() -> None:

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.upstream
 
 @cache
 def seen() -> dict[str, Any]:
-    found: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_host_events")
-    return found
+    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_host_events")
+    return results
 
 
 def test_upstream_sends_a_handle_of_pending_work_that_the_other_side_has_to_open() -> None:

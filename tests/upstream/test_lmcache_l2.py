@@ -17,18 +17,18 @@ pytestmark = pytest.mark.upstream
 @cache
 def seen() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_l2", folder)
-    return found
+        results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.lmcache_l2", folder)
+    return results
 
 
 @pytest.mark.parametrize("kind", ["fs", "fs_native"])
-def test_a_cut_file_is_no_hit_and_its_bytes_reach_nobody(kind: str) -> None:
+def test_a_cut_file_is_no_hit_and_its_bytes_reach_no_request(kind: str) -> None:
     """Until lmcache 0.5.5 the memory of a load that had failed could become readable (lmcache#5032)."""
     first, second = seen()["contents"]
-    found = seen()[f"cut/{kind}"]
-    assert found["whole"] == [seen()["size"]] * 2
-    assert found["found"] == [[first]]
-    assert found["found_after_a_store"] == [[first], [second]], "L1 has it again"
+    results = seen()[f"cut/{kind}"]
+    assert results["whole"] == [seen()["size"]] * 2
+    assert results["found"] == [[first]]
+    assert results["found_after_a_store"] == [[first], [second]], "L1 has it again"
 
 
 @pytest.mark.parametrize("kind", ["fs", "fs_native"])

@@ -32,21 +32,21 @@ def test_upstream_stays_unknown_to_a_server_that_is_back_before_it_was_missed() 
 
 
 def test_with_the_patches_a_worker_is_registered_within_a_heartbeat_whatever_it_did() -> None:
-    found = kills("patched", len(MOMENTS), HEARTBEAT_SECONDS, 0.0)
-    assert {one["moment"] for one in found} == MOMENTS
-    for one in found:
-        assert one["registered"] is not None, one
-        assert one["registered"] < HEARTBEAT_SECONDS + 2, one
+    lives = kills("patched", len(MOMENTS), HEARTBEAT_SECONDS, 0.0)
+    assert {life["moment"] for life in lives} == MOMENTS
+    for life in lives:
+        assert life["registered"] is not None, life
+        assert life["registered"] < HEARTBEAT_SECONDS + 2, life
 
 
 def test_with_the_patches_every_request_ends_and_what_is_stored_then_is_loaded_again() -> None:
-    for one in kills("patched", len(MOMENTS), HEARTBEAT_SECONDS, 0.0):
-        assert one["finished"] is not None, one
-        assert one["loaded"] == PROMPT, one
+    for life in kills("patched", len(MOMENTS), HEARTBEAT_SECONDS, 0.0):
+        assert life["finished"] is not None, life
+        assert life["loaded"] == PROMPT, life
 
 
 def test_and_by_a_server_that_is_back_after_several_heartbeats() -> None:
-    for one in kills("patched", 2, 2.0, 6.0):
-        assert one["registered"] is not None, one
-        assert one["registered"] < 2.0 + 2, one
-        assert one["loaded"] == PROMPT, one
+    for life in kills("patched", 2, 2.0, 6.0):
+        assert life["registered"] is not None, life
+        assert life["registered"] < 2.0 + 2, life
+        assert life["loaded"] == PROMPT, life

@@ -29,10 +29,10 @@ def test_a_reload_writes_only_beyond_a_local_prefix_that_ends_inside_a_chunk() -
     48 tokens of the first chunk (64) are the engine's own: their three blocks keep what it computed, mark 2. All that
     follows has what the other engine computed, mark 1.
     """
-    found = reloads()["inside a chunk"]
-    assert found["local"] == [48]
-    assert found["marks"] == [2] * 3 + [1] * (512 // 16 - 3)
-    assert found["locked"] == 0
+    results = reloads()["inside a chunk"]
+    assert results["local"] == [48]
+    assert results["marks"] == [2] * 3 + [1] * (512 // 16 - 3)
+    assert results["locked"] == 0
 
 
 def test_what_is_reloaded_attended_to_and_stored_is_right_in_every_byte() -> None:

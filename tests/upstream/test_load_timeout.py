@@ -18,8 +18,8 @@ each_version = pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)
 
 
 def seen(version: str, case: str) -> dict[str, Any]:
-    found: dict[str, Any] = facts(version)["load_timeout"]["patched"][case]
-    return found
+    results: dict[str, Any] = facts(version)["load_timeout"]["patched"][case]
+    return results
 
 
 @each_version
@@ -110,7 +110,7 @@ def test_nor_does_one_that_names_the_request(version: str) -> None:
 
 
 @each_version
-def test_a_multiconnector_tells_all_its_children_and_counts_their_saves(version: str) -> None:
+def test_a_multiconnector_informs_all_its_children_and_counts_their_saves(version: str) -> None:
     after = seen(version, "several_connectors")
     assert (after["tokens"], after["loads"], after["polls"]) == (4, [1, 0], [1, 1])
     assert after["last_allocation"] == [["a", 0], ["a", 0]], "there is nothing to load into the fresh blocks"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.upstream
 
 
 def test_more_pulls_can_be_open_with_the_patches_than_without() -> None:
-    found = probe(INSTALLED_VLLM, "tests.upstream.probes.mooncake_many_pulls")
-    unpatched, patched = found["unpatched"], found["patched"]
+    results = probe(INSTALLED_VLLM, "tests.upstream.probes.mooncake_many_pulls")
+    unpatched, patched = results["unpatched"], results["patched"]
     assert unpatched["open"] < unpatched["pulls"], "the others failed: no socket was left for them"
     assert (patched["open"], patched["asked"]) == (patched["pulls"], patched["pulls"]), "each with sockets of its own"

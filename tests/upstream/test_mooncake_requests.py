@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", VLLM_VERS
 
 
 def cases(version: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = measured(version)["parameters"]
-    return found
+    results: dict[str, dict[str, Any]] = measured(version)["parameters"]
+    return results
 
 
 def without(case: dict[str, Any]) -> set[str]:
@@ -22,7 +22,7 @@ def without(case: dict[str, Any]) -> set[str]:
     return {unpatched for (unpatched, _), _ in case.values()}
 
 
-def test_upstream_parks_requests_for_kv_that_nobody_was_asked_for(version: str) -> None:
+def test_upstream_parks_requests_for_kv_that_no_prefill_was_asked_for(version: str) -> None:
     parked = {name for name, case in cases(version).items() if case["never"][0][0] == "waits"} - {"good: decode"}
     assert parked >= {
         "decode: only do_remote_prefill",
@@ -35,12 +35,12 @@ def test_upstream_parks_requests_for_kv_that_nobody_was_asked_for(version: str) 
 
 
 def test_upstream_ends_engine_core(version: str) -> None:
-    found = cases(version)
-    assert "AssertionError" in without(found["decode: do_remote_decode"])
-    assert "AssertionError" in without(found["prefill: do_remote_prefill"])
-    assert found["decode: no remote_engine_id"]["waiting"][0][0] == "KeyError"
-    assert "TypeError" in without(found["decode: remote_engine_id is a list"])
-    assert "AttributeError" in without(found["decode: text"])
+    results = cases(version)
+    assert "AssertionError" in without(results["decode: do_remote_decode"])
+    assert "AssertionError" in without(results["prefill: do_remote_prefill"])
+    assert results["decode: no remote_engine_id"]["waiting"][0][0] == "KeyError"
+    assert "TypeError" in without(results["decode: remote_engine_id is a list"])
+    assert "AttributeError" in without(results["decode: text"])
 
 
 def test_with_the_patch_each_is_served_without_a_transfer_and_counted_once(version: str) -> None:

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.upstream
 
 @cache
 def seen() -> dict[str, Any]:
-    found: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.mooncake_writes")
-    return found
+    results: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.mooncake_writes")
+    return results
 
 
 def test_a_write_is_done_when_the_receiver_has_it() -> None:

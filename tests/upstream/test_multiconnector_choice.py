@@ -43,7 +43,7 @@ def test_the_most_tokens_times_weight_win_and_the_first_of_equal_ones(
 
 
 @pytest.mark.parametrize("answers", [[PENDING, hit(0)], [hit(0), PENDING], [PENDING, PENDING]])
-def test_who_has_no_answer_is_waited_for_when_nobody_has_tokens_however_long(answers: list[ChildAnswer]) -> None:
+def test_who_has_no_answer_is_waited_for_when_no_other_has_tokens_however_long(answers: list[ChildAnswer]) -> None:
     assert decide(answers, [1, 1], patient=False) == ChildChoice(wait=True)
 
 
@@ -68,7 +68,7 @@ def test_weight_and_patience_have_defaults() -> None:
     assert (patience_seconds({}), patience_seconds({"lookup_patience_seconds": 0})) == (1.0, 0.0)
 
 
-def test_children_of_one_class_are_told_apart() -> None:
+def test_children_of_one_class_are_distinguished() -> None:
     assert labels(["Mooncake", "LMCache"]) == ("Mooncake", "LMCache")
     assert labels(["Nixl", "LMCache", "Nixl"]) == ("Nixl-0", "LMCache", "Nixl-2")
 
@@ -79,7 +79,7 @@ class Adapter:
     def __init__(self) -> None:
         self.answer: int | None = None
         self.done: list[Any] = []
-        self.elsewhere = "passed on"
+        self.other_attribute = "passed on"
 
     def maybe_submit_lookup_request(self, request_id: str, token_ids: list[int], cache_salt: str = "") -> None:
         self.done.append(("submit", request_id))
@@ -226,7 +226,7 @@ def test_no_poll_of_a_pending_lookup_looks_at_a_signature() -> None:
 
 
 @pytest.mark.parametrize("answers", [[PENDING, hit(0)], [hit(0), hit(0)]])
-def test_while_nobody_has_tokens_a_poll_makes_no_new_decision(answers: list[ChildAnswer]) -> None:
+def test_while_no_child_has_tokens_a_poll_makes_no_new_decision(answers: list[ChildAnswer]) -> None:
     """It is the answer to nearly every poll."""
     assert decide(answers, [1, 2]) is decide(answers, [2, 1], unreleasable={0}, patient=False)
     assert decide(answers, [1, 2]) == ChildChoice(wait=answers[0].tokens is None)
@@ -249,7 +249,7 @@ def test_a_connector_is_kept_once_and_one_without_such_an_adapter_not_at_all() -
     child = Child()
     keeper = keep_lookups(child, "some-patch")
     assert keeper is not None
-    assert keeper.elsewhere == "passed on"
+    assert keeper.other_attribute == "passed on"
     assert child.scheduler_adapter is keeper
     assert keep_lookups(child, "some-patch") is keeper
     assert keep_lookups(object(), "some-patch") is None

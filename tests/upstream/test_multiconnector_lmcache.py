@@ -18,7 +18,7 @@ every_version = pytest.mark.parametrize("version", VLLM_VERSIONS)
 both_classes = pytest.mark.parametrize("child", ["ours", "both ours"])
 
 
-def found(version: str, case: str) -> Any:
+def measured_case(version: str, case: str) -> Any:
     return measured(version)["lmcache"][case]
 
 
@@ -27,7 +27,7 @@ def found(version: str, case: str) -> Any:
 def test_a_load_begins_without_waiting_for_lmcaches_lookup_and_its_locks_are_given_back(
     version: str, child: str
 ) -> None:
-    upstream, ours = found(version, "overtaken")["upstream"], found(version, "overtaken")[child]
+    upstream, ours = measured_case(version, "overtaken")["upstream"], measured_case(version, "overtaken")[child]
     assert (upstream["steps"], upstream["mock"], upstream["locked"]) == (6, [512], 0)
     assert ours == {
         "steps": 1,
@@ -42,20 +42,20 @@ def test_a_load_begins_without_waiting_for_lmcaches_lookup_and_its_locks_are_giv
 
 @every_version
 def test_overtaking_alone_would_leave_every_chunk_locked(version: str) -> None:
-    assert found(version, "without keeper")["locked"] == 8
+    assert measured_case(version, "without keeper")["locked"] == 8
 
 
 @every_version
 @both_classes
 def test_lmcache_is_waited_for_when_it_has_more_weight(version: str, child: str) -> None:
-    ours = found(version, "heavier")[child]
+    ours = measured_case(version, "heavier")[child]
     assert (ours["loads"], ours["mock"], ours["locked"]) == ([[0, 512]], [], 0)
 
 
 @every_version
 @both_classes
 def test_a_request_that_ends_before_it_has_blocks_leaves_no_locks(version: str, child: str) -> None:
-    upstream, ours = found(version, "aborted")["upstream"], found(version, "aborted")[child]
+    upstream, ours = measured_case(version, "aborted")["upstream"], measured_case(version, "aborted")[child]
     assert {case: upstream[case]["locked"] for case in upstream} == {"unanswered": 4, "answered": 4}
     assert {case: ours[case]["locked"] for case in ours} == {"unanswered": 0, "answered": 0}
 
@@ -63,14 +63,14 @@ def test_a_request_that_ends_before_it_has_blocks_leaves_no_locks(version: str, 
 @every_version
 @both_classes
 def test_an_overtaken_lookup_is_the_requests_own_again_after_a_preemption(version: str, child: str) -> None:
-    assert found(version, "preempted")[child] == {"preempted": True, "done": True, "locked": 0}
+    assert measured_case(version, "preempted")[child] == {"preempted": True, "done": True, "locked": 0}
 
 
 @every_version
 def test_a_child_that_does_not_load_stores_the_blocks_of_the_requests_own_tokens(version: str) -> None:
     """Before vLLM 0.26 it was given none, and stored those of other tokens (vllm#46865): plan/versions.py refuses."""
     right = {"done": True, "stored": 512}
-    assert found(version, "stores") == {"upstream": right, "ours": right, "both ours": right}
+    assert measured_case(version, "stores") == {"upstream": right, "ours": right, "both ours": right}
 
 
 @every_version
@@ -79,21 +79,21 @@ def test_a_request_whose_load_failed_elsewhere_waits_for_ever_for_a_hit_that_lmc
     version: str, child: str
 ) -> None:
     """And no more locks are left than the request's own load gives back."""
-    upstream, ours = found(version, "failed_load")["upstream"], found(version, "failed_load")[child]
+    upstream, ours = measured_case(version, "failed_load")["upstream"], measured_case(version, "failed_load")[child]
     assert upstream == {"done": False, "status": "WAITING_FOR_REMOTE_KVS", "locked": 8}
     assert ours == {"done": True, "status": "GONE", "locked": 0}
 
 
 def test_no_read_lock_is_left_on_a_real_server() -> None:
     """Four chunks a prompt. Without the keeper, or after an abort with upstream, they stay locked; so does the job."""
-    said = probe(INSTALLED_VLLM, "tests.upstream.probes.multiconnector_server")
+    results = probe(INSTALLED_VLLM, "tests.upstream.probes.multiconnector_server")
     clean = {"objects": 20, "locked": 0, "jobs": 0, "sessions": 0}
-    assert said["loaded"] == {"trackers": 0, **clean}
-    assert said["overtaken"] == {"after one step": "WAITING_FOR_REMOTE_KVS", **clean}
-    assert said["aborted"] == clean
-    released = said["effects"].pop("lookups-released")
+    assert results["loaded"] == {"trackers": 0, **clean}
+    assert results["overtaken"] == {"after one step": "WAITING_FOR_REMOTE_KVS", **clean}
+    assert results["aborted"] == clean
+    released = results["effects"].pop("lookups-released")
     # On a busy machine a request can end before the answer to its lookup is here: the end of its session releases it.
     assert released in (1, 2)
-    assert said["effects"] == {"instances": 1, "pending-lookups-overtaken": 1}
-    assert (said["overtaken without keeper"]["locked"], said["overtaken without keeper"]["jobs"]) == (4, 1)
-    assert (said["upstream aborted"]["locked"], said["upstream aborted"]["jobs"]) == (8, 2)
+    assert results["effects"] == {"instances": 1, "pending-lookups-overtaken": 1}
+    assert (results["overtaken without keeper"]["locked"], results["overtaken without keeper"]["jobs"]) == (4, 1)
+    assert (results["upstream aborted"]["locked"], results["upstream aborted"]["jobs"]) == (8, 2)

@@ -19,18 +19,18 @@ def metrics(version: str) -> Any:
 
 
 def test_the_api_server_dies_of_the_first_transfers_statistics_unless_patched(version: str) -> None:
-    found = metrics(version)
+    results = metrics(version)
     if version == CORRECTED:
-        assert found["crash"] is None, "upstream skips children without metrics"
+        assert results["crash"] is None, "upstream skips children without metrics"
     else:
-        assert "MooncakeConnector is not contained in the list of registered connectors" in found["crash"]
-    assert found["patched crash"] is None
+        assert "MooncakeConnector is not contained in the list of registered connectors" in results["crash"]
+    assert results["patched crash"] is None
 
 
 def test_the_patch_applies_where_it_is_needed_and_counts_what_it_drops(version: str) -> None:
-    found = metrics(version)
+    results = metrics(version)
     expected = ("not-needed", 0) if version == CORRECTED else ("apply", 1)
-    assert (found["verdict"], found["dropped"]) == expected
+    assert (results["verdict"], results["dropped"]) == expected
 
 
 def test_every_child_has_its_series_from_the_start(version: str) -> None:
@@ -49,7 +49,7 @@ def test_counts_reach_the_api_server_by_engine_and_child(version: str) -> None:
     assert end["misses_total"] == {"0": {a: 1, b: 1, mooncake: 2}, "1": {a: 2, b: 1, mooncake: 3}}
 
 
-def test_a_pending_load_is_shown_until_it_arrives_or_nobody_waits_for_it(version: str) -> None:
+def test_a_pending_load_is_shown_until_it_arrives_or_no_request_waits_for_it(version: str) -> None:
     counted = metrics(version)["counted"]
     a, b = "MockConnector-0", "MockConnector-1"
     assert counted["loading"]["pending_loads"] == {"0": {a: 1}, "1": {a: 1, b: 1}}
@@ -64,7 +64,7 @@ def test_they_are_in_the_log_line_beside_the_statistics_of_the_children(version:
 
 
 def test_they_arrive_without_statistics_of_any_worker(version: str) -> None:
-    found = metrics(version)["without transfers"]
+    results = metrics(version)["without transfers"]
     children = {"ExampleConnector-0": 1, "ExampleConnector-1": 1}
-    assert found["upstream"] == {}
-    assert found["ours"]["queries_total"]["0"] == found["ours"]["misses_total"]["0"] == children
+    assert results["upstream"] == {}
+    assert results["ours"]["queries_total"]["0"] == results["ours"]["misses_total"]["0"] == children

@@ -20,15 +20,15 @@ EVERYTHING_FREE = [[], True]
 
 @cache
 def seen(version: str) -> dict[str, Any]:
-    found: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_abandoned")
-    return found
+    results: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_abandoned")
+    return results
 
 
 def before_and_after(version: str, case: str) -> tuple[Any, Any, int]:
     """What was seen without and with the patch, and how many leases it has ended."""
-    found = seen(version)
-    assert found["unpatched"][case]["ended"] == 0
-    return found["unpatched"][case]["saw"], found["patched"][case]["saw"], found["patched"][case]["ended"]
+    results = seen(version)
+    assert results["unpatched"][case]["ended"] == 0
+    return results["unpatched"][case]["saw"], results["patched"][case]["saw"], results["patched"][case]["ended"]
 
 
 def test_it_applies(version: str) -> None:
@@ -77,7 +77,7 @@ def test_upstream_sends_an_abort_only_while_it_has_not_seen_the_end(version: str
     }
 
 
-def test_with_the_patch_it_also_sends_one_for_an_end_that_nobody_will_take(version: str) -> None:
+def test_with_the_patch_it_also_sends_an_abort_for_an_end_that_no_request_takes(version: str) -> None:
     sent = seen(version)["sent"]
     assert sent["patched"] == sent["unpatched"] | {"not taken yet": ["unread"]}
 

@@ -27,8 +27,8 @@ POLICIES = {
 
 @cache
 def seen(version: str) -> dict[str, Any]:
-    found: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_failed_groups")
-    return found
+    results: dict[str, Any] = probe(version, "tests.upstream.probes.nixl_failed_groups")
+    return results
 
 
 @pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)

@@ -89,15 +89,15 @@ def test_state_that_the_scheduler_makes_cannot_be_cleaned_where_transfers_are_po
 
 def _class(version: str) -> ast.ClassDef:
     module = ast.parse((source_tree("lmcache", version) / CONNECTOR).read_text())
-    (found,) = [
+    (definition,) = [
         node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == "LMCacheMPConnector"
     ]
-    return found
+    return definition
 
 
 def _method(version: str, name: str) -> ast.FunctionDef:
-    (found,) = [node for node in _class(version).body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return found
+    (method,) = [node for node in _class(version).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return method
 
 
 def _attributes(function: ast.FunctionDef) -> set[str]:

@@ -12,23 +12,23 @@ from tests.upstream.waiting_loads import facts
 pytestmark = [pytest.mark.upstream, pytest.mark.parametrize("version", ALL_VLLM_VERSIONS)]
 OLD = [version for version in ALL_VLLM_VERSIONS if version < "0.31"]
 STUCK = {
-    "behind_a_deferred_one": ["head", "loaded"],
+    "behind_a_deferred_request": ["head", "loaded"],
     "behind_a_higher_priority": ["loaded", "urgent"],
 }
 
 
 def before(version: str, case: str) -> dict[str, Any]:
-    found: dict[str, Any] = facts(version)["ready_waiters"]["unpatched"][case]
-    return found
+    results: dict[str, Any] = facts(version)["ready_waiters"]["unpatched"][case]
+    return results
 
 
 def after(version: str, case: str) -> dict[str, Any]:
     """With the patch; from vLLM 0.31 on it is not applied, and upstream's own queue does it."""
-    found: dict[str, Any] = facts(version)["ready_waiters"]["patched" if version in OLD else "unpatched"][case]
-    return found
+    results: dict[str, Any] = facts(version)["ready_waiters"]["patched" if version in OLD else "unpatched"][case]
+    return results
 
 
-@pytest.mark.parametrize("case", ["behind_a_deferred_one", "behind_a_higher_priority"])
+@pytest.mark.parametrize("case", ["behind_a_deferred_request", "behind_a_higher_priority"])
 def test_a_head_without_room_stops_everything_before_vllm_0_31_and_not_with_the_patch(version: str, case: str) -> None:
     if version in OLD:
         assert before(version, case) == {"order": [], "stuck": STUCK[case], "free": False}
@@ -37,7 +37,7 @@ def test_a_head_without_room_stops_everything_before_vllm_0_31_and_not_with_the_
 
 
 def test_a_request_whose_load_has_failed_returns_its_blocks_and_stands_back(version: str) -> None:
-    assert after(version, "behind_a_failed_one")["stuck"] == []
+    assert after(version, "behind_a_failed_request")["stuck"] == []
 
 
 def test_the_order_is_kept_among_those_with_kv_and_among_those_without(version: str) -> None:

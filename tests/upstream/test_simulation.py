@@ -39,7 +39,7 @@ def test_upstream_alone_dies_of_bogus_notifications(version: str) -> None:
     assert seen["kinds"]["crash"] > seen["runs"] / 2
 
 
-def test_and_of_honest_ones_about_aborted_loads(version: str) -> None:
+def test_and_of_true_notifications_about_aborted_loads(version: str) -> None:
     seen = simulated(version)["unguarded"]["quiet"]
     assert seen["kinds"]["crash"] > 0
     assert "_update_from_kv_xfer_finished" in seen["failures"]["crash"]

@@ -1,4 +1,5 @@
-"""Notifications of KV transfers that are late, doubled or of nobody: upstream dies of them, with the guard none counts.
+"""Notifications of KV transfers that are late, doubled or of no request: upstream dies of them, with the guard
+none counts.
 
 All on the real Scheduler, with a mock connector and with MooncakeConnector and MultiConnector.
 """
@@ -60,7 +61,8 @@ def test_an_id_that_is_used_again_is_not_mistaken_for_its_predecessor(version: s
 
 
 @pytest.mark.parametrize(
-    ("case", "effect"), [("load of nobody", "loads-of-gone-requests"), ("send of nobody", "sends-of-gone-requests")]
+    ("case", "effect"),
+    [("load of no request", "loads-of-gone-requests"), ("send of no request", "sends-of-gone-requests")],
 )
 def test_a_notification_of_a_request_that_is_gone_is_dropped(version: str, case: str, effect: str) -> None:
     before, after = before_and_after(version, case)
@@ -87,7 +89,7 @@ def test_an_aborted_load_that_is_reported_as_a_send_too_is_freed_once(version: s
     assert_everything_came_back(after)
 
 
-def test_blocks_of_an_aborted_load_are_kept_until_the_load_has_ended_whatever_a_send_says(version: str) -> None:
+def test_blocks_of_an_aborted_load_are_kept_until_the_load_has_ended_whatever_a_send_reports(version: str) -> None:
     before, after = before_and_after(version, "send before the load of an aborted request")
     assert before["died"] == "_update_from_kv_xfer_finished"
     assert not after["freed_under_the_load"]

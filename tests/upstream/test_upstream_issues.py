@@ -17,7 +17,7 @@ TITLES = re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
+def outputs() -> list[str]:
     """What each of them prints: one after the other in one interpreter, because importing vLLM is what takes time."""
     done = subprocess.run(
         [sys.executable, "-c", "\nprint('---')\n".join(code for code, _ in CASES)],
@@ -36,5 +36,5 @@ def test_every_issue_has_a_reproduction() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=TITLES)
-def test_a_reproduction_shows_the_defect(number: int, said: list[str]) -> None:
-    assert said[number] == CASES[number][1]
+def test_a_reproduction_shows_the_defect(number: int, outputs: list[str]) -> None:
+    assert outputs[number] == CASES[number][1]

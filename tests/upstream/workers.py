@@ -25,7 +25,7 @@ class ByVersion(LoadScopeScheduling):  # type: ignore[misc]  # untyped
 def group(nodeid: str) -> str:
     """vLLM's version where the test's name has one; else its module."""
     module, _, name = nodeid.partition("::")
-    return next((found for found in _VERSION.findall(name) if found in ALL_VLLM_VERSIONS), module)
+    return next((version for version in _VERSION.findall(name) if version in ALL_VLLM_VERSIONS), module)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByVersion:

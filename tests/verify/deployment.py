@@ -108,7 +108,7 @@ class Deployment:
             self.lmcache.ready()
         roles = ["aggregated"] * aggregated or ["prefill"] * prefills + ["decode"] * decodes
         for role in roles:
-            name = f"{role}-{sum(one.role == role for one in self.engines.values())}"
+            name = f"{role}-{sum(engine.role == role for engine in self.engines.values())}"
             own = (faults or {}).get(role, {}) | (faults or {}).get(name, {})
             engine = FakeEngine(name, role, self.lmcache and self.lmcache.url, **{"flags": flags, **own})  # type: ignore[arg-type]
             self._stack.callback(engine.end)

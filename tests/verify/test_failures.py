@@ -18,8 +18,8 @@ pytestmark = pytest.mark.process
 
 
 def proof(report: Report, name: str) -> Proof:
-    (found,) = [proof for proof in report.proofs if proof.name == name]
-    return found
+    (match,) = [proof for proof in report.proofs if proof.name == name]
+    return match
 
 
 def after(name: str, act: Callable[[], object]) -> Callable[[Proof], None]:
@@ -38,7 +38,7 @@ LOGPROBS = Verify(output="logprobs")
 
 class TestOutput:
     @pytest.mark.parametrize("how", [EXACT, LOGPROBS], ids=["exact", "logprobs"])
-    def test_decode_that_works_on_other_kv_is_found(self, deployment: Deployment, how: Verify) -> None:
+    def test_decode_that_works_on_other_kv_is_detected(self, deployment: Deployment, how: Verify) -> None:
         report = deployment.up(faults={"decode": {"wrong_kv": 1}}, verify=how).verify()
         output = proof(report, "output")
         assert output.status == "failed"
@@ -67,7 +67,7 @@ class TestOutput:
 
 
 class TestTransfer:
-    def test_decode_that_computes_the_prompt_itself_is_found(self, deployment: Deployment) -> None:
+    def test_decode_that_computes_the_prompt_itself_is_detected(self, deployment: Deployment) -> None:
         report = deployment.up(cached=False, naive_proxy=("decode-0",)).verify()
         transfer = proof(report, "transfer")
         assert transfer.status == "failed"
@@ -75,12 +75,14 @@ class TestTransfer:
         # Its answers are right all the same: only this proof sees it.
         assert proof(report, "output").status == "proven"
 
-    def test_engines_that_do_not_tell_cached_tokens_are_proven_all_the_same(self, deployment: Deployment) -> None:
+    def test_engines_that_do_not_report_cached_tokens_are_proven_all_the_same(self, deployment: Deployment) -> None:
         assert proof(deployment.up(flags=()).verify(), "transfer").status == "proven"
 
 
 class TestLmcache:
-    def test_a_cache_that_keeps_nothing_is_found(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cache_that_keeps_nothing_is_detected(
+        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("pdserve.verify.cache._STORE_SECONDS", 0.3)
         stored = proof(deployment.up(lmcache={"loses": 1}).verify(), "stored")
         assert stored.status == "failed"
@@ -97,7 +99,7 @@ class TestLmcache:
         assert reload.status == "failed"
         assert reload.numbers["tokens loaded"] == 0
 
-    def test_other_kv_than_was_stored_is_found(self, deployment: Deployment) -> None:
+    def test_other_kv_than_was_stored_is_detected(self, deployment: Deployment) -> None:
         decode = deployment.up().engines["decode-0"]
         report = deployment.verify(after("output", lambda: decode.script(wrong_kv=1)))
         reload = proof(report, "reload")
@@ -115,7 +117,7 @@ class TestLmcache:
 
 
 class TestClean:
-    def test_a_request_that_outlives_its_client_is_found(self, deployment: Deployment) -> None:
+    def test_a_request_that_outlives_its_client_is_detected(self, deployment: Deployment) -> None:
         deployment.up(
             cached=False,
             naive_proxy=("decode-0",),
@@ -126,7 +128,7 @@ class TestClean:
         assert clean.status == "failed"
         assert "decode-0 (2 unfinished" in clean.reason
 
-    def test_kv_that_nobody_fetches_is_found(self, deployment: Deployment) -> None:
+    def test_kv_that_no_decode_fetches_is_detected(self, deployment: Deployment) -> None:
         deployment.up(cached=False, naive_proxy=("decode-0", "prefill-0"), timeouts=Timeouts(transfer_abort_seconds=2))
         clean = proof(deployment.verify(), "clean")
         assert clean.status == "failed"
@@ -147,7 +149,7 @@ class TestRequests:
         report = deployment.up(faults={"decode": {"decode_status": 500}}).verify()
         assert proof(report, "requests").status == "failed"
         assert "500" in proof(report, "requests").reason
-        rest = {one.status for one in report.proofs if one.name not in ("endpoints", "requests")}
+        rest = {proof.status for proof in report.proofs if proof.name not in ("endpoints", "requests")}
         assert rest == {"not-proven"}
         assert report.exit_code == VerifyError.exit_code
         with pytest.raises(VerifyError, match="requests: failed"):
@@ -186,10 +188,10 @@ class TestEndpoints:
         report = deployment.up(faults={"decode": {"model": "other"}}).verify()
         self._nothing_was_sent(report, f"serves other, not {MODEL}", deployment)
 
-    def _nothing_was_sent(self, report: Report, said: str, deployment: Deployment) -> None:
+    def _nothing_was_sent(self, report: Report, reason: str, deployment: Deployment) -> None:
         assert proof(report, "endpoints").status == "failed"
-        assert said in proof(report, "endpoints").reason
-        assert {one.status for one in report.proofs[1:]} == {"not-proven"}
+        assert reason in proof(report, "endpoints").reason
+        assert {proof.status for proof in report.proofs[1:]} == {"not-proven"}
         assert deployment.engines["prefill-0"].requests() == []
 
 

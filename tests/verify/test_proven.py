@@ -54,8 +54,10 @@ def test_the_numbers_are_those_of_prompts_of_two_chunks_and_a_tail(deployment: D
 def test_every_leg_has_a_salt_of_its_own(deployment: Deployment) -> None:
     deployment.up().verify()
     prefill, decode = deployment.engines["prefill-0"], deployment.engines["decode-0"]
-    through = {one["body"]["cache_salt"] for one in decode.requests()}
-    alone = {one["body"]["cache_salt"] for one in prefill.requests() if not one["body"].get("kv_transfer_params")}
+    through = {request["body"]["cache_salt"] for request in decode.requests()}
+    alone = {
+        request["body"]["cache_salt"] for request in prefill.requests() if not request["body"].get("kv_transfer_params")
+    }
     assert through & alone == {salt for salt in through if salt.endswith("nudge")}
 
 
@@ -87,7 +89,7 @@ def test_two_of_each_role_are_all_reached(deployment: Deployment) -> None:
     }
 
 
-def test_without_lmcache_there_is_nothing_to_say_of_it(deployment: Deployment) -> None:
+def test_without_lmcache_there_is_no_proof_of_it(deployment: Deployment) -> None:
     report = deployment.up(cached=False).verify()
     assert statuses(report) == dict.fromkeys(["endpoints", "requests", "transfer", "output", "clean"], "proven"), report
 

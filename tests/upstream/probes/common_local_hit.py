@@ -71,14 +71,14 @@ def is_common(connector: Mapping[str, Any]) -> bool:
 def main() -> None:
     patch = common_local_hit.PATCH
     verdict = judge(patch, versions_here()).outcome
-    found: dict[str, Any] = {"verdict": verdict, "unpatched": look()}
+    results: dict[str, Any] = {"verdict": verdict, "unpatched": look()}
     if verdict == "apply":
         patch.apply()
         patch.apply()
-        found["patched"] = look()
-        found["counted"] = effects.totals().get((patch.name, common_local_hit.BROUGHT_TOGETHER), 0)
-        found["common"] = [is_common(NIXL), is_common(multi(NIXL, mock())), is_common(mock())]
-    print(json.dumps(found))
+        results["patched"] = look()
+        results["counted"] = effects.totals().get((patch.name, common_local_hit.BROUGHT_TOGETHER), 0)
+        results["common"] = [is_common(NIXL), is_common(multi(NIXL, mock())), is_common(mock())]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ PATCHED_RUNS = 150
 
 
 def main() -> None:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "loaded_go_first": simulation.loaded_go_first(),
         "stale_completions": {"unpatched": stale_completions.look()},
         "failed_loads": {
@@ -25,14 +25,14 @@ def main() -> None:
         "simulation": {"unguarded": simulation.unguarded(UNPATCHED_RUNS)},
     }
     stale_completions.patch()
-    found["stale_completions"]["patched"] = stale_completions.look()
-    found["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
-    found["simulation"]["guarded"] = simulation.guarded(UNPATCHED_RUNS)
-    found["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
-    found["failed_loads"]["offered_again"]["patched"] = failed_loads.look_again()
+    results["stale_completions"]["patched"] = stale_completions.look()
+    results["stale_completions"]["others"] = stale_completions.seen_by_wrappers()
+    results["simulation"]["guarded"] = simulation.guarded(UNPATCHED_RUNS)
+    results["simulation"]["patched"] = simulation.patched(PATCHED_RUNS)
+    results["failed_loads"]["offered_again"]["patched"] = failed_loads.look_again()
     if simulation.reports_failed_loads():
-        found["failed_loads"]["patched"] = [failed_loads.look(), failed_loads.look("priority")]
-    print(json.dumps(found))
+        results["failed_loads"]["patched"] = [failed_loads.look(), failed_loads.look("priority")]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

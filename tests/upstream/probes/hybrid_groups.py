@@ -70,10 +70,10 @@ def slices_are_the_blocks_of_the_range(group_sizes: list[int], start: int, lengt
     unit = math.lcm(*group_sizes)
     first, last = start * unit, (start + length) * unit
     blocks = allocated(group_sizes, last)
-    found = slice_block_ids_per_group(blocks, group_sizes, first, last)
-    assert [len(ids) for ids in found] == [(last - first) // size for size in group_sizes]
+    slices = slice_block_ids_per_group(blocks, group_sizes, first, last)
+    assert [len(ids) for ids in slices] == [(last - first) // size for size in group_sizes]
     for group, size in enumerate(group_sizes):
-        assert found[group] == blocks[group][first // size : last // size]
+        assert slices[group] == blocks[group][first // size : last // size]
 
 
 @QUICK
@@ -166,11 +166,11 @@ def published_store(
     """How many block ids of each group the published rule sends for the chunks that it would store."""
     lengths = {group: tokens // group_sizes[group] for group in present}
     end = published_bound(lengths, group_sizes, engine_block) * engine_block // chunk * chunk // engine_block
-    found = []
+    counts = []
     for group, size in enumerate(group_sizes):
         first, last = published_range(engine_block, size, 0, end)
-        found.append(min(last, lengths.get(group, 0)) - first)
-    return found
+        counts.append(min(last, lengths.get(group, 0)) - first)
+    return counts
 
 
 # The geometry: our planner and the code of vLLM and LMCache.

@@ -11,15 +11,15 @@ from tests.plan.model_configs import FAMILIES
 
 
 def main() -> None:
-    found = {}
+    results = {}
     for family in FAMILIES:
         registered = ModelRegistry.models.get(family.architecture)
         # Multimodal classes need torchvision, which the CPU stack cannot have.
         if registered is not None and not family.architecture.endswith("ForConditionalGeneration"):
             cls = registered.load_model_cls()
             # Mamba alone has state and no attention beside it.
-            found[family.architecture] = bool(is_hybrid(cls) or has_inner_state(cls))
-    print(json.dumps(found))
+            results[family.architecture] = bool(is_hybrid(cls) or has_inner_state(cls))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class HangingEngine(Engine):
         return ended
 
 
-def one_hanging() -> dict[str, Any]:
+def hanging_load() -> dict[str, Any]:
     """The load hangs, is given up, and ends when the request is long finished and others use the memory."""
     made = HangingEngine(num_blocks=60)
     free = made.lab.free_blocks
@@ -131,12 +131,12 @@ def simulate(seed: int) -> dict[str, int]:
 
 
 def unpatched() -> dict[str, Any]:
-    return one_hanging()
+    return hanging_load()
 
 
 def patched(workloads: int, seed: int) -> dict[str, Any]:
     """`workloads` random ones, beside the one of `unpatched`; a failure names its seed."""
-    facts = one_hanging()
+    facts = hanging_load()
     runs = [simulate(seed + index) for index in range(workloads)]
     facts["simulated"] = {kind: sum(run[kind] for run in runs) for kind in ("given_up", "loads")}
     facts["quarantined"] = effects.totals().get((NAME, "quarantined-blocks"), 0)

@@ -70,8 +70,8 @@ def fill(allocator: Any, megabytes: int) -> list[Any]:
     """Objects of one MiB each."""
     import torch
 
-    found = allocator.batched_allocate([torch.Size([1 << 20])], [torch.uint8], megabytes)
-    return found or []
+    objects = allocator.batched_allocate([torch.Size([1 << 20])], [torch.uint8], megabytes)
+    return objects or []
 
 
 def stopped_before_growth(cls: Any, pinning: Pinning) -> dict[str, Any]:

@@ -203,9 +203,9 @@ def workload(at: Server, seed: int) -> dict[str, Any]:
 def main() -> None:
     with server(chunk=CHUNK) as at:
         upstream = "lmcache.integration.vllm.lmcache_mp_connector"
-        found = {"inside a chunk": inside_a_chunk(at, upstream)}
-        found["workloads"] = [workload(at, seed) for seed in range(int(sys.argv[1]))]  # type: ignore[assignment]
-    print(json.dumps(found))
+        results = {"inside a chunk": inside_a_chunk(at, upstream)}
+        results["workloads"] = [workload(at, seed) for seed in range(int(sys.argv[1]))]  # type: ignore[assignment]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from tests.upstream.probes.lmcache_reload import PROMPT, workloads
 
 BATCH = 125
 """Tokens of a step: no multiple of a block, so that steps end inside one."""
-FOUND, LOCAL = 256, 80
+STORED, LOCAL = 256, 80
 """Tokens of the prompt that LMCache has, and vLLM itself: the load begins in the chunk where the local prefix ends."""
 
 
 def engine(module: str, **scheduler: Any) -> Engine:
     LedgerAdapter.slow = 0
     made = Engine(module, {}, num_blocks=400, batch=BATCH, scheduler=scheduler)
-    made.ledger.store(PROMPT, 0, FOUND)
+    made.ledger.store(PROMPT, 0, STORED)
     return made
 
 
@@ -76,13 +76,13 @@ def look(module: str, count: int) -> dict[str, Any]:
 
 def main() -> None:
     module, count = upstream_module(), int(sys.argv[1])
-    found: dict[str, Any] = {"unpatched": look(module, count)}
+    results: dict[str, Any] = {"unpatched": look(module, count)}
     computed_count.apply()
     computed_count.apply()
     before = effects.totals().get((computed_count.NAME, "counts-lowered"), 0)
-    found["patched"] = look(module, count)
-    found["lowered"] = effects.totals().get((computed_count.NAME, "counts-lowered"), 0) - before
-    print(json.dumps(found))
+    results["patched"] = look(module, count)
+    results["lowered"] = effects.totals().get((computed_count.NAME, "counts-lowered"), 0) - before
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

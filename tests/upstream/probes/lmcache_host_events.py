@@ -128,12 +128,12 @@ def look() -> dict[str, Any]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {"unpatched": look()}
+    results: dict[str, Any] = {"unpatched": look()}
     host_events.apply()
     host_events.apply()
-    found["patched"] = look()
-    found["counted"] = effects.totals()[(host_events.PATCH.name, host_events.AWAITED)]
-    print(json.dumps(found))
+    results["patched"] = look()
+    results["counted"] = effects.totals()[(host_events.PATCH.name, host_events.AWAITED)]
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -64,10 +64,10 @@ def hits(storage: Any, *keys: ObjectKey) -> list[list[int]]:
     handle = storage.submit_prefetch_task(spec)
     assert storage.wait_prefetch_status(handle, WITHIN_SECONDS)
     result = storage.query_prefetch_status(handle)
-    found = [keys[at] for at in result.hit_cells[0].get_indices_list()]
-    _, memories = storage.unsafe_read(found)
+    hit_keys = [keys[at] for at in result.hit_cells[0].get_indices_list()]
+    _, memories = storage.unsafe_read(hit_keys)
     contents = [sorted(set(memory.tensor.flatten().tolist())) for memory in memories]
-    storage.finish_read_prefetched(found)
+    storage.finish_read_prefetched(hit_keys)
     return contents
 
 
@@ -95,11 +95,11 @@ def a_cut_file(kind: str, folder: Path) -> dict[str, Any]:
     with cut.open("r+b") as file:
         file.truncate(SIZE // 2)
     second = manager(kind, folder)
-    found = hits(second, KEY, NEXT)
+    before = hits(second, KEY, NEXT)
     write(second, NEXT)
     again = hits(second, KEY, NEXT)
     second.close()
-    return {"whole": whole, "found": found, "found_after_a_store": again, "size": cut.stat().st_size}
+    return {"whole": whole, "found": before, "found_after_a_store": again, "size": cut.stat().st_size}
 
 
 aiofiles = fs_l2_adapter.aiofiles
@@ -170,9 +170,9 @@ def one_of_two_fails(folder: Path, *staging: dict[str, str]) -> dict[str, Any]:
         for server in servers:
             server.close()
     third = manager("fs", folder)
-    found = hits(third, KEY)
+    contents = hits(third, KEY)
     third.close()
-    return {"sizes": stored(folder, 1), "found": found}
+    return {"sizes": stored(folder, 1), "found": contents}
 
 
 def _end_of_a_store(storage: Any) -> threading.Event:
@@ -180,11 +180,11 @@ def _end_of_a_store(storage: Any) -> threading.Event:
     ended, efd = threading.Event(), _adapter(storage)._store_efd
     notify = efd.notify
 
-    def and_tell() -> None:
+    def notify_and_set() -> None:
         notify()
         ended.set()
 
-    efd.notify = and_tell
+    efd.notify = notify_and_set
     return ended
 
 
@@ -196,11 +196,11 @@ def _adapter(storage: Any) -> Any:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    found = {f"cut/{kind}": a_cut_file(kind, folder / kind) for kind in ("fs", "fs_native")}
+    results = {f"cut/{kind}": a_cut_file(kind, folder / kind) for kind in ("fs", "fs_native")}
     apart = ({"relative_tmp_dir": ".staging-one"}, {"relative_tmp_dir": ".staging-two"})
-    found["staged together"] = one_of_two_fails(folder / "together", {}, {})
-    found["staged apart"] = one_of_two_fails(folder / "apart", *apart)
-    print(json.dumps(found | {"contents": [_content(KEY), _content(NEXT)], "size": SIZE}))
+    results["staged together"] = one_of_two_fails(folder / "together", {}, {})
+    results["staged apart"] = one_of_two_fails(folder / "apart", *apart)
+    print(json.dumps(results | {"contents": [_content(KEY), _content(NEXT)], "size": SIZE}))
 
 
 if __name__ == "__main__":

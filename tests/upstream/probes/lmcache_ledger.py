@@ -34,13 +34,13 @@ class Ledger:
     def lookup(self, tokens: Sequence[int]) -> int:
         """Tokens found: whole chunks from the begin on. Locks them."""
         self.lookups += 1
-        found = 0
+        stored_tokens = 0
         for name in _names(tokens, 0, len(tokens) // CHUNK * CHUNK):
             if name not in self.chunks:
                 break
             self.locks[name] += 1
-            found += CHUNK
-        return found
+            stored_tokens += CHUNK
+        return stored_tokens
 
     def release(self, tokens: Sequence[int], start: int, end: int) -> None:
         """As FREE_LOOKUP_LOCKS: a chunk that `end` cuts keeps its lock, one that `start` cuts loses it."""
@@ -90,11 +90,11 @@ class LedgerAdapter:
         if request_id not in self._asked:
             return self._answers.get(request_id, 0)
         if request_id not in self._answers:
-            found, polls_left = self._asked[request_id]
+            stored_tokens, polls_left = self._asked[request_id]
             if polls_left:
-                self._asked[request_id] = (found, polls_left - 1)
+                self._asked[request_id] = (stored_tokens, polls_left - 1)
                 return None
-            self._answers[request_id] = found
+            self._answers[request_id] = stored_tokens
         return self._answers[request_id]
 
     def cleanup_lookup_result(self, request_id: str) -> None:

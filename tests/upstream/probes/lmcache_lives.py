@@ -62,7 +62,7 @@ class Lives:
         going.stdin.write(b"\n")
         going.stdin.flush()
         while True:
-            assert going.poll() is None, self.said()
+            assert going.poll() is None, self.output()
             try:
                 self.at.get("/healthcheck")
                 break
@@ -85,7 +85,7 @@ class Lives:
     def registered(self, instance: int) -> bool:
         return instance in self.at.get("/status")["registered_gpu_ids"]
 
-    def said(self) -> str:
+    def output(self) -> str:
         self._log.seek(0)
         return self._log.read()[-3000:].decode(errors="replace")
 
@@ -99,12 +99,12 @@ class Lives:
 def _quiet_ports() -> list[int]:
     """Two that no connection gets as its own: a client that reconnects to a port of the ephemeral range meets itself
     there sooner or later, and the next server cannot bind it."""
-    found: list[int] = []
-    while len(found) < 2:
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port := random.randrange(20000, 30000)))
-            found.append(port)
-    return found
+    ports: list[int] = []
+    while len(ports) < 2:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port := random.randrange(20000, 30000)))
+            ports.append(port)
+    return ports
 
 
 def drain(process: subprocess.Popen[bytes]) -> None:
@@ -234,10 +234,10 @@ def seen(
             registered = round(time.monotonic() - began, 2)
         time.sleep(0.005)
     finished = client.until(client.idle, 5.0)
-    found: dict[str, Any] = {"moment": moment.__name__, "registered": registered}
-    found["finished"] = None if finished is None else round(finished, 2)
+    result: dict[str, Any] = {"moment": moment.__name__, "registered": registered}
+    result["finished"] = None if finished is None else round(finished, 2)
     if finished is None:
-        return found
+        return result
     # Healthy again: a moment after the registration is seen.
     client.until(lambda: client.adapter.is_healthy and client.engine.lab.connector.scheduler_adapter.is_healthy, wait)
     tokens = client.prompt()
@@ -245,8 +245,8 @@ def seen(
     client.until(client.idle)
     with contextlib.suppress(AssertionError):
         lives.at.until_stored(PROMPT // CHUNK, 3.0)
-    found["loaded"] = client.loads(tokens)
-    return found
+    result["loaded"] = client.loads(tokens)
+    return result
 
 
 def kills(kind: str, count: int, heartbeat: float, down: float) -> Iterator[dict[str, Any]]:
@@ -272,15 +272,15 @@ def main() -> None:
     kind, count, heartbeat, down = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     if kind == "patched":
         registration.apply()
-    found = []
+    results = []
     try:
         for each in kills(kind, count, heartbeat, down):
-            found.append(each)
+            results.append(each)
             print(each, file=sys.stderr, flush=True)
     finally:
         for segment in Path("/dev/shm").glob(f"lmcache_kv_{os.getpid()}_*"):
             segment.unlink()
-    print(json.dumps(found), flush=True)
+    print(json.dumps(results), flush=True)
     os._exit(0)  # of an engine that lost its server nothing else ends
 
 

@@ -41,7 +41,7 @@ def summary(made: Engine, done: bool) -> dict[str, Any]:
     }
 
 
-def one_reload(module: str, extra: dict[str, Any], stored: int = STORED, *, multi: bool = False) -> dict[str, Any]:
+def reload(module: str, extra: dict[str, Any], stored: int = STORED, *, multi: bool = False) -> dict[str, Any]:
     made = engine(module, extra, stored=stored, multi=multi)
     made.add("a", PROMPT)
     return summary(made, made.run())
@@ -96,7 +96,7 @@ def naive_cap(module: str) -> str:
 
     upstream.get_num_new_matched_tokens = capped
     try:
-        one_reload(module, {})
+        reload(module, {})
     except (AssertionError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -194,31 +194,31 @@ def workloads(count: int, module: str = OURS, **how: Any) -> dict[str, Any]:
 def main() -> None:
     module = upstream_module()
     cap, least = {CAP: 512}, {LEAST: 128}
-    found: dict[str, Any] = {"upstream": module, "naive cap": naive_cap(module)}
+    results: dict[str, Any] = {"upstream": module, "naive cap": naive_cap(module)}
     nothing: dict[str, Any] = {}
     without = (("theirs", module, nothing, nothing), ("without bounds", OURS, nothing, nothing))
     for name, where, capped, at_least in (*without, ("ours", OURS, cap, least)):
-        found[name] = {
-            "whole": one_reload(where, capped),
+        results[name] = {
+            "whole": reload(where, capped),
             "inside": local_prefix_inside_a_chunk(where, capped),
-            "small": one_reload(where, at_least, stored=CHUNK),
-            "small enough": one_reload(where, at_least, stored=2 * CHUNK),
+            "small": reload(where, at_least, stored=CHUNK),
+            "small enough": reload(where, at_least, stored=2 * CHUNK),
             "waits": waits_for_blocks(where, capped),
             "aborted": aborted_before_admission(where, capped),
             "aborted, no answer yet": aborted_before_admission(where, capped, slow=3),
         }
-    found["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
-    found["child"] = {
-        "whole": one_reload(OURS, cap, multi=True),
-        "small": one_reload(OURS, least, stored=CHUNK, multi=True),
+    results["effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    results["child"] = {
+        "whole": reload(OURS, cap, multi=True),
+        "small": reload(OURS, least, stored=CHUNK, multi=True),
         "aborted": aborted_before_admission(OURS, cap, multi=True),
         "aborted, no answer yet": aborted_before_admission(OURS, cap, slow=3, multi=True),
     }
     count = int(sys.argv[1])
-    found["random without bounds"] = {name: workloads(count, where, bounded=False) for name, where, *_ in without}
-    found["random"] = workloads(count)
-    found["random effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
-    print(json.dumps(found))
+    results["random without bounds"] = {name: workloads(count, where, bounded=False) for name, where, *_ in without}
+    results["random"] = workloads(count)
+    results["random effects"] = {f"{patch} {effect}": value for (patch, effect), value in effects.totals().items()}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

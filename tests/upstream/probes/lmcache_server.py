@@ -32,8 +32,8 @@ class Server:
 
     def l1(self) -> dict[str, Any]:
         """Objects, memory and locks of the memory tier."""
-        found: dict[str, Any] = self.get("/status")["storage_manager"]["l1_manager"]
-        return found
+        l1_manager: dict[str, Any] = self.get("/status")["storage_manager"]["l1_manager"]
+        return l1_manager
 
     def until_stored(self, objects: int, within_seconds: float = 60.0) -> None:
         """Until so many can be found: a store is admitted after it has been reported as done."""
@@ -83,7 +83,7 @@ def _ready(process: subprocess.Popen[bytes], started: Server, log: Any) -> Serve
 
 
 def _free_ports() -> list[int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
+    with socket.socket() as first, socket.socket() as other:
+        first.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
+        return [first.getsockname()[1], other.getsockname()[1]]

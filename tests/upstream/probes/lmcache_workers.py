@@ -80,22 +80,22 @@ class Lookups:
     def find(self, request: str, tokens: list[int]) -> int:
         """Tokens of the hit; its locks are kept until `forget`."""
         self._adapter.maybe_submit_lookup_request(request, tokens)
-        while (found := self._adapter.check_lookup_result(request)) is None:
+        while (hit := self._adapter.check_lookup_result(request)) is None:
             time.sleep(0.005)
-        return int(found)
+        return int(hit)
 
     def settled(self, request: str, tokens: list[int], wanted: int) -> int:
         """The hit, once it is `wanted` or 60 s are over: a store is admitted after it has been reported as done."""
         for attempt in range(600):
-            found = self.find(f"{request}, {attempt}", tokens)
-            self.forget(f"{request}, {attempt}", tokens, found)
-            if found == wanted:
+            hit = self.find(f"{request}, {attempt}", tokens)
+            self.forget(f"{request}, {attempt}", tokens, hit)
+            if hit == wanted:
                 break
             time.sleep(0.1)
-        return found
+        return hit
 
-    def forget(self, request: str, tokens: list[int], found: int) -> None:
-        self._adapter.free_lookup_locks(tokens, 0, found, request)
+    def forget(self, request: str, tokens: list[int], hit: int) -> None:
+        self._adapter.free_lookup_locks(tokens, 0, hit, request)
         self._adapter.cleanup_lookup_result(request)
         self._adapter.end_session(request)
 
@@ -106,17 +106,17 @@ class Lookups:
 def hit_of_all_ranks(at: Server) -> dict[str, Any]:
     """Two ranks, of which one has stored more than the other."""
     tokens = list(range(256))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     ranks = [Worker(at, rank=rank, ranks=2, mode="engine_driven") for rank in range(2)]
     lookups = Lookups(at, 2)
     for case, rank, end in (("rank 0 alone", 0, 256), ("half of rank 1", 1, 128), ("all of rank 1", 1, 256)):
         ranks[rank].store(case, tokens, end).result(timeout=60)
-        found[case] = lookups.settled(case, tokens, end if rank else 0)
-    found["locked"] = at.settled("read_locked_count", 0)
+        results[case] = lookups.settled(case, tokens, end if rank else 0)
+    results["locked"] = at.settled("read_locked_count", 0)
     lookups.close()
     for worker in ranks:
         worker.close()
-    return found
+    return results
 
 
 def reload_during_a_burst(at: Server, *, same_rank: bool) -> int:
@@ -184,17 +184,17 @@ def main() -> None:
 
 
 def cases() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with server(chunk=CHUNK, l1_gb=1.5, workers=1, mode="lmcache_driven") as at:
-        found["engine_driven worker, lmcache_driven server"] = registration(at, "engine_driven")
-        found["worker left to itself, lmcache_driven server"] = registration(at, "auto")
-        found["one thread, other rank"] = reload_during_a_burst(at, same_rank=False)
+        results["engine_driven worker, lmcache_driven server"] = registration(at, "engine_driven")
+        results["worker left to itself, lmcache_driven server"] = registration(at, "auto")
+        results["one thread, other rank"] = reload_during_a_burst(at, same_rank=False)
     with server(chunk=CHUNK, l1_gb=1.5, workers=2, mode="auto") as at:
-        found["engine_driven worker, auto server"] = registration(at, "engine_driven", timeout=60.0)
-        found["hit"] = hit_of_all_ranks(at)
-        found["a thread each, other rank"] = reload_during_a_burst(at, same_rank=False)
-        found["a thread each, same rank"] = reload_during_a_burst(at, same_rank=True)
-    return found
+        results["engine_driven worker, auto server"] = registration(at, "engine_driven", timeout=60.0)
+        results["hit"] = hit_of_all_ranks(at)
+        results["a thread each, other rank"] = reload_during_a_burst(at, same_rank=False)
+        results["a thread each, same rank"] = reload_during_a_burst(at, same_rank=True)
+    return results
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ def pulls() -> dict[str, Any]:
     before, began = descriptors(), time.monotonic()
     started: list[str] = []
     ended: list[str] = []
-    pull_one = decode.worker.receive_kv_from_single_worker
+    receive = decode.worker.receive_kv_from_single_worker
 
     async def receive_kv_from_single_worker(address: str, metas: dict[str, Any]) -> None:
         started.extend(metas)
         try:
-            await pull_one(address, metas)
+            await receive(address, metas)
         finally:
             ended.extend(metas)
 
@@ -63,12 +63,12 @@ def pulls() -> dict[str, Any]:
 def main() -> None:
     os.environ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = "600"  # no pull ends by itself meanwhile
     cpu_device.apply()
-    found = {"unpatched": pulls()}
+    results = {"unpatched": pulls()}
     for patch in (requests.PATCH, sends.PATCH, mooncake_pulls.PATCH):
         patch.apply()
-    found["patched"] = pulls()
+    results["patched"] = pulls()
     sys.stdout.flush()
-    print("\n" + json.dumps(found), flush=True)
+    print("\n" + json.dumps(results), flush=True)
     os._exit(0)  # upstream's shutdown waits for its own sockets
 
 

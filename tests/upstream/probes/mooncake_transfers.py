@@ -69,7 +69,7 @@ def departed() -> dict[str, Any]:
     until(lambda: len(prefill.worker.reqs_need_send) == CLIENTS, seconds=SHORT)
     prefill.lab.abort(*(f"p{name}" for name in names))
     decode.lab.abort(*(f"d{name}" for name in names))
-    return _next_one(prefill, decode, began)
+    return _next_request(prefill, decode, began)
 
 
 def waiting() -> dict[str, Any]:
@@ -79,10 +79,10 @@ def waiting() -> dict[str, Any]:
     for number in range(CLIENTS):
         decode.decode(f"d{number}", f"t{number}", prompt(4), prefill)
         decode.step()
-    return _next_one(prefill, decode, began)
+    return _next_request(prefill, decode, began)
 
 
-def _next_one(prefill: Engine, decode: Engine, began: float) -> dict[str, Any]:
+def _next_request(prefill: Engine, decode: Engine, began: float) -> dict[str, Any]:
     """`began`: when there was no pull yet."""
     tokens = prompt()
     prefill.prefill("p", "t", tokens)
@@ -194,11 +194,11 @@ def unknown_transfer() -> str | None:
 def same_id_twice() -> dict[str, Any]:
     """A list of prompts with one transfer id: the second prefill's blocks are nobody's."""
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
-    one, two = prompt(), prompt()
-    prefill.prefill("p1", "t", one)
+    first, two = prompt(), prompt()
+    prefill.prefill("p1", "t", first)
     prefill.prefill("p2", "t", two)
     until(lambda: not prefill.lab.busy, prefill, seconds=SHORT)
-    decode.decode("d1", "t", one, prefill)
+    decode.decode("d1", "t", first, prefill)
     until(arrived(decode, "d1"), prefill, decode, seconds=SHORT)
     return {"freed": rounded(until(all_free(prefill), prefill, decode, seconds=SHORT))}
 

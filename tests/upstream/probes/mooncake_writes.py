@@ -60,8 +60,8 @@ class Receiver:
         with self._one_question:
             assert self._process.stdin is not None
             print(slot, file=self._process.stdin, flush=True)
-            found: str = self._answer()
-        return found
+            answer: str = self._answer()
+        return answer
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -104,7 +104,7 @@ def send(memory: Memory, receiver: Receiver, slot: int) -> int:
 def at_once(memory: Memory, receiver: Receiver) -> dict[str, int]:
     """Each slot is filled anew, sent, and looked at as soon as its transfer is reported as done; all slots at once."""
 
-    def one(slot: int) -> list[str]:
+    def write_slot(slot: int) -> list[str]:
         ends, start = [], slot * SLOT
         for _ in range(ROUNDS):
             ctypes.memmove(memory.address + start, os.urandom(1024) * (SLOT // 1024), SLOT)
@@ -115,7 +115,7 @@ def at_once(memory: Memory, receiver: Receiver) -> dict[str, int]:
         return ends
 
     with ThreadPoolExecutor(SLOTS) as pool:
-        ends = [end for slot in pool.map(one, range(SLOTS)) for end in slot]
+        ends = [end for slot in pool.map(write_slot, range(SLOTS)) for end in slot]
     return {end: ends.count(end) for end in ("same", "other", "failed")}
 
 
@@ -136,10 +136,10 @@ def to_a_stopped_receiver(memory: Memory, receiver: Receiver) -> dict[str, bool]
 def main() -> None:
     memory, receiver = Memory(), Receiver()
     try:
-        found = {"at_once": at_once(memory, receiver), "stopped": to_a_stopped_receiver(memory, receiver)}
+        results = {"at_once": at_once(memory, receiver), "stopped": to_a_stopped_receiver(memory, receiver)}
     finally:
         receiver.close()
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

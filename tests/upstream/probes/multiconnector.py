@@ -9,10 +9,10 @@ from tests.upstream.probes import multiconnector_lmcache, multiconnector_metrics
 
 def main() -> None:
     # In this order: each patches what the ones before have seen unpatched.
-    found = {}
+    results = {}
     for probe in (multiconnector_selection, multiconnector_lmcache, multiconnector_metrics):
-        found[probe.__name__.rpartition("_")[2]] = probe.measure()
-    print(json.dumps(found))
+        results[probe.__name__.rpartition("_")[2]] = probe.measure()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -94,82 +94,82 @@ class Engine(lmcache_engine.Engine):
 
 def overtaken(ours: bool, child: str) -> Any:
     """The mock has the prompt, LMCache's lookup takes five polls: steps until the load begins, what stays locked."""
-    one = Engine(ours, child)
-    one.ledger.store(PROMPT, 0, len(PROMPT))
+    engine = Engine(ours, child)
+    engine.ledger.store(PROMPT, 0, len(PROMPT))
     Sessions.slow = 5
-    one.lab.add("r", PROMPT, {"mock": {"matched": len(PROMPT)}})
+    engine.lab.add("r", PROMPT, {"mock": {"matched": len(PROMPT)}})
     for _ in range(20):
-        one.step()
-        if one.mock.book.loads or one.loads:
+        engine.step()
+        if engine.mock.book.loads or engine.loads:
             break
-    steps = one.steps
-    return {"steps": steps, "done": one.run(), **one.state(), "sessions": one.ledger.sessions_ended}
+    steps = engine.steps
+    return {"steps": steps, "done": engine.run(), **engine.state(), "sessions": engine.ledger.sessions_ended}
 
 
 def heavier(ours: bool, child: str) -> Any:
     """The same, but LMCache has the larger weight: its answer is waited for, and it loads."""
-    one = Engine(ours, child, weight=2)
-    one.ledger.store(PROMPT, 0, len(PROMPT))
+    engine = Engine(ours, child, weight=2)
+    engine.ledger.store(PROMPT, 0, len(PROMPT))
     Sessions.slow = 5
-    one.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
-    return {"done": one.run(), **one.state()}
+    engine.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
+    return {"done": engine.run(), **engine.state()}
 
 
 def aborted(ours: bool, child: str) -> Any:
     """Requests that end before they get blocks: with the lookup unanswered, and with it answered."""
-    found = {}
+    results = {}
     for case, slow in (("unanswered", 5), ("answered", 0)):
-        one = Engine(ours, child, num_blocks=20)
-        one.ledger.store(PROMPT, 0, len(PROMPT))
-        one.lab.add("big", 256, max_tokens=8)
-        one.step()
+        engine = Engine(ours, child, num_blocks=20)
+        engine.ledger.store(PROMPT, 0, len(PROMPT))
+        engine.lab.add("big", 256, max_tokens=8)
+        engine.step()
         Sessions.slow = slow
-        one.lab.add("r", PROMPT[:256])
-        one.step()
-        one.abort("r")
-        found[case] = {"done": one.run(), "locked": one.ledger.locked}
-    return found
+        engine.lab.add("r", PROMPT[:256])
+        engine.step()
+        engine.abort("r")
+        results[case] = {"done": engine.run(), "locked": engine.ledger.locked}
+    return results
 
 
 def preempted(ours: bool, child: str) -> Any:
     """A lookup that was overtaken, and is the connector's own again when the request is preempted and asked for."""
-    one = Engine(ours, child, num_blocks=40, batch=512)
-    one.ledger.store(PROMPT, 0, len(PROMPT))
+    engine = Engine(ours, child, num_blocks=40, batch=512)
+    engine.ledger.store(PROMPT, 0, len(PROMPT))
     Sessions.slow = 10**6
-    one.lab.add("other", 200, {}, max_tokens=120)
+    engine.lab.add("other", 200, {}, max_tokens=120)
     Sessions.slow = 0
-    one.step()
+    engine.step()
     Sessions.slow = 10**6
-    one.lab.add("r", PROMPT[:256], {"mock": {"matched": 256}}, max_tokens=120)
+    engine.lab.add("r", PROMPT[:256], {"mock": {"matched": 256}}, max_tokens=120)
     for _ in range(400):
-        if one.lab.get("r") is None or one.lab.get("r").num_preemptions:
+        if engine.lab.get("r") is None or engine.lab.get("r").num_preemptions:
             break
-        one.step()
-    request = one.lab.get("r")
+        engine.step()
+    request = engine.lab.get("r")
     was_preempted = request is not None and request.num_preemptions > 0
-    for request_id, (hit, _) in list(one.lmcache.scheduler_adapter._asked.items()):
-        one.lmcache.scheduler_adapter._asked[request_id] = (hit, 0)
+    for request_id, (hit, _) in list(engine.lmcache.scheduler_adapter._asked.items()):
+        engine.lmcache.scheduler_adapter._asked[request_id] = (hit, 0)
     Sessions.slow = 0
-    return {"preempted": was_preempted, "done": one.run(800), "locked": one.ledger.locked}
+    return {"preempted": was_preempted, "done": engine.run(800), "locked": engine.ledger.locked}
 
 
 def stores(ours: bool, child: str) -> Any:
     """A prompt that nobody has, computed in four steps: whether LMCache gets the blocks of its tokens."""
-    one = Engine(ours, child)
-    one.lab.add("r", [*PROMPT, 7])
-    return {"done": one.run(), "stored": one.stored}
+    engine = Engine(ours, child)
+    engine.lab.add("r", [*PROMPT, 7])
+    return {"done": engine.run(), "stored": engine.stored}
 
 
 def failed_load(ours: bool, child: str) -> Any:
     """The mock's load fails; meanwhile LMCache has got the prompt, of which it had nothing when it was asked first."""
-    one = Engine(ours, child)
-    one.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
-    one.step()
-    one.ledger.store(PROMPT, 0, len(PROMPT))
-    one.mock.book.failed.add("r")
-    one._arriving.clear()
-    one.lab.step(finished_recving={"r"}, invalid_block_ids=one.lab.blocks("r"))
-    return {"done": one.run(100), "status": one.lab.status("r"), "locked": one.ledger.locked}
+    engine = Engine(ours, child)
+    engine.lab.add("r", [*PROMPT, 7], {"mock": {"matched": 256}})
+    engine.step()
+    engine.ledger.store(PROMPT, 0, len(PROMPT))
+    engine.mock.book.failed.add("r")
+    engine._arriving.clear()
+    engine.lab.step(finished_recving={"r"}, invalid_block_ids=engine.lab.blocks("r"))
+    return {"done": engine.run(100), "status": engine.lab.status("r"), "locked": engine.ledger.locked}
 
 
 CASES: tuple[Callable[[bool, str], Any], ...] = (overtaken, heavier, aborted, preempted, stores, failed_load)
@@ -200,8 +200,8 @@ def measure() -> dict[str, Any]:
     module.LMCacheMPSchedulerAdapter = lambda *_, **arguments: Sessions(arguments.get("vllm_block_size", 16))
     if hasattr(module, "create_scheduler_adapter"):
         module.create_scheduler_adapter = module.LMCacheMPSchedulerAdapter
-    found: dict[str, Any] = {case.__name__: {"upstream": tried(case, False, child)} for case in CASES}
+    results: dict[str, Any] = {case.__name__: {"upstream": tried(case, False, child)} for case in CASES}
     for case in CASES:
-        found[case.__name__]["ours"] = tried(case, True, child)
-        found[case.__name__]["both ours"] = tried(case, True, lmcache_engine.OURS)
-    return {**found, "without keeper": without_keeper(child)}
+        results[case.__name__]["ours"] = tried(case, True, child)
+        results[case.__name__]["both ours"] = tried(case, True, lmcache_engine.OURS)
+    return {**results, "without keeper": without_keeper(child)}

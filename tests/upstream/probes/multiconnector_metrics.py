@@ -59,15 +59,15 @@ class ApiServer:
 
     def series(self) -> dict[str, dict[str, dict[str, float]]]:
         """Of the children: what is measured -> engine -> child -> value, those that are 0 left out."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        values: dict[str, dict[str, dict[str, float]]] = {}
         for sample in (sample for family in REGISTRY.collect() for sample in family.samples):
             if sample.name.startswith(PREFIX) and not sample.name.endswith("_created"):
                 assert sample.labels["model_name"] == MODEL
-                engines = found.setdefault(sample.name.removeprefix(PREFIX), {})
+                engines = values.setdefault(sample.name.removeprefix(PREFIX), {})
                 children = engines.setdefault(sample.labels["engine"], {})
                 if sample.value:
                     children[sample.labels["connector"]] = sample.value
-        return found
+        return values
 
 
 def transferred() -> Any:
@@ -79,10 +79,10 @@ def transferred() -> Any:
 
 def survival() -> str | None:
     """How the API server dies of the first transfer's statistics; None: it does not."""
-    one = lab(False)
-    server = ApiServer(one.config)
-    one.add("r", 32)
-    produced = one.update(one.schedule(), kv_connector_stats=transferred())
+    under_test = lab(False)
+    server = ApiServer(under_test.config)
+    under_test.add("r", 32)
+    produced = under_test.update(under_test.schedule(), kv_connector_stats=transferred())
     try:
         server.receives(produced, 0)
     except AssertionError as error:
@@ -94,55 +94,55 @@ def counted() -> Any:
     """Two engines of one API server; a load that arrives, a miss, and in the second one that is aborted meanwhile."""
     ranks = [lab(True), lab(True)]
     server = ApiServer(ranks[0].config)
-    found = {"start": server.series()}
-    for engine, one in enumerate(ranks):
-        one.add("r", 64, {"a": {"matched": 48}, "b": {"matched": 32}})
-        one.add("miss", 32)
+    series = {"start": server.series()}
+    for engine, rank in enumerate(ranks):
+        rank.add("r", 64, {"a": {"matched": 48}, "b": {"matched": 32}})
+        rank.add("miss", 32)
         if engine == 1:
-            one.add("aborted", 64, {"b": {"matched": 64}})
-        _step(one, server, engine)
-    found["loading"] = server.series()
+            rank.add("aborted", 64, {"b": {"matched": 64}})
+        _step(rank, server, engine)
+    series["loading"] = server.series()
     ranks[1].abort("aborted")
-    for engine, one in enumerate(ranks):
-        _step(one, server, engine)
-    found["aborted"] = server.series()
-    for engine, one in enumerate(ranks):
-        _step(one, server, engine, finished_recving={"r", "aborted"} & set(one.scheduler.requests))
-        _step(one, server, engine)
-    return {**found, "end": server.series(), "log": server.lines[0]}
+    for engine, rank in enumerate(ranks):
+        _step(rank, server, engine)
+    series["aborted"] = server.series()
+    for engine, rank in enumerate(ranks):
+        _step(rank, server, engine, finished_recving={"r", "aborted"} & set(rank.scheduler.requests))
+        _step(rank, server, engine)
+    return {**series, "end": server.series(), "log": server.lines[0]}
 
 
-def _step(one: Lab, server: ApiServer, engine: int, **report: Any) -> None:
-    server.receives(one.update(one.schedule(), kv_connector_stats=transferred(), **report), engine)
+def _step(under_test: Lab, server: ApiServer, engine: int, **report: Any) -> None:
+    server.receives(under_test.update(under_test.schedule(), kv_connector_stats=transferred(), **report), engine)
 
 
 def without_transfers() -> Any:
     """A worker none of whose connectors has statistics: what it says, and what of the scheduler's counts arrives."""
     example = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-    found = {}
+    results = {}
     for ours in (False, True):
         config = multi(example, example)
         if ours:
             config["kv_connector_module_path"] = "pdserve.connectors.multi"
-        one = Lab(connector=config, scheduler={"disable_hybrid_kv_cache_manager": True})
-        groups = one.scheduler.kv_cache_config
-        worker = KVConnectorFactory.create_connector(one.config, KVConnectorRole.WORKER, groups)
-        server = ApiServer(one.config)
-        one.add("r", 32)
-        said = pickle.loads(pickle.dumps(worker.get_kv_connector_stats()))
-        server.receives(one.update(one.schedule(), kv_connector_stats=said), 0)
-        found["ours" if ours else "upstream"] = server.series()
-    return found
+        under_test = Lab(connector=config, scheduler={"disable_hybrid_kv_cache_manager": True})
+        groups = under_test.scheduler.kv_cache_config
+        worker = KVConnectorFactory.create_connector(under_test.config, KVConnectorRole.WORKER, groups)
+        server = ApiServer(under_test.config)
+        under_test.add("r", 32)
+        stats = pickle.loads(pickle.dumps(worker.get_kv_connector_stats()))
+        server.receives(under_test.update(under_test.schedule(), kv_connector_stats=stats), 0)
+        results["ours" if ours else "upstream"] = server.series()
+    return results
 
 
 def measure() -> dict[str, Any]:
     """What upstream does, whether the patch of its crash applies, and what the patched one and our subclass do."""
-    found: dict[str, Any] = {"crash": survival(), "verdict": judge(PATCH, versions_here()).outcome}
-    if found["verdict"] == "apply":
+    results: dict[str, Any] = {"crash": survival(), "verdict": judge(PATCH, versions_here()).outcome}
+    if results["verdict"] == "apply":
         PATCH.apply()
         PATCH.apply()
     return {
-        **found,
+        **results,
         "patched crash": survival(),
         "dropped": effects.totals().get((PATCH.name, "observations-dropped"), 0),
         "counted": counted(),

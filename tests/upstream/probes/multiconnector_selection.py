@@ -25,14 +25,14 @@ def lab(ours: bool, *children: dict[str, Any], extra: dict[str, Any] | None = No
     return Lab(connector=config, **options)
 
 
-def loaded_from(one: Lab) -> dict[str, int]:
+def loaded_from(under_test: Lab) -> dict[str, int]:
     """Mock -> tokens that it was told to load, as one of the loads that were started."""
-    return {child.name: sum(load.tokens for load in child.book.loads) for child in one.connector._connectors}
+    return {child.name: sum(load.tokens for load in child.book.loads) for child in under_test.connector._connectors}
 
 
-def leftovers(one: Lab) -> dict[str, int]:
+def remaining(under_test: Lab) -> dict[str, int]:
     """Everything that is kept per request, by what keeps it."""
-    connector = one.connector
+    connector = under_test.connector
     kept = {
         "choices": connector._requests_to_connector,
         "answers": getattr(connector, "_answers", {}),
@@ -44,7 +44,7 @@ def leftovers(one: Lab) -> dict[str, int]:
 
 
 def weights(ours: bool) -> Any:
-    found = {}
+    results = {}
     for name, first, second, tokens_a, tokens_b in (
         ("more tokens", None, None, 32, 48),
         ("equal", None, None, 48, 48),
@@ -53,82 +53,85 @@ def weights(ours: bool) -> Any:
         ("zero", 0, 1, 48, 16),
     ):
         extra = [{} if weight is None else {"load_weight": weight} for weight in (first, second)]
-        one = lab(ours, mock("a", **extra[0]), mock("b", **extra[1]))
-        one.add("r", 64, {"a": {"matched": tokens_a}, "b": {"matched": tokens_b}})
-        one.step()
-        found[name] = loaded_from(one)
-        one.run()
-    return found
+        under_test = lab(ours, mock("a", **extra[0]), mock("b", **extra[1]))
+        under_test.add("r", 64, {"a": {"matched": tokens_a}, "b": {"matched": tokens_b}})
+        under_test.step()
+        results[name] = loaded_from(under_test)
+        under_test.run()
+    return results
 
 
 def pending(ours: bool) -> Any:
     """Steps until each request is scheduled or loading (None: not within 20), and who loads it then."""
     never = 10**6
-    found = {}
+    results = {}
     for name, weight, patience, a, b in (
         ("other has tokens", 1.0, 1.0, {"defers": never}, {"matched": 48}),
         ("nobody has tokens", 1.0, 1.0, {"defers": never}, {}),
         ("heavier answers soon", 2.0, 60.0, {"defers": 3, "matched": 32}, {"matched": 48}),
         ("heavier never answers", 2.0, 0.0, {"defers": never}, {"matched": 48}),
     ):
-        one = lab(ours, mock("a", load_weight=weight), mock("b"), extra={"lookup_patience_seconds": patience})
-        one.add("r", 64, {"a": a, "b": b})
-        steps = next((step for step in range(1, 21) if one.step() and one.status("r") != "WAITING"), None)
-        found[name] = {"steps": steps, "loaded": loaded_from(one)}
-        one.abort("r")
-        one.step()
-        found[name]["left"] = leftovers(one)
-    return found
+        under_test = lab(ours, mock("a", load_weight=weight), mock("b"), extra={"lookup_patience_seconds": patience})
+        under_test.add("r", 64, {"a": a, "b": b})
+        steps = next((step for step in range(1, 21) if under_test.step() and under_test.status("r") != "WAITING"), None)
+        results[name] = {"steps": steps, "loaded": loaded_from(under_test)}
+        under_test.abort("r")
+        under_test.step()
+        results[name]["left"] = remaining(under_test)
+    return results
 
 
 def polls(ours: bool) -> Any:
     """How often each child is asked: one has nothing, the other answers at the sixth question."""
-    one = lab(ours)
-    one.add("r", 64, {"a": {}, "b": {"defers": 5, "matched": 48}})
+    under_test = lab(ours)
+    under_test.add("r", 64, {"a": {}, "b": {"defers": 5, "matched": 48}})
     for _ in range(6):
-        one.step()
-    return {"asked": {child.name: child.book.polls["r"] for child in one.connector._connectors}, **loaded_from(one)}
+        under_test.step()
+    return {
+        "asked": {child.name: child.book.polls["r"] for child in under_test.connector._connectors},
+        **loaded_from(under_test),
+    }
 
 
 def stale(ours: bool) -> Any:
     """A request that starves for blocks while its first answer becomes void."""
-    one = lab(ours, num_blocks=8)
-    one.add("big", 64, max_tokens=8)
-    one.step()
-    request = one.add("r", 96, {"a": {"matched": 96}})
-    one.step()
-    starving = {"status": one.status("r"), "choices": dict(one.connector._requests_to_connector)}
+    under_test = lab(ours, num_blocks=8)
+    under_test.add("big", 64, max_tokens=8)
+    under_test.step()
+    request = under_test.add("r", 96, {"a": {"matched": 96}})
+    under_test.step()
+    starving = {"status": under_test.status("r"), "choices": dict(under_test.connector._requests_to_connector)}
     request.kv_transfer_params = {}
-    one.step()
-    after = {"status": one.status("r"), "choices": dict(one.connector._requests_to_connector)}
-    one.run()
-    return {"starving": starving, "after": after, "end": leftovers(one), "free": one.free_blocks}
+    under_test.step()
+    after = {"status": under_test.status("r"), "choices": dict(under_test.connector._requests_to_connector)}
+    under_test.run()
+    return {"starving": starving, "after": after, "end": remaining(under_test), "free": under_test.free_blocks}
 
 
 def wear(ours: bool) -> Any:
     """Random requests in too few blocks, with aborts and preemptions: what is left at the end."""
     dice = random.Random(7)
-    one = lab(ours, num_blocks=24)
+    under_test = lab(ours, num_blocks=24)
     preempted: set[str] = set()
     for number in range(60):
-        one.add(f"r{number}", dice.randrange(20, 160), _script(dice), max_tokens=dice.randrange(1, 60))
+        under_test.add(f"r{number}", dice.randrange(20, 160), _script(dice), max_tokens=dice.randrange(1, 60))
         for _ in range(dice.randrange(3)):
-            _step(one)
-        preempted |= {name for name, request in one.scheduler.requests.items() if request.num_preemptions}
+            _step(under_test)
+        preempted |= {name for name, request in under_test.scheduler.requests.items() if request.num_preemptions}
         if dice.random() < 0.3:
-            one.abort(dice.choice(sorted(one.scheduler.requests)))
+            under_test.abort(dice.choice(sorted(under_test.scheduler.requests)))
     for _ in range(3000):
-        if not one.scheduler.requests:
+        if not under_test.scheduler.requests:
             break
-        _step(one)
-        preempted |= {name for name, request in one.scheduler.requests.items() if request.num_preemptions}
-    one.step()
+        _step(under_test)
+        preempted |= {name for name, request in under_test.scheduler.requests.items() if request.num_preemptions}
+    under_test.step()
     return {
-        "unfinished": sorted(one.scheduler.requests),
-        "left": leftovers(one),
-        "missing blocks": one.pool.num_gpu_blocks - 1 - one.free_blocks,
+        "unfinished": sorted(under_test.scheduler.requests),
+        "left": remaining(under_test),
+        "missing blocks": under_test.pool.num_gpu_blocks - 1 - under_test.free_blocks,
         "preempted": bool(preempted),
-        "loads": sum(len(child.book.loads) for child in one.connector._connectors) > 0,
+        "loads": sum(len(child.book.loads) for child in under_test.connector._connectors) > 0,
     }
 
 
@@ -142,25 +145,25 @@ def _script(dice: random.Random) -> dict[str, Any]:
     return script
 
 
-def _step(one: Lab) -> None:
+def _step(under_test: Lab) -> None:
     """Every load that is under way arrives; those of aborted requests, too."""
-    ended = {name for name, request in one.scheduler.requests.items() if request.is_finished()}
-    one.step(finished_recving=(one.loading() | ended) - one.scheduler.finished_recving_kv_req_ids)
+    ended = {name for name, request in under_test.scheduler.requests.items() if request.is_finished()}
+    under_test.step(finished_recving=(under_test.loading() | ended) - under_test.scheduler.finished_recving_kv_req_ids)
 
 
 def async_saves(ours: bool) -> Any:
     """Both children save the same request: its blocks are free when both have said so (counted on the workers)."""
-    one = lab(ours)
-    one.add("r", 40, {"a": {"delay_free": True}, "b": {"delay_free": True}}, max_tokens=1)
-    one.step()
-    output = one.step()
-    before = one.free_blocks
-    one.step(finished_sending={"r"})
+    under_test = lab(ours)
+    under_test.add("r", 40, {"a": {"delay_free": True}, "b": {"delay_free": True}}, max_tokens=1)
+    under_test.step()
+    output = under_test.step()
+    before = under_test.free_blocks
+    under_test.step(finished_sending={"r"})
     return {
         "extra": output.kv_connector_metadata.extra_async_saves,
-        "held": before < one.free_blocks,
-        "left": leftovers(one),
-        "still": dict(one.connector._extra_async_saves),
+        "held": before < under_test.free_blocks,
+        "left": remaining(under_test),
+        "still": dict(under_test.connector._extra_async_saves),
     }
 
 
@@ -168,16 +171,16 @@ def hybrid(ours: bool) -> Any:
     """Two KV groups, where upstream allows them: the name and the class must be what it looks for."""
     # Upstream's code run from sources alone does not know its platform; those that it was built for support hybrids.
     type(current_platform).support_hybrid_kv_cache = classmethod(lambda cls: True)
-    one = lab(ours, sliding_window=32, scheduler={"disable_hybrid_kv_cache_manager": False})
-    one.add("r", 64, {"a": {"matched": 48}})
-    one.step()
-    one.run()
+    under_test = lab(ours, sliding_window=32, scheduler={"disable_hybrid_kv_cache_manager": False})
+    under_test.add("r", 64, {"a": {"matched": 48}})
+    under_test.step()
+    under_test.run()
     supports = getattr(KVConnectorFactory, "supports_hma_config", None)
     return {
-        "class": type(one.connector).__name__,
-        "all support": one.connector._all_support_hma,
-        "config": None if supports is None else supports(one.config.kv_transfer_config),
-        "groups": len(one.connector._connectors[0].book.loads[0].blocks),
+        "class": type(under_test.connector).__name__,
+        "all support": under_test.connector._all_support_hma,
+        "config": None if supports is None else supports(under_test.config.kv_transfer_config),
+        "groups": len(under_test.connector._connectors[0].book.loads[0].blocks),
     }
 
 
@@ -186,6 +189,6 @@ CASES: tuple[Callable[[bool], Any], ...] = (weights, pending, polls, stale, wear
 
 def measure() -> dict[str, Any]:
     """Case -> upstream's and ours; `effects` are of ours."""
-    found: dict[str, Any] = {case.__name__: {"upstream": case(False), "ours": case(True)} for case in CASES}
-    found["verdict"] = judge(PATCH, versions_here()).outcome
-    return {**found, "effects": {name: value for (_, name), value in effects.totals().items()}}
+    results: dict[str, Any] = {case.__name__: {"upstream": case(False), "ours": case(True)} for case in CASES}
+    results["verdict"] = judge(PATCH, versions_here()).outcome
+    return {**results, "effects": {name: value for (_, name), value in effects.totals().items()}}

@@ -46,13 +46,13 @@ class Server:
 
     def status(self) -> dict[str, int]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http}/status") as answer:
-            said = json.load(answer)
-        l1 = said["storage_manager"]["l1_manager"]
+            document = json.load(answer)
+        l1 = document["storage_manager"]["l1_manager"]
         return {
             "objects": l1["total_object_count"],
             "locked": l1["read_locked_count"],
-            "jobs": said["active_prefetch_jobs"],
-            "sessions": said["active_sessions"],
+            "jobs": document["active_prefetch_jobs"],
+            "sessions": document["active_sessions"],
         }
 
     def until(self, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
@@ -166,10 +166,10 @@ def loaded(deployment: Deployment, server: Server, number: int) -> dict[str, Any
 
 @contextmanager
 def running() -> Iterator[tuple[Server, int]]:
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
+    with socket.socket() as first, socket.socket() as two:
+        for each in (first, two):
             each.bind(("127.0.0.1", 0))
-        port, http = one.getsockname()[1], two.getsockname()[1]
+        port, http = first.getsockname()[1], two.getsockname()[1]
     command = [sys.executable, "-m", "lmcache.v1.multiprocess.http_server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--http-host", "127.0.0.1", "--http-port", str(http), "--l1-size-gb", "0.25", "--eviction-policy"]
     command += ["LRU", "--chunk-size", str(CHUNK), "--supported-transfer-mode", "engine_driven"]
@@ -192,21 +192,21 @@ def running() -> Iterator[tuple[Server, int]]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with running() as (server, port):
         ours = Deployment(True, port)
         seeded(ours, server, 1, 2, 3, 4, 5)
-        found["loaded"] = loaded(ours, server, 1)
-        found["overtaken"] = overtaken(ours, server, 2)
-        found["aborted"] = aborted(ours, server, 3)
-        found["effects"] = {name: value for (_, name), value in effects.totals().items()}
+        results["loaded"] = loaded(ours, server, 1)
+        results["overtaken"] = overtaken(ours, server, 2)
+        results["aborted"] = aborted(ours, server, 3)
+        results["effects"] = {name: value for (_, name), value in effects.totals().items()}
         LookupKeeper.settle = lambda self: self._unwanted.clear()  # type: ignore[method-assign]
-        found["overtaken without keeper"] = overtaken(ours, server, 4)
+        results["overtaken without keeper"] = overtaken(ours, server, 4)
         ours.shutdown()
         upstream = Deployment(False, port)
-        found["upstream aborted"] = aborted(upstream, server, 5)
+        results["upstream aborted"] = aborted(upstream, server, 5)
         upstream.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -123,11 +123,11 @@ LOOKS = (
 
 def look() -> dict[str, Any]:
     """What each saw, and how many leases it has seen ended by us."""
-    found = {}
-    for one in LOOKS:
+    results = {}
+    for case in LOOKS:
         before = _ended()
-        found[one.__name__] = {"saw": one(), "ended": _ended() - before}
-    return found
+        results[case.__name__] = {"saw": case(), "ended": _ended() - before}
+    return results
 
 
 def _ended() -> float:
@@ -189,7 +189,7 @@ def aborts_that_are_sent() -> dict[str, list[str]]:
     server.add("parent", children=3)
     server.process("read", "unread", "taken", "1_parent")
     assert queue.get_nowait() is not None
-    found = {
+    sent = {
         "computed": server.abort("computed"),
         "by its outer name": server.abort("outside-by its outer name", internal=False),
         "nobody reads it any more": server.abort("read"),
@@ -200,7 +200,7 @@ def aborts_that_are_sent() -> dict[str, list[str]]:
         "never heard of": server.abort("nobody"),
     }
     del unread
-    return found
+    return sent
 
 
 class Application:
@@ -260,17 +260,17 @@ def _dumped(answer: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "verdict": judge(abandoned_kv.PATCH, versions_here()).outcome,
         "unpatched": look(),
         "sent": {"unpatched": aborts_that_are_sent()},
     }
     abandoned_kv.apply()
     abandoned_kv.apply()
-    found["patched"] = look()
-    found["sent"]["patched"] = aborts_that_are_sent()
-    found["answers"] = asyncio.run(aborts_of_answers())
-    print(json.dumps(found))
+    results["patched"] = look()
+    results["sent"]["patched"] = aborts_that_are_sent()
+    results["answers"] = asyncio.run(aborts_of_answers())
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -35,13 +35,13 @@ def receive(what: str | None, policy: str, window: int | None, workers: int = 1)
 
 
 def look() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for policy in ("recompute", "fail"):
         for what in FAILURES:
-            found[f"{what}/{policy}"] = receive(what, policy, WINDOW)
-            found[f"one group/{what}/{policy}"] = receive(what, policy, None)
-        found[f"one of two workers/{policy}"] = receive(UNREACHABLE, policy, WINDOW, workers=2)
-    return found
+            results[f"{what}/{policy}"] = receive(what, policy, WINDOW)
+            results[f"one group/{what}/{policy}"] = receive(what, policy, None)
+        results[f"one of two workers/{policy}"] = receive(UNREACHABLE, policy, WINDOW, workers=2)
+    return results
 
 
 def counted() -> list[float]:
@@ -53,13 +53,13 @@ def counted() -> list[float]:
 def main() -> None:
     patch = failed_groups.PATCH
     verdict = judge(patch, versions_here()).outcome
-    found: dict[str, Any] = {"verdict": verdict, "unpatched": look()}
+    results: dict[str, Any] = {"verdict": verdict, "unpatched": look()}
     if verdict == "apply":
         patch.apply()
         patch.apply()
-        found["patched"] = look()
-        found["counted"] = counted()
-    print(json.dumps(found))
+        results["patched"] = look()
+        results["counted"] = counted()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

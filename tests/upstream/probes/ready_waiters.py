@@ -24,7 +24,7 @@ def _end(lab: Lab, limit: int = 40) -> dict[str, Any]:
     return {"order": order, "stuck": sorted(lab.scheduler.requests), "free": lab.free_blocks == BLOCKS - 1}
 
 
-def behind_a_deferred_one() -> dict[str, Any]:
+def behind_a_deferred_request() -> dict[str, Any]:
     """The head was told "not yet" at first, and needs the blocks of the one behind it, whose KV has arrived."""
     lab = Lab(num_blocks=BLOCKS)
     lab.add("head", 128, {"mock": {"matched": 0, "defers": 1}})
@@ -41,7 +41,7 @@ def behind_a_higher_priority() -> dict[str, Any]:
     return _end(lab)
 
 
-def behind_a_failed_one() -> dict[str, Any]:
+def behind_a_failed_request() -> dict[str, Any]:
     """Both loads have ended, the first with a failure; alone it does not fit beside the second."""
     lab = Lab(num_blocks=BLOCKS)
     lab.add("failed", 128, {"mock": {"matched": 64}})
@@ -92,9 +92,9 @@ def _prioritized(lab: Lab, name: str, tokens: int, priority: int, params: dict[s
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "behind_a_deferred_one": behind_a_deferred_one,
+    "behind_a_deferred_request": behind_a_deferred_request,
     "behind_a_higher_priority": behind_a_higher_priority,
-    "behind_a_failed_one": behind_a_failed_one,
+    "behind_a_failed_request": behind_a_failed_request,
     "fair_otherwise": fair_otherwise,
     "aborted": aborted,
 }

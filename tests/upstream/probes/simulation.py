@@ -55,7 +55,7 @@ def patched(runs: int, first: int = 0) -> dict[str, Any]:
     if not loaded_go_first():
         ready_waiters_first.PATCH.apply()
     failed_loads_stand_back.PATCH.apply()
-    found = {}
+    results = {}
     for name, overlap, again in (
         ("in turn", False, False),
         ("overlapping", True, False),
@@ -65,8 +65,8 @@ def patched(runs: int, first: int = 0) -> dict[str, Any]:
             draw(seed, noise=NOISE, overlap=overlap, failed_recving=reports_failed_loads(), offers_again=again)
             for seed in range(first, first + runs)
         )
-        found[name] = _summary(workloads, shrunk=True)
-    return found
+        results[name] = _summary(workloads, shrunk=True)
+    return results
 
 
 def preemption_cascade() -> bool:
@@ -94,7 +94,7 @@ def _summary(workloads: Iterable[Workload], *, shrunk: bool = False) -> dict[str
         noises += outcome.noises
         if outcome.kind != "ok":
             first.setdefault(outcome.kind, (workload, outcome))
-    failures = {kind: _reproduction(*found, shrunk=shrunk) for kind, found in first.items()}
+    failures = {kind: _reproduction(*failure, shrunk=shrunk) for kind, failure in first.items()}
     return {"runs": kinds.total(), "noises": noises, "kinds": dict(kinds), "failures": failures}
 
 

@@ -72,12 +72,12 @@ def load_twice_before_its_turn(lab: Lab) -> dict[str, Any]:
     return {**end(lab), "tokens": len(lab.outputs["a"])}
 
 
-def load_of_nobody(lab: Lab) -> dict[str, Any]:
+def load_of_no_request(lab: Lab) -> dict[str, Any]:
     lab.step(finished_recving={"nobody"})
     return end(lab)
 
 
-def send_of_nobody(lab: Lab) -> dict[str, Any]:
+def send_of_no_request(lab: Lab) -> dict[str, Any]:
     lab.step(finished_sending={"nobody"})
     return end(lab)
 
@@ -230,8 +230,8 @@ CASES: dict[str, tuple[Notify, dict[str, Any]]] = {
     "load twice, MooncakeConnector": (load_twice, {"connector": MOONCAKE}),
     "load twice, two KV groups": (load_twice, {"sliding_window": 32, "num_blocks": 41}),
     "load twice before its turn": (load_twice_before_its_turn, {"async_scheduling": True}),
-    "load of nobody": (load_of_nobody, {}),
-    "send of nobody": (send_of_nobody, {}),
+    "load of no request": (load_of_no_request, {}),
+    "send of no request": (send_of_no_request, {}),
     "send of a running request": (send_of_a_running_request, {}),
     "send of a loading request": (send_of_a_loading_request, {}),
     "load and send of an aborted request": (load_and_send_of_an_aborted_request, {}),
@@ -251,7 +251,7 @@ CASES: dict[str, tuple[Notify, dict[str, Any]]] = {
 
 def look() -> dict[str, Any]:
     """Each case: what was seen, or how the engine died; and what was dropped."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (case, how) in CASES.items():
         lab = Lab(**{"num_blocks": 21, **how})
         before = effects.totals()
@@ -260,8 +260,8 @@ def look() -> dict[str, Any]:
         except AssertionError as error:
             seen = {"died": _where(error)}
         dropped = {effect: int(n - before.get((patch, effect), 0)) for (patch, effect), n in effects.totals().items()}
-        found[name] = {**seen, "dropped": {effect: n for effect, n in dropped.items() if n}}
-    return found
+        results[name] = {**seen, "dropped": {effect: n for effect, n in dropped.items() if n}}
+    return results
 
 
 def seen_by_wrappers() -> dict[str, Any]:
