@@ -208,7 +208,9 @@ class Fleet:
                     for worker in self._routing:
                         self._push(worker)
             case Progress():
-                self.state.processes[event.name].note = event.text
+                # The log of a dead process is read to its end, and the reason of its death must stay.
+                if self.state.processes[event.name].phase != "dead":
+                    self.state.processes[event.name].note = event.text
                 self.record("progress", name=event.name, text=event.text)
             case LogCut():
                 self.record("log_cut", **event.model_dump(exclude={"event"}))

@@ -21,14 +21,17 @@ from tests.supervision.test_shared_memory import until
 
 LEAVES_A_MEMBER = """
 import os, sys, time
+written, writing = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        with open(sys.argv[1] + ".new", "w") as file:
+        with open(sys.argv[1], "w") as file:
             file.write(str(os.getpid()))
-        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        os.close(writing)
         time.sleep(600)
     os._exit(0)
+os.close(writing)
+os.read(written, 1)
 os.wait()
 """
 """It has left parent and session, and nobody stops it before the next life begins."""
