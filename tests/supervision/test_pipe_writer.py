@@ -15,14 +15,14 @@ def test_what_the_other_side_does_not_read_yet_waits_and_arrives_in_order() -> N
     async def scenario() -> bytes:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            outlet = PipeWriter(ours.fileno())
-            outlet.write(b"a" * MORE_THAN_ANY_BUFFER)
-            outlet.write(b"z")
-            reader, writer = await asyncio.open_connection(sock=theirs.dup())
+            writer = PipeWriter(ours.fileno())
+            writer.write(b"a" * MORE_THAN_ANY_BUFFER)
+            writer.write(b"z")
+            reader, closing = await asyncio.open_connection(sock=theirs.dup())
             read = await reader.readexactly(MORE_THAN_ANY_BUFFER + 1)
-            await outlet.sent()
-            writer.close()
-            await writer.wait_closed()
+            await writer.sent()
+            closing.close()
+            await closing.wait_closed()
             return read
 
     read = asyncio.run(scenario())
@@ -36,10 +36,10 @@ def test_a_socket_on_which_something_can_be_read_is_not_closed() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.sendall(b"an order that nobody has read yet")
-            outlet = PipeWriter(ours.fileno())
+            writer = PipeWriter(ours.fileno())
             await asyncio.sleep(0)
-            outlet.write(b"news")
-            await outlet.sent()
+            writer.write(b"news")
+            await writer.sent()
             return theirs.recv(100)
 
     assert asyncio.run(scenario()) == b"news"
@@ -48,11 +48,11 @@ def test_a_socket_on_which_something_can_be_read_is_not_closed() -> None:
 def test_a_peer_that_has_gone_is_no_error() -> None:
     async def scenario() -> None:
         read, write = os.pipe()
-        outlet = PipeWriter(write)
+        writer = PipeWriter(write)
         os.close(read)
-        outlet.write(b"to nobody")
-        outlet.write(b"again")
-        await outlet.sent()
+        writer.write(b"to nobody")
+        writer.write(b"again")
+        await writer.sent()
         os.close(write)
 
     asyncio.run(scenario())
