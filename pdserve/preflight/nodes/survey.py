@@ -187,7 +187,7 @@ async def survey(
         plan = plan_for(nodes, facts[machines[0].name].versions)
         findings = [
             *find_addresses(addresses, same_subnet=network is not None),
-            *find_unnamed_network(addresses, facts, named=bool(network or any(one.address for one in machines))),
+            *find_unnamed_network(addresses, facts, named=bool(network or any(each.configured for each in asked))),
             *compare(plan, facts, {name: skew for name, (_, skew) in known.items()}),
         ]
         mark = write_mark(run_dir)
