@@ -9,11 +9,12 @@ from pathlib import Path
 from pdserve.errors import PdserveError
 from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.preflight import files, ports
-from pdserve.preflight.device_copies import find_device_copies
+from pdserve.preflight.accelerators.device_copies import find_device_copies
+from pdserve.preflight.accelerators.firmware import find_firmware
+from pdserve.preflight.accelerators.shared_environment import find_shared_environment
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Check, Finding, of_error
-from pdserve.preflight.firmware import find_firmware
 from pdserve.preflight.gpu_processes import find_gpu_processes
 from pdserve.preflight.limits import find_memlock, find_open_files
 from pdserve.preflight.memory import find_memory
@@ -21,7 +22,6 @@ from pdserve.preflight.of_plan import on_node
 from pdserve.preflight.patches import find_patches
 from pdserve.preflight.rdma import find_rdma
 from pdserve.preflight.run_dir import find_run_dir
-from pdserve.preflight.shared_environment import find_shared_environment
 
 
 def check_node(

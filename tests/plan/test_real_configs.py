@@ -5,7 +5,10 @@ Which classes are built, and which cannot be without a device or a model, is in 
 
 from __future__ import annotations
 
+import ast
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +77,21 @@ def test_the_kimi_recipes_mean_what_vllm_makes_of_them(answer: dict[str, Any]) -
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_vllm_would_refuse_is_refused_here(answer: dict[str, Any], name: str) -> None:
     assert "error" in answer[name], "the check could not fail"
+
+
+def test_aiters_mla_backend_takes_blocks_of_the_recipes_size() -> None:
+    """Read, not imported: the module needs AITER. The default that vLLM then keeps is the recipe's."""
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    backend = ast.parse((package / "v1/attention/backends/mla/rocm_aiter_mla.py").read_text())
+    [sizes] = [
+        ast.unparse(statement)
+        for node in ast.walk(backend)
+        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_kernel_block_sizes"
+        for statement in node.body
+        if isinstance(statement, ast.Return)
+    ]
+    assert sizes == "return [MultipleOf(1)]"
+    assert "DEFAULT_BLOCK_SIZE: ClassVar[int] = 16" in (package / "config/cache.py").read_text()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.installed import mooncake_build
-from pdserve.preflight import device_copies
-from pdserve.preflight.device_copies import find_device_copies
+from pdserve.preflight.accelerators import device_copies
+from pdserve.preflight.accelerators.device_copies import find_device_copies
 from pdserve.preflight.finding import Finding
 from tests.plan.kit import NIXL, hosts, on_gpus, plan, recipe
 

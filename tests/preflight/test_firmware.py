@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
+from pdserve.preflight.accelerators.firmware import SWITCH, find_firmware, mec_version
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.firmware import SWITCH, find_firmware, mec_version
 from pdserve.system.process import Output
 from tests.plan.kit import hosts, on_gpus, plan, recipe
 
@@ -30,8 +30,8 @@ def planned(env: dict[str, Any] | None = None, *, platform: str = "rocm") -> Pla
     return plan(recipe(on_gpus(platform=platform), {"engine": {"env": env or {}}}), *hosts(2))
 
 
-def look(wanted: Plan, said: Output, **environ: str) -> list[Finding]:
-    return find_firmware(wanted, "host0", wanted.processes, environ, lambda _: said)
+def look(wanted: Plan, output: Output, **environ: str) -> list[Finding]:
+    return find_firmware(wanted, "host0", wanted.processes, environ, lambda _: output)
 
 
 def shown(mec: object) -> Output:
@@ -59,7 +59,7 @@ def test_new_firmware_needs_nothing(mec: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "value"),
+    ("output", "value"),
     [
         (shown(176), "MEC firmware 176, and"),
         (shown("?"), "MEC firmware unknown: rocm-smi shows no MEC line with a number, and"),
@@ -67,8 +67,8 @@ def test_new_firmware_needs_nothing(mec: int) -> None:
         (Output(None, "", "No such file or directory"), "rocm-smi cannot be run (No such file or directory), and"),
     ],
 )
-def test_old_or_unreadable_firmware_names_the_line_to_add(said: Output, value: str) -> None:
-    [finding] = look(planned(), said)
+def test_old_or_unreadable_firmware_names_the_line_to_add(output: Output, value: str) -> None:
+    [finding] = look(planned(), output)
     assert (finding.status, finding.check) == ("warning", "firmware")
     assert value in finding.value
     assert f"{SWITCH} is not 1 for prefill-0, decode-0" in finding.value

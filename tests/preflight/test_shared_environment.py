@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdserve.plan.model import Plan
+from pdserve.preflight.accelerators.shared_environment import find_shared_environment
 from pdserve.preflight.finding import Finding
-from pdserve.preflight.shared_environment import find_shared_environment
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 
 MODE = "HSA_ENABLE_IPC_MODE_LEGACY"
