@@ -39,10 +39,17 @@ def test_a_value_of_the_engines_alone_names_both_sides_and_the_line_to_add() -> 
 
 
 def test_a_value_of_the_server_alone_is_to_be_removed() -> None:
+    """A warning: the engines have the runtime's default, which may be the same."""
     [finding] = look(planned(env={MODE: 1}))
+    assert finding.status == "warning"
     assert finding.value == f"{MODE} is not set for prefill-0 and '1' for lmcache-0"
     assert f"remove lmcache.env.{MODE}" in str(finding.fix)
     assert finding.where == f"lmcache.env.{MODE}"
+
+
+def test_a_value_of_the_engines_where_nothing_is_inherited_is_a_warning_too() -> None:
+    [finding] = look(planned(engine={MODE: 0}))
+    assert (finding.status, finding.value) == ("warning", f"{MODE} is '0' for prefill-0 and not set for lmcache-0")
 
 
 def test_the_same_value_written_on_both_sides_is_right() -> None:

@@ -9,11 +9,12 @@ from pdserve.preflight.finding import Finding
 from pdserve.preflight.of_plan import on_node
 
 MUST_AGREE = {
-    "HSA_ENABLE_IPC_MODE_LEGACY": "ROCm's runtime makes a handle to device memory of one kind with 1 and of another "
-    "without, and a handle of one kind cannot be opened as the other",
+    "HSA_ENABLE_IPC_MODE_LEGACY": "ROCm's runtime makes one kind of handle to device memory with 1 and another with 0, "
+    "and neither can be opened as the other",
 }
-"""Variable -> why (runtime.cpp of ROCR: IPCCreate and IPCAttach). Others may differ: scratch memory, for example, is a
-matter of each process."""
+"""Variable -> why (ROCR: flag.h; IPCCreate and IPCAttach in runtime.cpp). Where it is not set the runtime's own default
+holds, which is not the same in every release. Others may differ: scratch memory, for example, is a matter of each
+process."""
 
 
 def find_shared_environment(
@@ -48,14 +49,18 @@ def _difference(
     ours, theirs = (_value(process, variable, environ) for process in (engine, server))
     if ours == theirs:
         return None
-    fix = f"set lmcache.env.{variable}: {ours}" if ours is not None else f"remove lmcache.env.{variable}"
+    if ours is None:
+        fix = f"remove lmcache.env.{variable}, or set engine.env.{variable} to the same"
+    else:
+        fix = f"set lmcache.env.{variable}: {ours}, as the engines have it"
     return Finding(
         node=node,
         check="environment",
-        status="failed",
+        # What is not set on one side may have the same value there by the runtime's default.
+        status="warning" if None in (ours, theirs) else "failed",
         value=f"{variable} is {_shown(ours)} for {engine.name} and {_shown(theirs)} for {server.name}",
         need=f"the same on both sides: {MUST_AGREE[variable]}",
-        fix=f"{fix} (engine.env has the engines' own value)",
+        fix=fix,
         where=f"lmcache.env.{variable}" if variable in server.env.set else f"engine.env.{variable}",
         unverified_on_hardware=True,
     )
