@@ -27,7 +27,7 @@ true: every flag and variable of our plan is here, a reason stands where we diff
 parser and configuration classes take the commands. None of it was run on an MI355X ([limits.md](limits.md)).
 
 - **InferenceX #1924**: 1 prefill and 1 decode with eight devices each, Mooncake over tcp, LMCache on prefill. The last
-  commit of its branch, which was never merged, with vLLM 0.21 to 0.24. What was wrong in its patches:
+  commit of its branch, which was never merged and had an image that is not public. What was wrong in its patches:
   [published-patches.md](published-patches.md).
 - **vLLM's recipe**: one engine for `amd/Kimi-K2.5-MXFP4` on MI355X, from vllm-project/recipes (July 2026).
 
