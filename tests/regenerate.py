@@ -17,7 +17,7 @@ SCHEMAS = Path(__file__).parents[1] / "schema"
 
 
 def main() -> None:
-    """The JSON Schemas, docs/recipe.md, docs/cli.md, docs/patches.md, tests/golden and slurm/disagg.sh."""
+    """The JSON Schemas, the generated pages of docs/, tests/golden and slurm/disagg.sh."""
     (SCHEMAS / "recipe.schema.json").write_text(schema_text())
     (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
     tests.docs.regenerate.main()

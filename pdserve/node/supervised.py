@@ -344,10 +344,7 @@ def _end_of(log: Path, start: int, limit: int) -> bytes:
 
 def environment(rule: Env, inherited: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """The environment that a rule of the plan means on this node."""
-    if rule.base == "allow":
-        base = {name: inherited[name] for name in rule.allow if name in inherited}
-    else:
-        base = {name: value for name, value in inherited.items() if name not in rule.unset}
+    base = {name: value for name, value in inherited.items() if rule.inherits(name)}
     return {**base, **rule.set, **secrets}
 
 

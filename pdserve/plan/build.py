@@ -23,7 +23,7 @@ from pdserve.plan.model import Node, Plan, Process, Versions
 from pdserve.plan.nodes import placement
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
-from pdserve.plan.proxy import exposure, pdserve_proxy, vllm_router
+from pdserve.plan.proxy import exposure, pdserve_proxy, reached, vllm_router
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
@@ -124,7 +124,7 @@ def build_plan(
         max_tokens_per_load=patching.load_cap(recipe),
         min_load_tokens=patching.minimum_load(recipe),
         exposed=exposure.exposed(recipe, instances, servers, ports, config),
-        warnings=(*warnings, *_warnings(recipe, connectors, instances)),
+        warnings=(*warnings, *_warnings(recipe, connectors, instances), *reached.hints(recipe, nodes)),
     )
 
 

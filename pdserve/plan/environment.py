@@ -88,9 +88,11 @@ _LMCACHE_ALLOW = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "ROCM_PATH",
     "HIP_PATH",
-    "HSA_NO_SCRATCH_RECLAIM",
-    "HSA_OVERRIDE_GFX_VERSION",
 )
+
+_LMCACHE_ALLOW_ON_ROCM = (*_LMCACHE_ALLOW, "HSA_*")
+"""ROCm's runtime reads them. Engines inherit all of them from the image (vLLM's sets HSA_ENABLE_IPC_MODE_LEGACY=1), and
+the server opens handles to device memory that the engines have made: it must run in the same modes."""
 
 
 def engine_env(
@@ -171,7 +173,8 @@ def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env
         "PYTHONHASHSEED": str(recipe.engine.hash_seed),
         **device_env(recipe.platform, devices)[0],
     }
-    return Env(base="allow", allow=_without(_LMCACHE_ALLOW, setting), set=setting)
+    allow = _LMCACHE_ALLOW_ON_ROCM if recipe.platform == "rocm" else _LMCACHE_ALLOW
+    return Env(base="allow", allow=_without(allow, setting), set=setting)
 
 
 def proxy_env() -> Env:

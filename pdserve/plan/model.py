@@ -66,7 +66,8 @@ Probe = Annotated[HttpProbe | LmcacheProbe | ExitProbe, Field(discriminator="kin
 class Env(Frozen):
     """The environment of a process, as a rule rather than a dump.
 
-    base `inherit`: the agent's environment minus `unset`; base `allow`: only the names in `allow`.
+    base `inherit`: the agent's environment minus `unset`; base `allow`: only the names in `allow`, where `PREFIX_*`
+    stands for every name that begins with `PREFIX_`.
     Then `set`, then `secrets` (variable -> name of the secret, resolved when the process is started).
     """
 
@@ -75,6 +76,13 @@ class Env(Frozen):
     unset: tuple[str, ...] = ()
     set: dict[str, str] = Field(default={})
     secrets: dict[str, str] = Field(default={})
+
+    def inherits(self, name: str) -> bool:
+        """Whether a variable of the agent's environment is passed on; `set` and `secrets` come on top."""
+        if self.base == "inherit":
+            return name not in self.unset
+        prefixes = tuple(rule.removesuffix("*") for rule in self.allow if rule.endswith("*"))
+        return name in self.allow or name.startswith(prefixes)
 
 
 class Ranks(Frozen):

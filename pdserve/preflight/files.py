@@ -51,7 +51,7 @@ def check_proxy_files(proxy: ProxyConfig) -> None:
         try:
             Path(path).read_bytes()
         except OSError as error:
-            todo = "make it with: pdserve new-key NAME --file FILE" if key == "proxy.auth.keys_file" else None
+            todo = f"make it with: pdserve new-key NAME --file {path}" if key == "proxy.auth.keys_file" else None
             raise PreflightError(f"{path} cannot be read: {error.strerror}", where=key, todo=todo) from error
     if proxy.auth.keys_file is not None:
         keys.read(Path(proxy.auth.keys_file))

@@ -13,6 +13,7 @@ Status = Literal["ok", "failed", "unknown", "warning"]
 
 Check = Literal[
     "address",
+    "network",
     "hostname",
     "clock",
     "plan",
@@ -29,6 +30,8 @@ Check = Literal[
     "open-files",
     "devices",
     "gpu-processes",
+    "environment",
+    "firmware",
     "rdma",
     "reach",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pdserve.errors import PdserveError
 from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.preflight import files, ports
+from pdserve.preflight.accelerators.device_copies import find_device_copies
+from pdserve.preflight.accelerators.firmware import find_firmware
+from pdserve.preflight.accelerators.shared_environment import find_shared_environment
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Check, Finding, of_error
@@ -49,6 +53,9 @@ def check_node(
         findings.extend(find_memlock(node, wanted, facts))
         findings.extend(find_devices(plan, node, wanted, facts))
         findings.extend(find_gpu_processes(plan, node, wanted, facts.devices_present))
+        findings.extend(find_device_copies(plan, node, wanted))
+        findings.extend(find_shared_environment(plan, node, wanted, os.environ))
+        findings.extend(find_firmware(plan, node, wanted, os.environ))
         findings.extend(find_rdma(node, wanted))
     return findings
 

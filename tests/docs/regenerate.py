@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.docs import cli_reference, patches_reference, recipe_reference
+from tests.docs import cli_reference, kimi_launches, patches_reference, recipe_reference
 from tests.docs.markdown import REPOSITORY
 
 PAGES = {
     "docs/recipe.md": recipe_reference.page,
     "docs/cli.md": cli_reference.page,
     "docs/patches.md": patches_reference.page,
+    "docs/kimi-launches.md": kimi_launches.page,
 }
 
 

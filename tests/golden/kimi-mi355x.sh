@@ -7,11 +7,14 @@
 # warning: prefill: with lmcache_driven the start or the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): let `pdserve verify` prove a reload; where it hangs, set lmcache.env.LMCACHE_ROCM_HOST_EVENTS: 1 (patch lmcache-host-events), or lmcache.transfer_mode: engine_driven. Not the change that the issue proposes: with it KV is copied before it is written
 set -euo pipefail
 
-# Unsets every exported variable that is not named in its arguments.
+# Unsets every exported variable that none of its arguments names; PREFIX_* names all that begin with PREFIX_.
 keep_only() {
-  local name
+  local name rule
   for name in $(compgen -e); do
-    case " $* " in *" $name "*) ;; *) unset "$name" ;; esac
+    for rule; do
+      case $name in $rule) continue 2 ;; esac
+    done
+    unset "$name"
   done
 }
 
@@ -25,6 +28,7 @@ mkdir -p "$RUN_DIR/logs"
 #   ready: it has ended with code 0
 run_weights_0() {
   unset engine_key
+  export AITER_MXFP4_INTERMEDIATE=1
   export NO_PROXY=127.0.0.1,localhost,::1
   export PYTHONNOUSERSITE=1
   export PYTHONUNBUFFERED=1
@@ -32,7 +36,9 @@ run_weights_0() {
   export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1200
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1
   export VLLM_ROCM_USE_AITER_RMSNORM=0
+  export VLLM_ROCM_USE_SKINNY_GEMM=0
   export no_proxy=127.0.0.1,localhost,::1
   exec python -m pdserve.weights \
     --model amd/Kimi-K2.5-MXFP4 \
@@ -46,8 +52,7 @@ run_weights_0() {
 run_lmcache_0() {
   keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
     PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME OMP_NUM_THREADS CUDA_HOME CUDA_PATH \
-    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ROCM_PATH HIP_PATH HSA_NO_SCRATCH_RECLAIM \
-    HSA_OVERRIDE_GFX_VERSION
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ROCM_PATH HIP_PATH 'HSA_*'
   unset engine_key
   export HIP_VISIBLE_DEVICES=0,1,2,3
   export LMCACHE_DISABLE_BANNER=1
@@ -86,6 +91,7 @@ run_prefill_0() {
     LMCACHE_USE_UPSTREAM_MP LMCACHE_MP_TRANSFER_MODE MC_LEGACY_RPC_PORT_BINDING CUDA_VISIBLE_DEVICES \
     GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES
   unset engine_key
+  export AITER_MXFP4_INTERMEDIATE=1
   export HIP_VISIBLE_DEVICES=0,1,2,3
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
@@ -106,7 +112,9 @@ run_prefill_0() {
   export VLLM_NO_USAGE_STATS=1
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1
   export VLLM_ROCM_USE_AITER_RMSNORM=0
+  export VLLM_ROCM_USE_SKINNY_GEMM=0
   export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.cli.main serve amd/Kimi-K2.5-MXFP4 \
@@ -114,17 +122,20 @@ run_prefill_0() {
     --host 127.0.0.1 \
     --port 8100 \
     --tensor-parallel-size 4 \
-    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "pdserve.connectors.lmcache_mp", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 300.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}}], "load_timeout_seconds": 300.0}, "kv_load_failure_policy": "recompute"}' \
+    --kv-transfer-config '{"kv_connector": "MultiConnector", "kv_connector_module_path": "pdserve.connectors.multi", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 10}}, {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "pdserve.connectors.lmcache_mp", "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555, "lmcache.mp.mq_timeout": 1200.0, "lmcache.mp.heartbeat_interval": 10, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}}], "load_timeout_seconds": 300.0}, "kv_load_failure_policy": "recompute"}' \
     --enable-prompt-tokens-details \
     --disable-uvicorn-access-log \
     --enable-prefix-caching \
     --trust-remote-code \
     --max-model-len 262144 \
     --max-num-seqs 32 \
-    --block-size 1 \
+    --block-size 16 \
     --kv-cache-dtype fp8 \
     --gpu-memory-utilization 0.9 \
     --mm-encoder-tp-mode data \
+    --tool-call-parser kimi_k2 \
+    --enable-auto-tool-choice \
+    --reasoning-parser kimi_k2 \
     --compilation-config '{"cudagraph_mode": "PIECEWISE"}'
 }
 
@@ -139,6 +150,7 @@ run_decode_0() {
     LMCACHE_USE_UPSTREAM_MP LMCACHE_MP_TRANSFER_MODE MC_LEGACY_RPC_PORT_BINDING CUDA_VISIBLE_DEVICES \
     GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES
   unset engine_key
+  export AITER_MXFP4_INTERMEDIATE=1
   export HIP_VISIBLE_DEVICES=4,5,6,7
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false
@@ -158,7 +170,9 @@ run_decode_0() {
   export VLLM_NO_USAGE_STATS=1
   export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
   export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1
   export VLLM_ROCM_USE_AITER_RMSNORM=0
+  export VLLM_ROCM_USE_SKINNY_GEMM=0
   export no_proxy=127.0.0.1,localhost,::1
   export VLLM_API_KEY
   exec python -m vllm.entrypoints.cli.main serve amd/Kimi-K2.5-MXFP4 \
@@ -172,10 +186,13 @@ run_decode_0() {
     --trust-remote-code \
     --max-model-len 262144 \
     --max-num-seqs 32 \
-    --block-size 1 \
+    --block-size 16 \
     --kv-cache-dtype fp8 \
     --gpu-memory-utilization 0.9 \
     --mm-encoder-tp-mode data \
+    --tool-call-parser kimi_k2 \
+    --enable-auto-tool-choice \
+    --reasoning-parser kimi_k2 \
     --enable-prefix-caching \
     --compilation-config '{"cudagraph_mode": "PIECEWISE"}'
 }

@@ -3,11 +3,14 @@
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 set -euo pipefail
 
-# Unsets every exported variable that is not named in its arguments.
+# Unsets every exported variable that none of its arguments names; PREFIX_* names all that begin with PREFIX_.
 keep_only() {
-  local name
+  local name rule
   for name in $(compgen -e); do
-    case " $* " in *" $name "*) ;; *) unset "$name" ;; esac
+    for rule; do
+      case $name in $rule) continue 2 ;; esac
+    done
+    unset "$name"
   done
 }
 
@@ -23,8 +26,7 @@ mkdir -p "$RUN_DIR/logs"
 run_lmcache_0() {
   keep_only PATH HOME USER LOGNAME SHELL LANG LC_ALL LC_CTYPE TZ TMPDIR VIRTUAL_ENV PYTHONPATH \
     PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME OMP_NUM_THREADS CUDA_HOME CUDA_PATH \
-    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ROCM_PATH HIP_PATH HSA_NO_SCRATCH_RECLAIM \
-    HSA_OVERRIDE_GFX_VERSION
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES ROCM_PATH HIP_PATH
   unset engine_key
   export LMCACHE_DISABLE_BANNER=1
   export LMCACHE_TRACK_USAGE=false

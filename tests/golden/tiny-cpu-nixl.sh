@@ -3,11 +3,14 @@
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 set -euo pipefail
 
-# Unsets every exported variable that is not named in its arguments.
+# Unsets every exported variable that none of its arguments names; PREFIX_* names all that begin with PREFIX_.
 keep_only() {
-  local name
+  local name rule
   for name in $(compgen -e); do
-    case " $* " in *" $name "*) ;; *) unset "$name" ;; esac
+    for rule; do
+      case $name in $rule) continue 2 ;; esac
+    done
+    unset "$name"
   done
 }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pdserve.errors import RecipeError
+from pdserve.node.supervised import environment
 from pdserve.plan.engines.devices import ALL_VARIABLES
+from pdserve.plan.model import Env
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
 
@@ -33,6 +35,22 @@ def test_all_device_variables_are_decided() -> None:
     for platform in ("cuda", "rocm"):
         env = plan(recipe(on_gpus(platform=platform)), *hosts(2)).process("prefill-0").env
         assert {*env.set, *env.unset} >= set(ALL_VARIABLES)
+
+
+def test_lmcache_on_rocm_runs_in_the_modes_that_the_image_gives_its_engines() -> None:
+    """Both open handles of one runtime: vLLM's ROCm image sets HSA_ENABLE_IPC_MODE_LEGACY=1."""
+    built = plan(recipe(on_gpus(platform="rocm"), with_lmcache()), *hosts(2))
+    image = {"HSA_ENABLE_IPC_MODE_LEGACY": "1", "HSA_XNACK": "0"}
+    for name in ("lmcache-0", "prefill-0"):
+        assert environment(built.process(name).env, image, {}).items() >= image.items()
+    other = plan(recipe(on_gpus(), with_lmcache()), *hosts(2)).process("lmcache-0").env
+    assert not environment(other, image, {}).keys() & image.keys()
+
+
+def test_a_name_of_an_allow_list_with_a_star_stands_for_all_that_begin_so() -> None:
+    rule = Env(base="allow", allow=("PATH", "HSA_*"), set={"HSA_A": "ours"})
+    inherited = {"PATH": "/bin", "HSA_A": "1", "HSA_B": "2", "HSA": "3", "XHSA_B": "4", "PATHS": "5"}
+    assert environment(rule, inherited, {}) == {"PATH": "/bin", "HSA_A": "ours", "HSA_B": "2"}
 
 
 def test_block_hashes_agree_between_engines_and_lmcache() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.node.supervised import environment
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Plan
 from pdserve.plan.render.bash import render_shell
 from pdserve.recipe.model import Recipe
-from tests.plan.kit import VERSIONS, recipe, with_lmcache
+from tests.plan.kit import VERSIONS, on_gpus, recipe, with_lmcache
 
 pytestmark = pytest.mark.process
 
@@ -69,6 +70,20 @@ def test_the_proxy_gets_its_file_and_only_what_is_allowed(spy: Path, tmp_path: P
     assert "--no-control" in seen["argv"]
     assert seen["env"]["PDSERVE_ENGINE_KEY"] == "k"
     assert not seen["env"].keys() & {"HTTP_PROXY", "MY_TOKEN", "engine_key"}
+
+
+def test_lmcache_on_rocm_gets_every_hsa_variable_of_the_image_and_no_other(spy: Path, tmp_path: Path) -> None:
+    """Also where a file of such a name lies in the folder in which the script runs."""
+    section = with_lmcache(command=[str(spy)], env={"HSA_NO_SCRATCH_RECLAIM": 1})
+    plan = planned(recipe(on_gpus(platform="rocm"), section), tmp_path)
+    (tmp_path / "HSA_file").touch()
+    image = {"HSA_ENABLE_IPC_MODE_LEGACY": "1", "HSA_XNACK": "0", "HSA_NO_SCRATCH_RECLAIM": "0"}
+    done = run(plan, tmp_path, "lmcache-0", **image, HSA="x", NOT_HSA_XNACK="1", MY_TOKEN="t")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)["env"]
+    assert seen.items() >= {**image, "HSA_NO_SCRATCH_RECLAIM": "1"}.items()
+    assert not seen.keys() & {"HSA", "NOT_HSA_XNACK", "MY_TOKEN"}
+    assert seen == {**seen, **environment(plan.process("lmcache-0").env, {**image, "HSA": "x"}, {})}
 
 
 def test_a_missing_secret_stops_it_by_name(spy: Path, tmp_path: Path) -> None:

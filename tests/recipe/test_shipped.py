@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,11 +56,12 @@ def test_these_recipes_are_shipped() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_it_loads_without_any_variable_and_without_a_warning_on_its_own_platform(path: Path) -> None:
+    """But that of a model whose commit could not be looked up, and that of a proxy for clients on other nodes, whose
+    certificate only its site can make."""
     loaded = _load(path)
-    unpinned = path in KIMI
-    assert [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings] == [
-        "another start, or another node, may get other weights"
-    ] * unpinned, "but that of a model whose commit nobody here could look up"
+    opened = ["keys and prompts travel to 0.0.0.0 in the clear"] * (loaded.recipe.proxy.host == "0.0.0.0")
+    unpinned = ["another start, or another node, may get other weights"] * (path in KIMI)
+    assert [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings] == [*opened, *unpinned]
     assert loaded.recipe.name == path.stem
     assert loaded.recipe.description
 
@@ -78,7 +80,10 @@ def test_it_opens_with_the_header_that_editors_read(path: Path) -> None:
 def test_its_resolved_form_is_a_recipe_of_its_own(path: Path, tmp_path: Path) -> None:
     loaded = _load(path)
     (tmp_path / "resolved.yaml").write_text(loaded.to_yaml())
-    assert load_recipe(tmp_path / "resolved.yaml", environ={}).recipe == loaded.recipe
+    again = load_recipe(tmp_path / "resolved.yaml", environ={})
+    assert again.to_yaml() == loaded.to_yaml()
+    files: dict[str, Any] = {"proxy": {"auth": {"keys_file"}}}
+    assert again.recipe.model_dump(exclude=files) == loaded.recipe.model_dump(exclude=files), "files become absolute"
 
 
 def test_tiny_cpu_is_one_prefill_and_one_decode_with_lmcache_on_prefill() -> None:
@@ -153,6 +158,21 @@ def test_kimi_recipes_leave_out_what_is_dangerous(path: Path) -> None:
     assert recipe.lmcache.transfer_mode == "lmcache_driven"
     assert recipe.lmcache.l1_size_gb < 1000
     assert recipe.lmcache.l1_read_ttl_seconds == 7200
+    assert recipe.lmcache.mq_timeout_seconds == 1200
+
+
+@pytest.mark.parametrize("path", KIMI, ids=lambda path: path.name)
+def test_kimi_recipes_have_what_vllms_own_recipe_of_the_checkpoint_has(path: Path) -> None:
+    recipe = _load(path).recipe
+    for _, role in recipe.roles():
+        args, env = args_of(recipe, role), env_of(recipe, role)
+        assert (args["tool-call-parser"], args["reasoning-parser"]) == ("kimi_k2", "kimi_k2")
+        assert args["enable-auto-tool-choice"] is True
+        assert args["block-size"] == 16
+        assert env["VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"] == 1
+        assert env["VLLM_ROCM_USE_SKINNY_GEMM"] == 0
+        assert env["AITER_MXFP4_INTERMEDIATE"] == 1
+        assert "HSA_NO_SCRATCH_RECLAIM" not in env, "it depends on the node's firmware, which preflight reads"
 
 
 @pytest.mark.parametrize("path", KIMI, ids=lambda path: path.name)

@@ -20,11 +20,14 @@ _POLL_SECONDS = 0.5
 _PRELUDE = """\
 set -euo pipefail
 
-# Unsets every exported variable that is not named in its arguments.
+# Unsets every exported variable that none of its arguments names; PREFIX_* names all that begin with PREFIX_.
 keep_only() {
-  local name
+  local name rule
   for name in $(compgen -e); do
-    case " $* " in *" $name "*) ;; *) unset "$name" ;; esac
+    for rule; do
+      case $name in $rule) continue 2 ;; esac
+    done
+    unset "$name"
   done
 }
 """
@@ -116,7 +119,8 @@ def _function(process: Process, cpus: tuple[int, int] | None) -> Iterator[str]:
     for variable, secret in sorted(process.env.secrets.items()):
         yield f'  {variable}="${{{secret}:?}}"'
     if process.env.base == "allow":
-        yield _wrapped("  keep_only", (*process.env.allow, *sorted(process.env.secrets)))
+        kept = (*process.env.allow, *sorted(process.env.secrets))
+        yield _wrapped("  keep_only", [shlex.quote(name) for name in kept])
     elif process.env.unset:
         yield _wrapped("  unset", process.env.unset)
     if ENGINE_KEY not in process.env.secrets:

@@ -37,6 +37,7 @@ from pdserve.preflight.nodes.node_probe import (
     WhatIs,
 )
 from pdserve.preflight.nodes.together import together
+from pdserve.preflight.nodes.unnamed_network import find_unnamed_network
 from pdserve.preflight.run_dir import remove_mark, write_mark
 from pdserve.reach.candidates import Candidate, Candidates
 from pdserve.reach.channel import Channel
@@ -186,6 +187,7 @@ async def survey(
         plan = plan_for(nodes, facts[machines[0].name].versions)
         findings = [
             *find_addresses(addresses, same_subnet=network is not None),
+            *find_unnamed_network(addresses, facts, named=bool(network or any(each.configured for each in asked))),
             *compare(plan, facts, {name: skew for name, (_, skew) in known.items()}),
         ]
         mark = write_mark(run_dir)

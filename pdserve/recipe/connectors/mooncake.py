@@ -94,7 +94,9 @@ class MooncakeSection(LeafSection):
 
     kind: Literal["mooncake"] = Field(default="mooncake", description="Mooncake transfer engine, prefill pushes.")
     protocol: Literal["rdma", "tcp"] = Field(
-        default="rdma", description="Transport of the transfer engine. rdma is vLLM's default; tcp works everywhere."
+        default="rdma",
+        description="Transport of the transfer engine. rdma is vLLM's default; tcp needs no RDMA device. Over both "
+        "Mooncake moves device memory only if it was built for the device.",
     )
     num_workers: Count = Field(
         default=10,

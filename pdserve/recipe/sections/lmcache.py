@@ -76,7 +76,8 @@ class Lmcache(Strict):
     )
     mq_timeout_seconds: Seconds = Field(
         default=60,
-        description="lmcache.mp.mq_timeout. LMCache's 300 s freezes an engine for minutes when the server dies.",
+        description="lmcache.mp.mq_timeout. LMCache's 300 s freezes an engine for minutes when the server dies. On "
+        "ROCm registration waits while L1 is pinned: below one second for each GiB of it there is a warning.",
     )
     heartbeat_seconds: Seconds = Field(
         default=10, description="lmcache.mp.heartbeat_interval; three of them must stay within worker_reap_seconds."
