@@ -17,8 +17,8 @@ from pdserve.run.directory import home
 def preflight(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Finding, ...]:
     """All findings. `report` gets lines while an image is fetched.
 
-    Raises StateError where the deployment runs: its ports and its memory are its own, and every check
-    would blame it; and as `look`."""
+    Raises StateError where the deployment runs: its ports and its memory are its own, and every check would blame it;
+    and as `look`."""
     name = loaded.recipe.name
     if running(home(os.environ), name) is not None:
         raise StateError(

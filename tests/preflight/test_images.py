@@ -104,7 +104,7 @@ def test_its_progress_is_shown_while_it_runs(here: Path, monkeypatch: pytest.Mon
 
     def report(line: str) -> None:
         lines.append(line)
-        if "layers" in line and len([one for one in lines if "layers" in one]) == 1:
+        if "layers" in line and sum("layers" in shown for shown in lines) == 1:
             fifo.write_text("go\n")
 
     made = recipe({"image": "org/vllm:1", "container": {"kind": "docker", "disk_gib": 0.001}})

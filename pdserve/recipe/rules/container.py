@@ -155,5 +155,4 @@ def unused_image(recipe: Recipe) -> Iterator[Problem]:
             "it is not used: without a container section everything runs with the programs of the node",
             "add the line `container: {kind: docker}` (or apptainer, or pyxis); nothing is missing where pdserve "
             "itself runs inside the image",
-            also=(("container",),),
         )
