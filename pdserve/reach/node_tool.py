@@ -18,11 +18,10 @@ _OUTPUT_BYTES = 1 << 20
 
 
 class ToolEnd(NamedTuple):
-    """`code` None: it could not be run here, or took longer than it was given (`late`). `text`: stdout and stderr."""
+    """`code` None: it took longer than it was given. `text`: stdout and stderr."""
 
     code: int | None
     text: str
-    late: bool = False
 
 
 async def run_tool(
@@ -35,19 +34,15 @@ async def run_tool(
     seconds: float,
     watch: Callable[[str], None] | None = None,
 ) -> ToolEnd:
-    """Never raises for what the tool does. Its output is in `log`; `watch` gets all of it, again and again while the
-    tool runs. A tool that is given up, or whose caller is, is stopped here."""
+    """Its output is in `log`; `watch` gets all of it, again and again while the tool runs. A tool that is given up, or
+    whose caller is, is stopped here. Raises OSError when the way there (ssh, srun), or here the tool, cannot be run."""
     in_slurm = isinstance(reach, Srun)
     # With pyxis's options the step would be inside the container.
     bare = reach.model_copy(update={"options": ()}) if isinstance(reach, Srun) else reach
     environ: Mapping[str, str] = for_srun(os.environ) if in_slurm else os.environ
     begin = _size(log)
-    try:
-        child = spawn(
-            reach_argv(bare, node, f"image-{node}", argv), env=environ, log=log, marker=marker, control_stdin=False
-        )
-    except OSError as error:
-        return ToolEnd(None, f"{error.filename}: {error.strerror}")
+    whole = reach_argv(bare, node, f"image-{node}", argv)
+    child = spawn(whole, env=environ, log=log, marker=marker, control_stdin=False)
     try:
         async with asyncio.timeout(seconds):
             while (ended := child.poll()) is None:
@@ -58,7 +53,7 @@ async def run_tool(
                     if watch is not None:
                         watch(_text(log, begin))
     except TimeoutError:
-        return ToolEnd(None, _text(log, begin), late=True)
+        return ToolEnd(None, _text(log, begin))
     finally:
         if child.poll() is None:
             await child.stop(_STOP_SECONDS)

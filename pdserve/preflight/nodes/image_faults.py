@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ImageFault(NamedTuple):
-    """`cause` and `todo` of an error; `{node}`, `{image}`, `{program}` and `{user}` are filled in."""
+    """`cause` and `todo` of an error. `{node}`, `{image}`, `{program}`, `{user}` and groups of the pattern are filled in."""
 
     cause: str
     todo: str
@@ -18,13 +18,13 @@ _FAULTS: tuple[tuple[re.Pattern[str], ImageFault], ...] = tuple(
     for pattern, cause, todo in (
         (
             r"permission denied while trying to connect|dial unix \S+ connect: permission denied",
-            "{user} may not use docker's socket there: it takes membership in the group docker",
+            "this user may not use the socket of docker there: it takes membership in the group docker",
             "on {node}: sudo usermod -aG docker {user}, then log in anew (`id` shows the group); where only `sudo "
             "docker` works pdserve cannot use docker, because it could not stop what sudo started: use apptainer",
         ),
         (
-            r"Cannot connect to the Docker daemon|Is the docker daemon running",
-            "dockerd does not run there, or DOCKER_HOST names another socket",
+            r"Cannot connect to the Docker daemon at (?P<socket>\S+?)\.?\s",
+            "no docker daemon answers at {socket}: dockerd does not run there, or DOCKER_HOST names another socket",
             "on {node}: sudo systemctl start docker; `docker info` must answer",
         ),
         (
@@ -75,6 +75,7 @@ def is_absent(text: str) -> bool:
 def fault(text: str, *, node: str, image: str, program: str, user: str) -> ImageFault | None:
     """None where nothing is known about it."""
     for pattern, known in _FAULTS:
-        if pattern.search(text):
-            return ImageFault(*(part.format(node=node, image=image, program=program, user=user) for part in known))
+        if (match := pattern.search(text)) is not None:
+            words = {"node": node, "image": image, "program": program, "user": user, **match.groupdict()}
+            return ImageFault(*(part.format_map(words) for part in known))
     return None

@@ -14,14 +14,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pdserve.errors import PreflightError
 from pdserve.plan.nodes import compile_cache, image
 from pdserve.plan.nodes.container import cache_of, image_of
-from pdserve.preflight.nodes.image_faults import fault, is_absent
+from pdserve.preflight.nodes.image_faults import ImageFault, fault, is_absent
 from pdserve.preflight.nodes.together import together
 from pdserve.reach.candidates import Candidate
 from pdserve.reach.node_tool import ToolEnd, run_tool
@@ -49,9 +49,8 @@ class _Stage:
     seconds: float
     report: Report
     nodes: int
-    steps: dict[str, str] = field(default_factory=dict)
-    """Node -> how far its fetch is."""
     complete: int = 0
+    """Nodes that have it."""
     fetched: bool = False
     shown: float = 0.0
 
@@ -61,38 +60,56 @@ class _Stage:
     async def run(
         self, on: Candidate, argv: Sequence[str], *, seconds: float = _TOOL_SECONDS, watch: Report | None = None
     ) -> ToolEnd:
-        return await run_tool(
-            on.reach,
-            on.name,
-            argv,
-            log=self.log(on.name),
-            marker=f"{self.folder.name}/image@{on.name}",
-            seconds=seconds,
-            watch=watch,
-        )
+        """Raises PreflightError where the way there cannot be run here."""
+        try:
+            return await run_tool(
+                on.reach,
+                on.name,
+                argv,
+                log=self.log(on.name),
+                marker=f"{self.folder.name}/image@{on.name}",
+                seconds=seconds,
+                watch=watch,
+            )
+        except OSError as error:
+            program = error.filename
+            raise PreflightError(
+                f"{program} cannot be run here: {error.strerror}",
+                where=f"image@{on.name}",
+                cause=f"no {program} in a folder of PATH on this machine",
+                todo=f"install {program} on the machine where pdserve is called, or add its folder to PATH",
+            ) from error
 
     def step(self, node: str, text: str) -> None:
         """Says how far one node is; a line every few seconds for all of them."""
-        self.steps[node] = text
         if time.monotonic() - self.shown >= _QUIET_SECONDS:
             self.shown = time.monotonic()
             others = f"; {self.complete} of {self.nodes} nodes have it" if self.nodes > 1 else ""
             self.report(f"image: {node}: {text}{others}")
 
     def error(self, node: str, what: str, end: ToolEnd, program: str) -> PreflightError:
-        known = fault(end.text, node=node, image=self.image, program=program, user=getpass.getuser())
+        known = fault(end.text, node=node, image=self.image, program=program, user=_user())
         lines = [line for line in end.text.splitlines() if line.strip()]
-        if end.late:
+        if end.code is None:
             what += " in time"
+            known = ImageFault(
+                "it did not end in its limit", "raise timeouts.container_seconds, or look why it is slow"
+            )
         return PreflightError(
             f"{what} on {node}",
             where=f"image@{node}",
-            cause="it did not end within its limit" if end.late else None if known is None else known.cause,
-            todo="raise timeouts.container_seconds, or look why it is slow"
-            if end.late or known is None
-            else known.todo,
+            cause=None if known is None else known.cause,
+            todo="read the log" if known is None else known.todo,
             evidence=(f"log: {self.log(node)}", *lines[-_TAIL_LINES:]),
         )
+
+
+def _user() -> str:
+    """Not every user id has a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 async def provide_images(
