@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 
 class ImageFault(NamedTuple):
-    """`cause` and `todo` of an error. `{node}`, `{image}`, `{program}`, `{user}` and groups of the pattern are filled in."""
+    """`cause` and `todo` of an error. What stands in braces is filled in: the node, the image, the program, the user,
+    and groups of the pattern."""
 
     cause: str
     todo: str
