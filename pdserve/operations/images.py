@@ -6,7 +6,8 @@ import asyncio
 import os
 
 from pdserve.operations.plan_recipe import located
-from pdserve.preflight.nodes.images import Report, provide_images
+from pdserve.preflight.nodes.container_stage import Report
+from pdserve.preflight.nodes.images import provide_images
 from pdserve.reach.candidates import Candidates
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.recipe.model import Recipe

@@ -24,7 +24,7 @@ from pdserve.preflight.finding import Finding, of_error, raise_failed
 from pdserve.preflight.memory import given_back
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.nodes.agreement import compare
-from pdserve.preflight.nodes.images import Report
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.preflight.nodes.survey import survey
 from pdserve.reach.candidates import Candidates, in_containers
 from pdserve.reach.cluster_file import LoadedCluster

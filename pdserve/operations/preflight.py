@@ -9,7 +9,7 @@ from pdserve.operations.current_run import running
 from pdserve.operations.look import look_once
 from pdserve.operations.where import Where
 from pdserve.preflight.finding import Finding, of_plan
-from pdserve.preflight.nodes.images import Report
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.directory import home
 

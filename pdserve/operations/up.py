@@ -24,7 +24,7 @@ from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.preflight.finding import strange
-from pdserve.preflight.nodes.images import Report
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
 from pdserve.run.orphans import living, stop_left, supervised

@@ -14,7 +14,7 @@ import pytest
 from pdserve.errors import PreflightError
 from pdserve.plan.nodes.image import layers, shared_file
 from pdserve.plan.nodes.reach import Local
-from pdserve.preflight.nodes import images
+from pdserve.preflight.nodes import container_folders, container_stage
 from pdserve.preflight.nodes.image_faults import fault, is_absent
 from pdserve.preflight.nodes.images import provide_images
 from pdserve.reach.candidates import Candidate
@@ -96,7 +96,7 @@ def test_one_that_is_not_is_fetched_once_with_its_limit_said(here: Path) -> None
 
 
 def test_its_progress_is_shown_while_it_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(container_stage, "_QUIET_SECONDS", 0.0)
     fifo = here / "go"
     os.mkfifo(fifo)
     docker(here, pull=f"printf '{PULLED}'; read line <{fifo}; touch {here}/has")
@@ -206,6 +206,32 @@ def test_a_compile_cache_that_others_can_write_is_refused(here: Path) -> None:
     error = refused(here, compile_cache=str(here / "cache"))
     assert error.where == "container.compile_cache"
     assert "loaded as code" in (error.cause or "")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "leave_out", "asked"),
+    [("rdma", [], True), ("tcp", [], False), ("rdma", ["--device"], False)],
+)
+def test_a_node_without_the_device_files_of_rdma_is_named(
+    here: Path, protocol: str, leave_out: list[str], asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container would not start, and docker names a device and no cause."""
+    docker(here, pull="exit 9", there=True)
+    monkeypatch.setattr(container_folders, "VERBS", str(here / "infiniband"))
+    sides = {side: {"connector": {"kind": "mooncake", "protocol": protocol}} for side in ("prefill", "decode")}
+    made = recipe(sides, {"image": "org/vllm:1", "container": {"kind": "docker", "leave_out": leave_out}})
+
+    def look() -> None:
+        asyncio.run(provide_images(ONE, made, run_dir=here / "run-1", store=str(here), report=print))
+
+    if not asked:
+        look()
+        return
+    with pytest.raises(PreflightError, match=f"gpu1 has no {here}/infiniband") as caught:
+        look()
+    assert "protocol: tcp" in (caught.value.todo or "")
+    (here / "infiniband").mkdir()
+    look()
 
 
 PRINTED = [

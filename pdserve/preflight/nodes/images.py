@@ -1,4 +1,4 @@
-"""The image of a container and the folder of compiled kernels on every node, before anything is started in them.
+"""The image of a container on every node, before anything is started in them.
 
 A stage of its own, because `docker run` would fetch tens of gigabytes within the time that a first answer may take,
 without a word. docker fetches on each node that has no such image; for apptainer and pyxis one node makes the file
@@ -7,109 +7,23 @@ that all of them use. What is there is not fetched again.
 
 from __future__ import annotations
 
-import asyncio
-import getpass
-import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes import compile_cache, image
-from pdserve.plan.nodes.container import cache_of, image_of
-from pdserve.preflight.nodes.image_faults import ImageFault, fault, is_absent
-from pdserve.preflight.nodes.together import together
+from pdserve.plan.nodes import image
+from pdserve.plan.nodes.container import image_of
+from pdserve.preflight.nodes.container_folders import check_verbs, make_caches
+from pdserve.preflight.nodes.container_stage import ContainerStage, Report, on_all
+from pdserve.preflight.nodes.image_faults import is_absent
 from pdserve.reach.candidates import Candidate
-from pdserve.reach.node_tool import ToolEnd, run_tool
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.sections.container import Container
 
-Report = Callable[[str], None]
-"""Gets one line for the user."""
-
-_TOOL_SECONDS = 120.0
-_QUIET_SECONDS = 10.0
 _GIB = 1 << 30
-_TAIL_LINES = 8
-_PATIENCE_SECONDS = 10.0
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
-ResultT = TypeVar("ResultT")
-
-
-@dataclass
-class _Stage:
-    container: Container
-    image: str
-    folder: Path
-    """The run directory, for logs."""
-    seconds: float
-    report: Report
-    nodes: int
-    complete: int = 0
-    """Nodes that have it."""
-    fetched: bool = False
-    shown: float = 0.0
-
-    def log(self, node: str) -> Path:
-        return self.folder / "logs" / f"image@{node}.log"
-
-    async def run(
-        self, on: Candidate, argv: Sequence[str], *, seconds: float = _TOOL_SECONDS, watch: Report | None = None
-    ) -> ToolEnd:
-        """Raises PreflightError where the way there cannot be run here."""
-        try:
-            return await run_tool(
-                on.reach,
-                on.name,
-                argv,
-                log=self.log(on.name),
-                marker=f"{self.folder.name}/image@{on.name}",
-                seconds=seconds,
-                watch=watch,
-            )
-        except OSError as error:
-            program = error.filename
-            raise PreflightError(
-                f"{program} cannot be run here: {error.strerror}",
-                where=f"image@{on.name}",
-                cause=f"no {program} in a folder of PATH on this machine",
-                todo=f"install {program} on the machine where pdserve is called, or add its folder to PATH",
-            ) from error
-
-    def step(self, node: str, text: str) -> None:
-        """Says how far one node is; a line every few seconds for all of them."""
-        if time.monotonic() - self.shown >= _QUIET_SECONDS:
-            self.shown = time.monotonic()
-            others = f"; {self.complete} of {self.nodes} nodes have it" if self.nodes > 1 else ""
-            self.report(f"image: {node}: {text}{others}")
-
-    def error(self, node: str, what: str, end: ToolEnd, program: str) -> PreflightError:
-        known = fault(end.text, node=node, image=self.image, program=program, user=_user())
-        lines = [line for line in end.text.splitlines() if line.strip()]
-        if end.code is None:
-            what += " in time"
-            known = ImageFault(
-                "it did not end in its limit", "raise timeouts.container_seconds, or look why it is slow"
-            )
-        return PreflightError(
-            f"{what} on {node}",
-            where=f"image@{node}",
-            cause=None if known is None else known.cause,
-            todo="read the log" if known is None else known.todo,
-            evidence=(f"log: {self.log(node)}", *lines[-_TAIL_LINES:]),
-        )
-
-
-def _user() -> str:
-    """Not every user id has a name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 async def provide_images(
@@ -119,23 +33,23 @@ async def provide_images(
     cannot have it."""
     container = recipe.container
     assert container is not None
-    stage = _Stage(container, image_of(recipe), run_dir, recipe.timeouts.container_seconds, report, nodes=len(machines))
+    stage = ContainerStage(
+        container, image_of(recipe), run_dir, recipe.timeouts.container_seconds, report, nodes=len(machines)
+    )
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     file = image.shared_file(container.kind, stage.image, store)
     if file is not None:
         await _make_file(stage, machines[0], Path(file))
     elif container.kind == "docker":
-        ids = await _all(machines, lambda machine: _docker(stage, machine))
+        ids = await on_all(machines, lambda machine: _docker(stage, machine))
         _compare(stage, machines, ids)
     else:
-        await _all(machines, lambda machine: _file(stage, machine))
-    if (folder := cache_of(recipe)) is not None:
-        warm = await _all(machines, lambda machine: _cache(stage, machine, folder))
-        for line in _warmth(machines, warm, folder):
-            report(line)
+        await on_all(machines, lambda machine: _file(stage, machine))
+    await check_verbs(stage, machines, recipe)
+    await make_caches(stage, machines, recipe, report)
 
 
-async def _docker(stage: _Stage, on: Candidate) -> str:
+async def _docker(stage: ContainerStage, on: Candidate) -> str:
     """The image's id there."""
     looked = await stage.run(on, image.look_argv(stage.container, stage.image))
     if looked.code != 0:
@@ -151,7 +65,7 @@ async def _docker(stage: _Stage, on: Candidate) -> str:
     return looked.text.strip() if match is None else match.group()
 
 
-async def _check_disk(stage: _Stage, on: Candidate) -> None:
+async def _check_disk(stage: ContainerStage, on: Candidate) -> None:
     """Silent where it cannot be known: then the fetch shows it."""
     root = await stage.run(on, image.docker_root_argv())
     folder = root.text.strip().splitlines()[-1] if root.code == 0 and root.text.strip() else ""
@@ -163,7 +77,7 @@ async def _check_disk(stage: _Stage, on: Candidate) -> None:
         _enough(stage, on.name, folder, int(last))
 
 
-def _enough(stage: _Stage, node: str, folder: str, free: int) -> None:
+def _enough(stage: ContainerStage, node: str, folder: str, free: int) -> None:
     if free < stage.container.disk_gib * _GIB:
         raise PreflightError(
             f"the disk of {folder} on {node} has {free / _GIB:.1f} GiB free, and {stage.image} is not there yet",
@@ -173,7 +87,9 @@ def _enough(stage: _Stage, node: str, folder: str, free: int) -> None:
         )
 
 
-async def _fetch(stage: _Stage, on: Candidate, argv: Sequence[str], progress: Callable[[str], str | None]) -> None:
+async def _fetch(
+    stage: ContainerStage, on: Candidate, argv: Sequence[str], progress: Callable[[str], str | None]
+) -> None:
     if not stage.fetched:
         stage.fetched = True
         stage.report(f"image: fetching {stage.image} (at most {stage.seconds:g} s: timeouts.container_seconds)")
@@ -189,7 +105,7 @@ async def _fetch(stage: _Stage, on: Candidate, argv: Sequence[str], progress: Ca
     stage.report(f"image: {on.name} has it after {time.monotonic() - began:.0f} s")
 
 
-async def _make_file(stage: _Stage, on: Candidate, file: Path) -> None:
+async def _make_file(stage: ContainerStage, on: Candidate, file: Path) -> None:
     """Once for all nodes; one that another start makes meanwhile is made twice, and the last one stays."""
     if _is_made(stage, file):
         return
@@ -214,7 +130,7 @@ async def _make_file(stage: _Stage, on: Candidate, file: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _is_made(stage: _Stage, file: Path) -> bool:
+def _is_made(stage: ContainerStage, file: Path) -> bool:
     """Where it is not, there is a folder with room for it."""
     if file.exists():
         return True
@@ -231,7 +147,7 @@ def _is_made(stage: _Stage, file: Path) -> bool:
     return False
 
 
-async def _file(stage: _Stage, on: Candidate) -> None:
+async def _file(stage: ContainerStage, on: Candidate) -> None:
     looked = await stage.run(on, image.look_argv(stage.container, stage.image))
     if looked.code == 1:
         raise PreflightError(
@@ -243,35 +159,7 @@ async def _file(stage: _Stage, on: Candidate) -> None:
         raise stage.error(on.name, f"{stage.image} cannot be looked for", looked, "test")
 
 
-async def _cache(stage: _Stage, on: Candidate, folder: str) -> bool:
-    """Whether anything is in it. It holds code that is loaded, so it must be the user's own."""
-    made = await stage.run(on, compile_cache.make_argv(folder))
-    looked = await stage.run(on, compile_cache.look_argv(folder)) if made.code == 0 else made
-    lines = looked.text.splitlines()
-    owner = next((line.split() for line in lines if line.startswith("owner ")), None)
-    if looked.code != 0 or owner is None or len(owner) != 3:
-        error = stage.error(on.name, f"the compile cache {folder} cannot be made", looked, "find")
-        error.where, error.todo = "container.compile_cache", "name a folder that you may write to on every node"
-        raise error
-    uid, mode = owner[1:]
-    if uid != str(os.getuid()) or int(mode, 8) & 0o022:
-        raise PreflightError(
-            f"the compile cache {folder} on {on.name} belongs to uid {uid}, mode {mode}",
-            where="container.compile_cache",
-            cause="what is in it is loaded as code, and others could put something there",
-            todo=f"remove it, or chmod go-w {folder} as uid {os.getuid()}",
-        )
-    return "file" in lines
-
-
-def _warmth(machines: Sequence[Candidate], warm: Sequence[bool], folder: str) -> Iterator[str]:
-    for state, text in ((True, "warm"), (False, "cold: kernels are compiled by this start")):
-        names = [machine.name for machine, there in zip(machines, warm, strict=True) if there is state]
-        if names:
-            yield f"compile cache {folder} on {', '.join(names)}: {text}"
-
-
-def _compare(stage: _Stage, machines: Sequence[Candidate], ids: Sequence[str]) -> None:
+def _compare(stage: ContainerStage, machines: Sequence[Candidate], ids: Sequence[str]) -> None:
     """A tag that has moved gives nodes that fetch at different times different images."""
     if len(set(ids)) > 1:
         raise PreflightError(
@@ -281,40 +169,3 @@ def _compare(stage: _Stage, machines: Sequence[Candidate], ids: Sequence[str]) -
             todo="name the image by its digest (NAME@sha256:...), or docker pull it on every node",
             evidence=tuple(f"{machine.name}: {id_}" for machine, id_ in zip(machines, ids, strict=True)),
         )
-
-
-async def _all(
-    machines: Sequence[Candidate], work: Callable[[Candidate], Coroutine[Any, Any, ResultT]]
-) -> list[ResultT]:
-    """What each node gives, all at once. Once a node has failed, the others are waited for no longer than an answer
-    takes: a fetch may last for an hour. Raises one PreflightError with every node that fails."""
-    tasks = {machine.name: asyncio.create_task(work(machine)) for machine in machines}
-    try:
-        _, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
-        if pending:
-            await asyncio.wait(pending, timeout=_PATIENCE_SECONDS)
-        failed = {name: task for name, task in tasks.items() if task.done() and task.exception() is not None}
-        if failed:
-            raise _together(failed, of=len(tasks), stopped=[name for name, task in tasks.items() if not task.done()])
-        return [task.result() for task in tasks.values()]
-    finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-
-
-def _together(failed: Mapping[str, asyncio.Task[Any]], *, of: int, stopped: Sequence[str]) -> BaseException:
-    """The nodes that cannot have it, as one error; a bug as it is."""
-    errors = []
-    for task in failed.values():
-        error = task.exception()
-        if not isinstance(error, PreflightError):
-            assert error is not None
-            return error
-        errors.append(error)
-    return together(
-        errors,
-        f"{len(errors)} of {of} nodes cannot have the container: {', '.join(failed)}",
-        todo=errors[0].todo,
-        also=[f"what {', '.join(stopped)} had begun was stopped"] if stopped else [],
-    )
