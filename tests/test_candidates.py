@@ -166,6 +166,7 @@ def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None
         run_id="r1",
         run_dir="/shared/r1",
         recipe_dir="/recipes",
+        store="/images",
     )
     command = boxed.machines[0].command
     assert command[:2] == ("docker", "run")
@@ -179,11 +180,16 @@ def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
     there = of_job(JOB, ())
     assert there is not None
     boxed = in_containers(
-        there, recipe(Container(kind="pyxis", image="vllm:1")), run_id="r1", run_dir="/s", recipe_dir="/r"
+        there,
+        recipe(Container(kind="pyxis", image="vllm:1")),
+        run_id="r1",
+        run_dir="/s",
+        recipe_dir="/r",
+        store="/images",
     )
     reach = boxed.machines[0].reach
     assert isinstance(reach, Srun)
-    assert any(option.startswith("--container-image=") for option in reach.options)
+    assert any(option.startswith("--container-image=/images/") for option in reach.options), "the file of all nodes"
     assert boxed.machines[0].command[-1] == "python3"
 
 
@@ -194,4 +200,4 @@ def test_without_a_container_nothing_is_wrapped(scontrol: Path) -> None:
     plain = Recipe.model_validate(
         {"schema": 1, "name": "x", "platform": "cpu", "model": {"id": "o/m", "served_name": "m"}}
     )
-    assert in_containers(there, plain, run_id="r", run_dir="/r", recipe_dir="/r") is there
+    assert in_containers(there, plain, run_id="r", run_dir="/r", recipe_dir="/r", store="/i") is there

@@ -40,7 +40,7 @@ def run(
     there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    findings = sorted(preflight(loaded, there), key=lambda finding: _ORDER.index(finding.status))
+    findings = sorted(preflight(loaded, there, _progress), key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     elif sys.stdout.isatty():
@@ -51,6 +51,10 @@ def run(
             typer.echo(line)
     if failed(findings):
         raise typer.Exit(PreflightError.exit_code)
+
+
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _table(findings: Iterable[Finding], loaded: LoadedRecipe) -> Table:

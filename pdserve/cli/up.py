@@ -33,6 +33,11 @@ def run(
     words = recipe_words(loaded.path, set_, unset)
     there = where(loaded, cluster, this_machine=this_machine, words=words)
     if dry:
-        typer.echo(render_shell(dry_run(loaded, there).plan), nl=False)
+        typer.echo(render_shell(dry_run(loaded, there, _progress).plan), nl=False)
         return
     up(loaded, there, Console(), options)
+
+
+def _progress(line: str) -> None:
+    """Beside the plan on stdout."""
+    typer.echo(line, err=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
+from pdserve.operations.images import image_store, provide
 from pdserve.operations.interpreters import as_running
 from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.model import LmcacheServer, Node, Plan
@@ -23,6 +24,7 @@ from pdserve.preflight.finding import Finding, of_error, raise_failed
 from pdserve.preflight.memory import given_back
 from pdserve.preflight.node_checks import check_node
 from pdserve.preflight.nodes.agreement import compare
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.preflight.nodes.survey import survey
 from pdserve.reach.candidates import Candidates, in_containers
 from pdserve.reach.cluster_file import LoadedCluster
@@ -50,21 +52,25 @@ class Looked:
             raise_failed(self.findings)
 
 
-def look(loaded: LoadedRecipe, machines: Candidates | None, run: RunDir, *, running: bool = False) -> Looked:
+def look(
+    loaded: LoadedRecipe, machines: Candidates | None, run: RunDir, *, report: Report, running: bool = False
+) -> Looked:
     """`machines` None: this one. `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
-    be started or replaced is looked at. Raises PreflightError and RecipeError when there is no plan to be had."""
+    be started or replaced is looked at. `report` gets lines of what takes long: an image that is fetched, because the
+    nodes are looked at from inside of it. Raises PreflightError and RecipeError when there is no plan to be had."""
     if machines is None:
         return _look_here(loaded, run, running=running)
+    provide(loaded, machines, run, report)
     return _look_there(loaded, machines, run, running=running)
 
 
-def look_once(loaded: LoadedRecipe, machines: Candidates | None) -> Looked:
+def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report) -> Looked:
     """`look` through a run directory that is gone afterwards. It stays when a node cannot be looked at: the error names
     a log in it."""
     if machines is None:
         return _look_here(loaded, None, running=False)
     run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
-    seen = look(loaded, machines, run)
+    seen = look(loaded, machines, run, report=report)
     shutil.rmtree(run.path)
     return seen
 
@@ -99,6 +105,7 @@ def _look_there(loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, runn
             run_id=run.run_id,
             run_dir=str(run.path),
             recipe_dir=str(loaded.path.parent.absolute()),
+            store=image_store(loaded.recipe),
         )
     planned: Planned | None = None
     notes: tuple[str, ...] = ()

@@ -19,10 +19,12 @@ from pdserve.operations.launcher_process import end_launcher, follow, held_back,
 from pdserve.operations.look import Looked, look, look_once
 from pdserve.operations.plan_recipe import Planned, plan_for
 from pdserve.operations.progress import VerbProgress
+from pdserve.operations.shown_agents import shown_nodes
 from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets
 from pdserve.preflight.finding import strange
+from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
 from pdserve.run.orphans import living, stop_left, supervised
@@ -54,7 +56,7 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         if there.machines is not None:
             names = [machine.name for machine in there.machines.machines]
         check_place(run, names, job=there.job)
-        seen = look(loaded, there.machines, run, running=True)
+        seen = look(loaded, there.machines, run, report=show.note, running=True)
         for line in seen.notes:
             show.result(line)
         show.warn(strange(seen.findings))
@@ -66,6 +68,7 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
     if there.machines is not None:
         # Probes log into it, and every node must see it. A failed look at this machine leaves nothing.
         run.make()
+        interruptible()  # a fetch of an image that has begun is stopped
     try:
         seen = _looked(loaded, there, run, show)
         key = random_secrets.token_urlsafe(32)
@@ -78,13 +81,15 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
     _bring_up(run, seen.planned, key, secrets, show, options, began)
 
 
-def dry_run(loaded: LoadedRecipe, there: Where) -> Planned:
-    """The plan for where it would go. Other machines are looked at, and nothing is left there."""
+def dry_run(loaded: LoadedRecipe, there: Where, report: Report) -> Planned:
+    """The plan for where it would go. Other machines are looked at, and nothing is left there but the image of the
+    container, through which they are looked at."""
     if there.machines is None:
         return plan_for(loaded, [local_node(loaded.recipe.platform)], run_dir="run", run_id="dry-run")
-    seen = look_once(loaded, there.machines).planned
-    python = there.machines.machines[0].command[-1]
-    return plan_for(loaded, seen.plan.nodes, run_dir="run", run_id="dry-run", versions=seen.versions, python=python)
+    seen = look_once(loaded, there.machines, report).planned
+    nodes = shown_nodes(loaded, there.machines, seen.plan.nodes)
+    python = nodes[0].command[-1]
+    return plan_for(loaded, nodes, run_dir="run", run_id="dry-run", versions=seen.versions, python=python)
 
 
 def recorded_recipe(root: Path) -> Path:
@@ -115,7 +120,7 @@ def check_no_orphans(root: Path, name: str) -> None:
 
 
 def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:
-    seen = look(loaded, there.machines, run)
+    seen = look(loaded, there.machines, run, report=show.note)
     show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
     if there.machines is not None:
         show.note(f"{there.machines.origin}: {len(there.machines.machines)} node(s)", *seen.nodes)

@@ -29,6 +29,9 @@ class Node(Frozen):
     """How its agent is started."""
     command: tuple[str, ...] = ()
     """What runs the agent there: an interpreter, or a container with one. (): the launcher's own interpreter."""
+    agent: tuple[str, ...] = ()
+    """The whole line that starts the agent from here, through docker, srun or ssh, to be shown. (): not known yet, or
+    a child of the launcher."""
 
 
 class HttpProbe(Frozen):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.plan.model import Node
-from pdserve.plan.nodes.reach import Local, term_seconds
+from pdserve.plan.nodes.agent_line import agent_argv, has_lease, step_name
 from pdserve.reach.channel import Channel
-from pdserve.reach.link import BEATS, AgentLink
+from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
 
@@ -21,17 +20,7 @@ def open_agent(
 
     They end when the link is closed or this process dies; on another node also when they hear nothing for their lease.
     """
-    remote = not isinstance(node.reach, Local)
-    argv = [
-        *(node.command or (sys.executable,)),
-        *("-m", "pdserve.node.agent"),
-        *("--node", node.name, "--run-dir", str(run_dir), "--run-id", run_id),
-    ]
-    if remote:
-        pulse = timeouts.heartbeat_seconds / BEATS
-        argv += ["--pulse", f"{pulse:g}", "--lease", f"{timeouts.agent_lease_seconds:g}"]
-    if (seconds := term_seconds(node.reach)) is not None:
-        argv += ["--term-seconds", f"{seconds:g}"]
+    argv = agent_argv(node, run_dir=str(run_dir), run_id=run_id, timeouts=timeouts)
     log = run_dir / "logs" / f"agent@{node.name}.log"
-    channel = Channel.open(node.reach, node.name, f"pdserve-{node.name}", argv, log=log)
-    return AgentLink(node.name, channel, receive, heartbeat=timeouts.heartbeat_seconds if remote else None)
+    channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
+    return AgentLink(node.name, channel, receive, heartbeat=timeouts.heartbeat_seconds if has_lease(node) else None)

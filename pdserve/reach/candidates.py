@@ -11,18 +11,20 @@ from pathlib import Path
 
 import pdserve
 from pdserve.errors import PreflightError
-from pdserve.plan.nodes.container import Around, image_of, needed_paths, source_folder, wrap
+from pdserve.plan.nodes.container import Around, cache_of, image_of, needed_paths, source_folder, wrap
+from pdserve.plan.nodes.image import shared_file
 from pdserve.plan.nodes.nodelist import expand
 from pdserve.plan.nodes.reach import Local, Srun, Ssh
 from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.reach.slurm_job import gpus_asked_per_node
 from pdserve.reach.ssh_destination import machine_of
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.rdma import uses_rdma
 from pdserve.recipe.sections.nodes import Network
 from pdserve.system.process import output_of
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
-_DEFAULT_KILL_WAIT_SECONDS = 30.0
+DEFAULT_KILL_WAIT_SECONDS = 30.0
 """slurm.conf's own."""
 _SCONTROL_SECONDS = 10.0
 
@@ -120,8 +122,11 @@ def _gpus_per_node(environ: Mapping[str, str], job: str) -> int | None:
     return int(has) if asked is None else min(int(has), asked)
 
 
-def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_dir: str, recipe_dir: str) -> Candidates:
-    """The same machines with the recipe's container around whatever pdserve starts there.
+def in_containers(
+    candidates: Candidates, recipe: Recipe, *, run_id: str, run_dir: str, recipe_dir: str, store: str
+) -> Candidates:
+    """The same machines with the recipe's container around whatever pdserve starts there. `store`: the folder of the
+    files that are made of images.
 
     Raises PreflightError where the container cannot be had that way.
     """
@@ -129,7 +134,8 @@ def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_di
     if container is None:
         return candidates
     image, paths = image_of(recipe), needed_paths(recipe, recipe_dir)
-    package = source_folder(str(Path(pdserve.__file__).parent))
+    image, cache = shared_file(container.kind, image, store) or image, cache_of(recipe)
+    package, rdma = source_folder(str(Path(pdserve.__file__).parent)), uses_rdma(recipe)
 
     def wrapped(candidate: Candidate) -> Candidate:
         in_slurm = isinstance(candidate.reach, Srun)
@@ -143,6 +149,8 @@ def in_containers(candidates: Candidates, recipe: Recipe, *, run_id: str, run_di
             user=f"{os.getuid()}:{os.getgid()}",
             groups=tuple(os.getgroups()),
             in_slurm=in_slurm,
+            rdma=rdma,
+            compile_cache=cache,
         )
         match = wrap(container, image, (), around)
         reach = candidate.reach.model_copy(update={"options": match.srun_options}) if in_slurm else candidate.reach
@@ -155,4 +163,4 @@ def kill_wait() -> float:
     """Slurm's KillWait in seconds; its default where scontrol does not have it."""
     tool = output_of(["scontrol", "show", "config"], timeout=_SCONTROL_SECONDS)
     match = _KILL_WAIT.search(tool.out)
-    return float(match.group(1)) if match else _DEFAULT_KILL_WAIT_SECONDS
+    return float(match.group(1)) if match else DEFAULT_KILL_WAIT_SECONDS

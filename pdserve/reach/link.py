@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from pdserve.errors import AgentProtocolError
+from pdserve.plan.nodes.agent_line import BEATS
 from pdserve.reach.channel import Channel
 from pdserve.reach.protocol import (
     AgentMessage,
@@ -30,8 +31,6 @@ from pdserve.reach.protocol import (
 _MANY_BYTES = 1024 * 1024
 """Of orders that an agent has not read: then none is sent that can be done without."""
 _SHORTEST_SECONDS = 0.01
-BEATS = 5
-"""Beats in the length of a heartbeat: four may be late before a node counts as lost."""
 _ASK_MARGIN_SECONDS = 5.0
 _SILENT_SECONDS = 5.0
 """What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""

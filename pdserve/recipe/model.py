@@ -137,6 +137,11 @@ class Timeouts(Strict):
         default=21600,
         description="The download of the weights on one node. One that does not move for ten minutes ends before.",
     )
+    container_seconds: Seconds = Field(
+        default=7200,
+        description="The image of the container on one node, or the file of it that all nodes share: tens of GB are "
+        "fetched and unpacked.",
+    )
     lmcache_seconds: Seconds = Field(
         default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
     )

@@ -89,6 +89,9 @@ def request_text(run: RunDir, request: Request) -> str:
     plan["processes"] = [
         {name: value for name, value in process.items() if name in known} for process in plan["processes"]
     ]
+    of_nodes = {name for node in running["nodes"] for name in node}
+    plan["nodes"] = [{name: value for name, value in node.items() if name in of_nodes} for node in plan["nodes"]]
+    plan["timeouts"] = {name: value for name, value in plan["timeouts"].items() if name in running["timeouts"]}
     return json.dumps({**message, "plan": plan})
 
 

@@ -25,7 +25,7 @@ def container(kind: Kind) -> Container:
     )
 
 
-def around(platform: Literal["cpu", "cuda", "rocm"] = "rocm", *, in_slurm: bool = True) -> Around:
+def around(platform: Literal["cpu", "cuda", "rocm"] = "rocm", *, in_slurm: bool = True, rdma: bool = False) -> Around:
     """A node of a Slurm job, a user with two more groups, and a local model."""
     return Around(
         run_id="20260101-abc",
@@ -38,6 +38,7 @@ def around(platform: Literal["cpu", "cuda", "rocm"] = "rocm", *, in_slurm: bool 
         groups=(44, 109),
         forward=("SLURM_JOB_ID",),
         in_slurm=in_slurm,
+        rdma=rdma,
     )
 
 

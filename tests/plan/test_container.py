@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pdserve.errors import PreflightError
 from pdserve.plan.nodes.container import (
     Around,
     Wrapped,
+    cache_of,
     docker_list_argv,
     docker_stop_argv,
     image_of,
@@ -141,13 +143,31 @@ def test_docker_runs_as_the_user_who_owns_the_run_directory() -> None:
     assert "--user=1000:100" not in root
 
 
-def test_an_option_takes_the_place_of_ours_of_the_same_name() -> None:
-    argv = wrapped("docker", options=["--ulimit=memlock=1024", "--device=/dev/infiniband"]).argv
-    assert [word for word in argv if word.startswith("--ulimit")] == ["--ulimit=memlock=1024"]
-    srun = wrapped("pyxis", options=["--container-readonly", "--container-mount-home"]).srun_options
-    assert srun[-2:] == ("--container-readonly", "--container-mount-home")
-    assert "--container-writable" not in srun
-    assert "--no-container-mount-home" not in srun
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compile_cache_is_mounted_where_its_variables_lead(kind: Kind) -> None:
+    here = replace(around(), compile_cache="/scratch/cache/m")
+    line = words(wrap(Container(kind=kind), IMAGE, ARGUMENTS, here))
+    assert any("/scratch/cache/m:/scratch/cache/m" in word for word in line)
+    for variable in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "AITER_JIT_DIR"):
+        assert any(word.startswith(f"{variable}=/scratch/cache/m/") for word in line), variable
+    assert not any("/scratch" in word for word in words(wrapped(kind)))
+
+
+def test_the_recipes_own_variable_wins_over_the_compile_caches() -> None:
+    here = replace(around(), compile_cache="/c")
+    argv = wrap(Container(kind="docker", env={"TRITON_CACHE_DIR": "/mine"}), IMAGE, ARGUMENTS, here).argv
+    assert [word for word in argv if word.startswith("TRITON_CACHE_DIR=")] == ["TRITON_CACHE_DIR=/mine"]
+
+
+def test_a_compile_cache_is_of_one_image_and_one_model() -> None:
+    folders = {
+        cache_of(recipe({"image": image, "container": {"kind": "docker", "compile_cache": "/c"}}, {"model": model}))
+        for image in ("x:1", "x:2")
+        for model in ({"id": "o/a", "path": None}, {"id": "o/b", "path": None})
+    }
+    assert len(folders) == 4
+    assert all(folder is not None and folder.startswith("/c/o-") for folder in folders)
+    assert cache_of(recipe({"image": "x:1", "container": {"kind": "docker"}})) is None
 
 
 @pytest.mark.parametrize(

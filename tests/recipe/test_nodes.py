@@ -59,7 +59,17 @@ REFUSED = [
     (("container={kind: docker, image: x, mounts: ['/a:/b:rw']}",), 'mounts.0: "rw" is no way to mount', "write :ro"),
     (("container={kind: docker, image: x, mounts: ['/a:/b,c']}",), "container.mounts.0: a comma separates", ""),
     (("container={kind: docker, image: x, mounts: ['/a:/b', '/c:/b']}",), "mounts.1: /b is mounted twice", "keep one"),
-    (("container={kind: docker, image: x, options: ['--env=A=1']}",), "pdserve sets --env", "set container.env"),
+    (("container={kind: docker, image: x, options: ['-it']}",), "pdserve sets --interactive", "stdin and stdout"),
+    (("container={kind: docker, image: x, options: ['-e', 'VLLM_PORT=1']}",), "pdserve sets VLLM_PORT", ""),
+    (
+        ("container={kind: docker, image: x, options: ['-e=HF_TOKEN=abc']}",),
+        "HF_TOKEN looks like a secret",
+        "container.env",
+    ),
+    (("container={kind: docker, image: x, leave_out: [--gpu]}",), "does not set --gpu here", "it sets --ulimit=nofile"),
+    (("container={kind: docker, image: x, leave_out: [--device=/dev/kfd]}",), "container.leave_out.0:", "--gpus=all"),
+    (("container={kind: docker, image: x, store: /s}",), "container.store: docker keeps images in a folder", "remove"),
+    (("container={kind: docker, image: x, compile_cache: cache}",), "container.compile_cache:", "not an absolute path"),
     (("container={kind: docker, image: x, options: [image]}",), '"image" is not an option of docker', "--name=value"),
     (("container={kind: docker, image: x, env: {VLLM_PORT: 1}}",), "env.VLLM_PORT: pdserve sets this variable", ""),
     (("container={kind: docker, image: x, env: {HF_TOKEN: abc}}",), "HF_TOKEN: looks like a secret", "{secret: HF_TO"),
@@ -114,3 +124,16 @@ def test_a_secret_of_the_container_is_a_name(tmp_path: Path) -> None:
     recipe = load(tmp_path, DOCKER, "container.env.HF_TOKEN={secret: HF_TOKEN}").recipe
     assert recipe.container is not None
     assert recipe.container.env == {"HF_TOKEN": SecretRef(secret="HF_TOKEN")}
+
+
+def test_an_image_without_a_container_is_not_used_and_a_warning_has_the_line_to_add(tmp_path: Path) -> None:
+    [warning] = [text for text in load(tmp_path, GPU, "image=docker.io/org/image:1").warnings if "not used" in text]
+    assert "recipe.yaml" in warning or "--set" in warning
+    assert "container: {kind: docker}" in warning
+    assert not [text for text in load(tmp_path, DOCKER).warnings if "container: {kind" in text]
+
+
+def test_a_variable_may_be_passed_on_by_its_name(tmp_path: Path) -> None:
+    recipe = load(tmp_path, DOCKER, "container.options=['-e', HF_TOKEN]").recipe
+    assert recipe.container is not None
+    assert recipe.container.options == ["-e", "HF_TOKEN"]

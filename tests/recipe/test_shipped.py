@@ -56,12 +56,14 @@ def test_these_recipes_are_shipped() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_it_loads_without_any_variable_and_without_a_warning_on_its_own_platform(path: Path) -> None:
-    """But that of a model whose commit could not be looked up, and that of a proxy for clients on other nodes, whose
-    certificate only its site can make."""
+    """But that of a model whose commit could not be looked up, that of a proxy for clients on other nodes, whose
+    certificate only its site can make, and that of an image, whose kind of container only its site knows."""
     loaded = _load(path)
     opened = ["keys and prompts travel to 0.0.0.0 in the clear"] * (loaded.recipe.proxy.host == "0.0.0.0")
     unpinned = ["another start, or another node, may get other weights"] * (path in KIMI)
-    assert [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings] == [*opened, *unpinned]
+    boxed = ["without a container section everything runs with the programs of the node"] * (path in KIMI)
+    shown = [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings]
+    assert shown == [*opened, *unpinned, *boxed]
     assert loaded.recipe.name == path.stem
     assert loaded.recipe.description
 

@@ -12,31 +12,20 @@ start orders carry it over the pipe.
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 from pdserve.errors import PreflightError
+from pdserve.plan.nodes.compile_cache import cache_folder, cache_variables
+from pdserve.plan.nodes.image import as_apptainer, as_docker, as_enroot
 from pdserve.recipe.base import SecretRef
+from pdserve.recipe.container_options import Platform, defaults, merged, targets
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.rdma import VERBS
 from pdserve.recipe.sections.container import Container
 
 LABEL_RUN, LABEL_NODE = "pdserve.run", "pdserve.node"
-_OPEN_FILES = 1048576
-_DOCKER_DEVICES = {
-    "cpu": (),
-    "cuda": ("--gpus=all",),
-    # AMD's own list for vLLM: ptrace and the calls that seccomp forbids are how ranks map each other's memory.
-    "rocm": (
-        "--device=/dev/kfd",
-        "--device=/dev/dri",
-        "--security-opt=seccomp=unconfined",
-        "--cap-add=SYS_PTRACE",
-    ),
-}
-_APPTAINER_DEVICES = {"cpu": (), "cuda": ("--nv",), "rocm": ("--rocm",)}
-_REGISTRY = re.compile(r"(?P<registry>localhost|[^/]*[.:][^/]*)/(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ class Around:
     run_id: str
     run_dir: str
     node: str
-    platform: Literal["cpu", "cuda", "rocm"]
+    platform: Platform
     package: str | None
     """`source_folder`: mounted and on PYTHONPATH, so that the code inside is the code outside. None: the image has
     pdserve."""
@@ -61,6 +50,10 @@ class Around:
     """docker and pyxis: names of variables that keep the node's value inside. apptainer passes all of them on."""
     in_slurm: bool = False
     """Whether srun is what starts it."""
+    rdma: bool = False
+    """Whether the engines open RDMA devices."""
+    compile_cache: str | None = None
+    """The folder for compiled kernels; None: they go with the run."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +93,14 @@ def source_folder(package: str) -> str | None:
     is installed, because the other packages beside it are the node's and would shadow the image's."""
     folder = posixpath.dirname(package.rstrip("/"))
     return None if posixpath.basename(folder) in ("site-packages", "dist-packages") else folder
+
+
+def cache_of(recipe: Recipe) -> str | None:
+    """The folder of compiled kernels for the recipe's image and model; None: none is kept."""
+    root = None if recipe.container is None else recipe.container.compile_cache
+    if root is None:
+        return None
+    return cache_folder(root, image=image_of(recipe), model=recipe.model.path or recipe.model.id or "")
 
 
 def image_of(recipe: Recipe) -> str:
@@ -142,9 +143,7 @@ def _docker(container: Container, image: str, inside: Sequence[str], around: Aro
         shm = ["--ipc=private", f"--shm-size={round(container.shm_gib * 1024)}m"]
     ours = [
         *shm,
-        f"--ulimit=nofile={_OPEN_FILES}:{_OPEN_FILES}",
-        "--ulimit=memlock=-1:-1",
-        *_DOCKER_DEVICES[around.platform],
+        *defaults("docker", around.platform, rdma=around.rdma),
         *([f"--user={around.user}"] if around.user is not None else []),
         *(f"--group-add={group}" for group in around.groups),
     ]
@@ -152,55 +151,43 @@ def _docker(container: Container, image: str, inside: Sequence[str], around: Aro
         *("docker", "run", "--rm", "--init", "--interactive", "--network=host"),
         f"--label={LABEL_RUN}={around.run_id}",
         f"--label={LABEL_NODE}={around.node}",
-        *_with_options(ours, container.options),
+        *merged("docker", ours, container.options, container.leave_out),
         f"--workdir={around.run_dir}",
         *(f"--volume={mount}" for mount in _mounts(container, around)),
         *(f"--env={name}" for name in around.forward),
         # An image's own entry point (`vllm serve`) would take ours for its arguments.
         f"--entrypoint={program}",
-        image.removeprefix("docker://"),
+        as_docker(image),
         *arguments,
     )
 
 
 def _apptainer(container: Container, image: str, inside: Sequence[str], around: Around) -> tuple[str, ...]:
-    source = image if _is_file(image) or "://" in image else f"docker://{image}"
     return (
         *("apptainer", "exec", "--no-home"),
-        *_with_options(_APPTAINER_DEVICES[around.platform], container.options),
+        *merged(
+            "apptainer",
+            defaults("apptainer", around.platform, rdma=around.rdma),
+            container.options,
+            container.leave_out,
+        ),
         f"--pwd={around.run_dir}",
         *(f"--bind={mount}" for mount in _mounts(container, around)),
-        source,
+        as_apptainer(image),
         *inside,
     )
 
 
 def _pyxis(container: Container, image: str, around: Around) -> Iterator[str]:
-    yield f"--container-image={_enroot(image)}"
+    yield f"--container-image={as_enroot(image)}"
     # The steps of a job find it by its name: the image is unpacked once a node, and removed with the job.
     yield f"--container-name=pdserve-{around.run_id}"
     yield f"--container-mounts={','.join(_mounts(container, around))}"
     yield f"--container-workdir={around.run_dir}"
     if around.forward:
         yield f"--container-env={','.join(around.forward)}"
-    ours = ["--no-container-mount-home", "--no-container-entrypoint", "--container-writable"]
-    yield from _with_options(ours, container.options)
-
-
-def _enroot(image: str) -> str:
-    """`registry/name:tag` as enroot writes it: `registry#name:tag`."""
-    bare = image.removeprefix("docker://")
-    if _is_file(bare) or "#" in bare or "://" in bare:
-        return bare
-    match = _REGISTRY.fullmatch(bare)
-    if match is None:
-        return bare
-    rest = match.group("rest")
-    return rest if match.group("registry") == "docker.io" else f"{match.group('registry')}#{rest}"
-
-
-def _is_file(image: str) -> bool:
-    return image.startswith(("/", "./", "../")) or image.endswith((".sif", ".sqsh"))
+    ours = defaults("pyxis", around.platform, rdma=around.rdma)
+    yield from merged("pyxis", ours, container.options, container.leave_out)
 
 
 def _environment(container: Container, around: Around) -> Iterator[str]:
@@ -212,6 +199,7 @@ def _environment(container: Container, around: Around) -> Iterator[str]:
         **({"PYTHONPATH": around.package} if around.package is not None else {}),
         "PYTHONNOUSERSITE": "1",
         "HOME": _home(container, around),
+        **({} if around.compile_cache is None else cache_variables(around.compile_cache, around.platform)),
         # A bare user id has no name, and getpass.getuser() of torch's compile cache asks for one.
         **({"USER": "pdserve"} if container.kind == "docker" and around.user is not None else {}),
         **{name: str(value) for name, value in container.env.items() if not isinstance(value, SecretRef)},
@@ -232,9 +220,13 @@ def _home(container: Container, around: Around) -> str:
 
 def _mounts(container: Container, around: Around) -> list[str]:
     """SRC:DST[:ro]; what the recipe mounts at one of our paths is meant to be there."""
-    taken = {mount.split(":")[1] for mount in container.mounts}
+    taken = {mount.split(":")[1] for mount in container.mounts} | set(targets(container.kind, container.options))
     read = [*([around.package] if around.package is not None else []), *around.paths]
     own = {around.run_dir: "", **{path: ":ro" for path in read if path != around.run_dir}}
+    if around.rdma and container.kind != "docker":  # docker is given devices by an option of its own
+        own[VERBS] = ""
+    if around.compile_cache is not None:
+        own[around.compile_cache] = ""
     for path in own:
         if not path.startswith("/") or set(path) & set(":,"):
             raise PreflightError(
@@ -243,13 +235,3 @@ def _mounts(container: Container, around: Around) -> list[str]:
                 todo="use another folder",
             )
     return [*(f"{path}:{path}{mode}" for path, mode in own.items() if path not in taken), *container.mounts]
-
-
-def _with_options(ours: Sequence[str], options: Sequence[str]) -> list[str]:
-    """`ours` without those that an option of the same name, or its opposite, replaces, and then the options."""
-    replaced = {_name(option) for option in options}
-    return [*(option for option in ours if _name(option) not in replaced), *options]
-
-
-def _name(option: str) -> str:
-    return option.partition("=")[0].removeprefix("--").removeprefix("no-").replace("readonly", "writable")

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from pdserve.plan.engines.cpus import cpu_share
 from pdserve.plan.environment import ENGINE_KEY
-from pdserve.plan.model import ExitProbe, HttpProbe, LmcacheProbe, Plan, Probe, Process
+from pdserve.plan.model import ExitProbe, HttpProbe, LmcacheProbe, Node, Plan, Probe, Process
 
 _POLL_SECONDS = 0.5
 
@@ -89,6 +89,7 @@ def render_shell(plan: Plan) -> str:
         f"# {plan.name}: {plan.mode}, {plan.platform}, {len(plan.processes)} processes on {len(plan.nodes)} node(s).",
         "# Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.",
         *(f"# warning: {warning}" for warning in plan.warnings),
+        *(line for node in plan.nodes if node.agent for line in _agent(node)),
         _PRELUDE,
         f"RUN_DIR={shlex.quote(plan.run_dir)}",
         *_engine_key(plan),
@@ -98,6 +99,20 @@ def render_shell(plan: Plan) -> str:
         _main(plan),
     ]
     return "\n".join(parts)
+
+
+def _agent(node: Node) -> Iterator[str]:
+    """Comments, because a script starts processes without an agent. The options of the program stay beside it."""
+    yield "#"
+    yield f"# {node.name}: `pdserve up` starts its agent, and the agent all processes of the node, with"
+    lines = [node.agent[0]]
+    for argument in node.agent[1:]:
+        quoted = shlex.quote(argument)
+        if argument.startswith("-"):
+            lines.append(quoted)
+        else:
+            lines[-1] += f" {quoted}"
+    yield from (f"#   {line}{' ' + chr(92) if index < len(lines) - 1 else ''}" for index, line in enumerate(lines))
 
 
 def _engine_key(plan: Plan) -> Iterator[str]:

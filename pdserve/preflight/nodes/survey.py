@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
 from pdserve.plan.model import Node, Plan
+from pdserve.plan.nodes.agent_line import with_agent
 from pdserve.plan.nodes.reach import Ssh, reach_argv
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Finding
@@ -182,7 +183,15 @@ async def survey(
         asked = [_asked(machine, machines) for machine in machines]
         locate = (lambda _: None) if candidates.file is None else candidates.file.locate
         addresses = choose_all(asked, facts, network, locate)
-        nodes = [_node(machine, facts[machine.name], addresses[machine.name]) for machine in machines]
+        nodes = [
+            with_agent(
+                _node(machine, facts[machine.name], addresses[machine.name]),
+                run_dir=str(run_dir),
+                run_id=RunDir(run_dir).run_id,
+                timeouts=recipe.timeouts,
+            )
+            for machine in machines
+        ]
         # Whether the others have the same is one of the findings.
         plan = plan_for(nodes, facts[machines[0].name].versions)
         findings = [

@@ -76,6 +76,7 @@ _WARNINGS = (
     engines.unknown_flags,
     weights.unpinned,
     weights.lost_cache,
+    container.unused_image,
 )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdserve.recipe.container_options import Option, can_be_left_out, is_set, read
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
-from pdserve.recipe.rules.nodes import option_problems
+from pdserve.recipe.rdma import uses_rdma
 from pdserve.recipe.sections.container import Container, Kind
 
 _MOUNTS, _ENV = "set container.mounts", "set container.env"
@@ -16,9 +17,6 @@ _PIPE = "the launcher speaks to the agent over the container's stdin and stdout"
 _WORKDIR = "the agent works in the run directory"
 OWNED: dict[Kind, dict[str, str]] = {
     "docker": {
-        "volume": _MOUNTS,
-        "mount": _MOUNTS,
-        "env": _ENV,
         "env-file": _ENV,
         "shm-size": "set container.shm_gib",
         "ipc": "set container.shm_gib, or leave it out for the node's own /dev/shm",
@@ -35,9 +33,6 @@ OWNED: dict[Kind, dict[str, str]] = {
         "workdir": _WORKDIR,
     },
     "apptainer": {
-        "bind": _MOUNTS,
-        "mount": _MOUNTS,
-        "env": _ENV,
         "env-file": _ENV,
         "pwd": _WORKDIR,
         "cwd": _WORKDIR,
@@ -77,9 +72,20 @@ def container(recipe: Recipe) -> Iterator[Problem]:
             "remove it; preflight checks the size that the node has",
             also=(("container", "kind"),),
         )
+    for key in ("store", "compile_cache"):
+        folder = getattr(section, key)
+        if folder is not None and (not folder.startswith("/") or set(folder) & set(":,") or not folder.isprintable()):
+            yield Problem(("container", key), f"{show.value(folder)} is not an absolute path without : and ,")
+    if section.store is not None and section.kind == "docker":
+        yield Problem(
+            ("container", "store"),
+            "docker keeps images in a folder of its own on each node",
+            "remove it",
+            also=(("container", "kind"),),
+        )
     yield from _mounts(section)
-    for index, option in enumerate(section.options):
-        yield from option_problems(option, ("container", "options", index), OWNED[section.kind], section.kind)
+    yield from _options(section)
+    yield from _left_out(recipe, section)
     for variable in section.env:
         if (instead := env_instead(variable, "engine")) is not None:
             yield Problem(("container", "env", variable), "pdserve sets this variable", instead)
@@ -103,3 +109,50 @@ def _mounts(section: Container) -> Iterator[Problem]:
             yield Problem(path, f"{parts[1]} is mounted twice", "keep one of them")
         else:
             targets.append(parts[1])
+
+
+def _options(section: Container) -> Iterator[Problem]:
+    for index, option in read(section.kind, section.options):
+        path: Path = ("container", "options", index)
+        text = section.options[index]
+        if option is None or not text.isprintable():
+            todo = "write --name=value: one item for each option"
+            yield Problem(path, f"{show.value(text)} is not an option of {section.kind}", todo)
+        elif (instead := OWNED[section.kind].get(option.name)) is not None:
+            yield Problem(path, f"pdserve sets --{option.name}", instead)
+        elif option.name == "env":
+            yield from _variable(option, path)
+
+
+def _variable(option: Option, path: Path) -> Iterator[Problem]:
+    variable, equals, value = (option.value or "").partition("=")
+    if (instead := env_instead(variable, "engine")) is not None:
+        yield Problem(path, f"pdserve sets {variable}", instead)
+    elif equals and (show.secret_name(variable) or show.secret_value(value)):
+        todo = f"write {variable}: {{secret: {variable}}} under container.env; only the name is saved"
+        yield Problem(path, f"{variable} looks like a secret, and command lines are readable by others", todo)
+
+
+def _left_out(recipe: Recipe, section: Container) -> Iterator[Problem]:
+    if not section.leave_out:
+        return
+    rdma = uses_rdma(recipe)
+    for index, option in read(section.kind, section.leave_out):
+        if option is None or not is_set(option, section.kind, recipe.platform, rdma=rdma):
+            ours = ", ".join(can_be_left_out(section.kind, recipe.platform, rdma=rdma))
+            yield Problem(
+                ("container", "leave_out", index),
+                f"pdserve does not set {section.leave_out[index]} here",
+                f"it sets {ours}" if ours else "remove it",
+            )
+
+
+def unused_image(recipe: Recipe) -> Iterator[Problem]:
+    """Warning: an image alone starts no container."""
+    if recipe.image is not None and recipe.container is None:
+        yield Problem(
+            ("image",),
+            "it is not used: without a container section everything runs with the programs of the node",
+            "add the line `container: {kind: docker}` (or apptainer, or pyxis); nothing is missing where pdserve "
+            "itself runs inside the image",
+        )

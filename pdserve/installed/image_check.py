@@ -1,0 +1,77 @@
+"""What an image must have, by what is installed in it: `python -m pdserve.installed.image_check PLATFORM`.
+
+The last step of containers/*.Dockerfile. `pdserve preflight` checks the same for a recipe, on the nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from pdserve.installed import compiled
+from pdserve.installed.distributions import DISTRIBUTIONS, installed, version_of
+from pdserve.installed.lmcache_kernels import compiled_for
+
+_PLUGINS = "vllm.general_plugins"
+KERNELS: Mapping[str, tuple[str | None, ...]] = {
+    "cpu": ("none", "cuda", "unknown"),
+    "cuda": ("cuda",),
+    "rocm": ("hip",),
+}
+"""Platform -> what LMCache may be compiled for. On a CPU no kernel of it runs."""
+MOONCAKE: Mapping[str, tuple[str, ...]] = {
+    "cpu": DISTRIBUTIONS["mooncake"],
+    "cuda": tuple(name for name in DISTRIBUTIONS["mooncake"] if "non-cuda" not in name and "rocm" not in name),
+    "rocm": ("mooncake-transfer-engine-rocm",),
+}
+"""Platform -> wheels of Mooncake that can copy the memory of its devices."""
+
+
+def lacking(platform: str) -> Iterator[str]:
+    """What is missing or made for another platform, a line each."""
+    for part, version in installed().items():
+        if version is None and part != "nixl":
+            yield f"{part} is not installed"
+    kernels = compiled_for()
+    if kernels is not None and kernels not in KERNELS[platform]:
+        yield f"the kernels of LMCache are for {kernels}, and {platform} needs {KERNELS[platform][0]}"
+    wheels = [name for name in DISTRIBUTIONS["mooncake"] if version_of(name) is not None]
+    if wheels and not set(wheels) & set(MOONCAKE[platform]):
+        yield f"{', '.join(wheels)} cannot copy memory of {platform} devices: install {' or '.join(MOONCAKE[platform])}"
+    if not _has_plugin():
+        yield f"vLLM does not find pdserve's plugin ({_PLUGINS}): pdserve must be installed, not only mounted"
+    if compiled.how() != "compiled":
+        yield "the proxy is not compiled: a C compiler and Python's headers were missing (PDSERVE_COMPILE=1 shows it)"
+    if platform == "cpu":  # elsewhere an import wants the driver of a device
+        yield from _not_imported("vllm", "lmcache", "mooncake.engine")
+
+
+def _has_plugin() -> bool:
+    return any(entry.name == "pdserve" for entry in entry_points(group=_PLUGINS))
+
+
+def _not_imported(*modules: str) -> Iterator[str]:
+    for module in modules:
+        try:
+            import_module(module)
+        except (ImportError, OSError) as error:
+            yield f"{module} cannot be imported: {error}"
+
+
+def main() -> int:
+    """Entry: 0 when nothing is missing."""
+    if len(sys.argv) != 2 or sys.argv[1] not in KERNELS:
+        print(f"usage: python -m pdserve.installed.image_check {'|'.join(KERNELS)}", file=sys.stderr)
+        return 2
+    problems = list(lacking(sys.argv[1]))
+    for problem in problems:
+        print(f"image: {problem}", file=sys.stderr)
+    if not problems:
+        print(", ".join(f"{part} {version}" for part, version in installed().items() if version is not None))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

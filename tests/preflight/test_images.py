@@ -1,0 +1,293 @@
+"""The image and the compile cache of a container, provided before anything starts, with tools that play their part."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.errors import PreflightError
+from pdserve.plan.nodes.image import layers, shared_file
+from pdserve.plan.nodes.reach import Local
+from pdserve.preflight.nodes import container_folders, container_stage
+from pdserve.preflight.nodes.image_faults import fault, is_absent
+from pdserve.preflight.nodes.images import provide_images
+from pdserve.reach.candidates import Candidate
+from tests.plan.kit import recipe
+
+pytestmark = pytest.mark.process
+
+ONE = (Candidate("gpu1", Local(), "gpu1"),)
+TWO = (*ONE, Candidate("gpu2", Local(), "gpu2"))
+ID = f"sha256:{'0' * 64}"
+PULLED = "1.0: Pulling from org/vllm\n0123456789ab: Pulling fs layer\n0123456789ab: Pull complete\n"
+NOT_THERE = "Error: No such image: org/vllm:1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory, and an empty folder of tools before the system's."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "run-1").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    return tmp_path
+
+
+def tool(here: Path, name: str, *lines: str) -> None:
+    """A shell script that notes how it was called."""
+    program = here / "bin" / name
+    program.write_text("\n".join(("#!/bin/sh", f'echo "{name} $*" >>{here}/calls', *lines, "")))
+    program.chmod(0o755)
+
+
+def docker(here: Path, *, pull: str, there: bool = False) -> None:
+    """One that has the image once `pull` has ended well."""
+    (here / "has").unlink(missing_ok=True)
+    if there:
+        (here / "has").touch()
+    tool(
+        here,
+        "docker",
+        'case "$1" in',
+        f"  image) if [ -e {here}/has ]; then echo {ID}; else echo '{NOT_THERE}' >&2; exit 1; fi ;;",
+        f"  info) echo {here} ;;",
+        f"  pull) {pull} ;;",
+        "esac",
+    )
+
+
+def provide(here: Path, machines: Sequence[Candidate] = ONE, seconds: float = 60, **container: Any) -> list[str]:
+    """What the user reads."""
+    lines: list[str] = []
+    section = {"kind": "docker", "disk_gib": 0.001, **container}
+    made = recipe({"image": "org/vllm:1", "container": section, "timeouts": {"container_seconds": seconds}})
+    asyncio.run(provide_images(machines, made, run_dir=here / "run-1", store=str(here / "images"), report=lines.append))
+    return lines
+
+
+def refused(here: Path, machines: Sequence[Candidate] = ONE, **keys: Any) -> PreflightError:
+    with pytest.raises(PreflightError) as caught:
+        provide(here, machines, **keys)
+    return caught.value
+
+
+def calls(here: Path) -> list[str]:
+    return (here / "calls").read_text().splitlines()
+
+
+def test_an_image_that_is_there_is_not_fetched(here: Path) -> None:
+    docker(here, pull="exit 9", there=True)
+    assert provide(here) == []
+    assert calls(here) == ["docker image inspect --format={{.Id}} org/vllm:1"]
+
+
+def test_one_that_is_not_is_fetched_once_with_its_limit_said(here: Path) -> None:
+    docker(here, pull=f"printf '{PULLED}'; touch {here}/has")
+    first, last = provide(here)
+    assert "fetching org/vllm:1 (at most 60 s: timeouts.container_seconds)" in first
+    assert "gpu1 has it after" in last
+    assert [line.split()[1] for line in calls(here)] == ["image", "info", "pull", "image"]
+    assert "Pull complete" in (here / "run-1" / "logs" / "image@gpu1.log").read_text()
+
+
+def test_its_progress_is_shown_while_it_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_stage, "_QUIET_SECONDS", 0.0)
+    fifo = here / "go"
+    os.mkfifo(fifo)
+    docker(here, pull=f"printf '{PULLED}'; read line <{fifo}; touch {here}/has")
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "layers" in line and sum("layers" in shown for shown in lines) == 1:
+            fifo.write_text("go\n")
+
+    made = recipe({"image": "org/vllm:1", "container": {"kind": "docker", "disk_gib": 0.001}})
+    asyncio.run(provide_images(ONE, made, run_dir=here / "run-1", store=str(here), report=report))
+    assert "image: gpu1: 1 of 1 layers downloaded, 1 unpacked" in lines
+
+
+def test_one_that_takes_too_long_is_stopped_and_the_key_named(here: Path) -> None:
+    docker(here, pull=f"echo $$ >{here}/pid; exec sleep 600")
+    error = refused(here, seconds=3)
+    assert error.what == "org/vllm:1 cannot be fetched in time on gpu1"
+    assert "timeouts.container_seconds" in (error.todo or "")
+    assert not Path(f"/proc/{(here / 'pid').read_text().strip()}").exists()
+
+
+def test_a_disk_without_room_is_named_before_the_fetch(here: Path) -> None:
+    docker(here, pull="exit 9")
+    error = refused(here, disk_gib=1e9)
+    assert f"the disk of {here} on gpu1 has " in error.what
+    assert error.where == "container.disk_gib"
+    assert not any("pull" in line for line in calls(here))
+
+
+def test_every_node_that_cannot_have_it_is_named_with_its_cause(here: Path) -> None:
+    docker(here, pull="echo 'manifest for org/vllm:1 not found: manifest unknown' >&2; exit 1")
+    error = refused(here, TWO)
+    assert error.what == "2 of 2 nodes cannot have the container: gpu1, gpu2"
+    assert "the registry has no such image" in (error.cause or "")
+    assert any("org/vllm:1 cannot be fetched on gpu2" in line for line in error.evidence)
+
+
+def test_a_node_without_docker_is_told_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here / "bin"))
+    error = refused(here)
+    assert error.what == "docker cannot be run here: No such file or directory"
+    assert "install docker on the machine where pdserve is called" in (error.todo or "")
+
+
+def test_nodes_with_different_images_under_one_tag_are_refused(here: Path) -> None:
+    docker(here, pull="exit 9", there=True)
+    tool(here, "docker", 'echo "sha256:$(printf "%064d" $$)"')
+    error = refused(here, TWO)
+    assert error.what == "the nodes have different images under org/vllm:1"
+    assert "digest" in (error.todo or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "output"), [("apptainer", "apptainer", "$2"), ("pyxis", "enroot", "${2#--output=}")]
+)
+def test_one_node_makes_the_file_that_all_use_and_the_next_start_takes_it(
+    here: Path, kind: Any, name: str, output: str
+) -> None:
+    tool(here, name, f'echo layers >"{output}"')
+    lines = provide(here, TWO, kind=kind)
+    assert any("gpu1 has it after" in line for line in lines)
+    file = Path(shared_file(kind, "org/vllm:1", str(here / "images")) or "")
+    assert file.read_text() == "layers\n"
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "no part of it is left"
+    assert provide(here, TWO, kind=kind) == []
+    assert len(calls(here)) == 1
+
+
+def test_a_file_that_is_made_on_another_disk_is_noticed(here: Path) -> None:
+    tool(here, "enroot", "true")
+    error = refused(here, TWO, kind="pyxis")
+    assert "is not the same folder on that node" in (error.cause or "")
+
+
+def test_a_failed_import_leaves_no_file(here: Path) -> None:
+    tool(here, "apptainer", 'echo half >"$2"; echo "FATAL: write: no space left on device" >&2; exit 255')
+    error = refused(here, kind="apptainer")
+    assert "the disk is full" in (error.cause or "")
+    assert list((here / "images").iterdir()) == []
+
+
+def test_an_image_file_must_be_there_on_every_node(here: Path) -> None:
+    error = refused(here, kind="apptainer", image=f"{here}/absent.sif")
+    assert error.what == f"gpu1 cannot read {here}/absent.sif"
+    (here / "absent.sif").touch()
+    assert provide(here, kind="apptainer", image=f"{here}/absent.sif") == []
+
+
+def test_a_compile_cache_is_made_as_the_users_own_and_is_cold_until_it_holds_something(here: Path) -> None:
+    docker(here, pull="exit 9", there=True)
+    [line] = provide(here, compile_cache=str(here / "cache"))
+    [folder] = (here / "cache").iterdir()
+    assert line == f"compile cache {folder} on gpu1: cold: kernels are compiled by this start"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "triton").mkdir()
+    (folder / "triton" / "kernel.so").touch()
+    assert provide(here, compile_cache=str(here / "cache")) == [f"compile cache {folder} on gpu1: warm"]
+
+
+def test_a_compile_cache_that_others_can_write_is_refused(here: Path) -> None:
+    docker(here, pull="exit 9", there=True)
+    provide(here, compile_cache=str(here / "cache"))
+    [folder] = (here / "cache").iterdir()
+    folder.chmod(0o777)
+    error = refused(here, compile_cache=str(here / "cache"))
+    assert error.where == "container.compile_cache"
+    assert "loaded as code" in (error.cause or "")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "leave_out", "asked"),
+    [("rdma", [], True), ("tcp", [], False), ("rdma", ["--device"], False)],
+)
+def test_a_node_without_the_device_files_of_rdma_is_named(
+    here: Path, protocol: str, leave_out: list[str], asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container would not start, and docker names a device and no cause."""
+    docker(here, pull="exit 9", there=True)
+    monkeypatch.setattr(container_folders, "VERBS", str(here / "infiniband"))
+    sides = {side: {"connector": {"kind": "mooncake", "protocol": protocol}} for side in ("prefill", "decode")}
+    made = recipe(sides, {"image": "org/vllm:1", "container": {"kind": "docker", "leave_out": leave_out}})
+
+    def look() -> None:
+        asyncio.run(provide_images(ONE, made, run_dir=here / "run-1", store=str(here), report=print))
+
+    if not asked:
+        look()
+        return
+    with pytest.raises(PreflightError, match=f"gpu1 has no {here}/infiniband") as caught:
+        look()
+    assert "protocol: tcp" in (caught.value.todo or "")
+    (here / "infiniband").mkdir()
+    look()
+
+
+PRINTED = [
+    (
+        "Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: Get "
+        '"http://%2Fvar%2Frun%2Fdocker.sock/v1.24/images/x/json": dial unix /var/run/docker.sock: connect: permission '
+        "denied",
+        "membership in the group docker",
+        "usermod -aG docker me",
+    ),
+    (
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+        "no docker daemon answers at unix:///var/run/docker.sock: dockerd does not run there",
+        "systemctl start docker",
+    ),
+    (
+        "pull access denied for x, repository does not exist or may require 'docker login': denied: requested access "
+        "to the resource is denied",
+        "no such image",
+        "docker login",
+    ),
+    (
+        "[ERROR] URL https://registry-1.docker.io/v2/x/manifests/1 returned error code: 404 Not Found",
+        "no such image",
+        "",
+    ),
+    (
+        'Error response from daemon: Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io: no '
+        "such host",
+        "cannot be reached",
+        "docker load",
+    ),
+    ("failed to register layer: write /usr/lib/x.so: no space left on device", "the disk is full", "docker system df"),
+    ("toomanyrequests: You have reached your pull rate limit.", "gives out no more", "mirror"),
+    ("no matching manifest for linux/arm64/v8 in the manifest list entries", "another processor", "container.image"),
+    ("bash: line 1: docker: command not found", "there is no docker", "install docker"),
+    ("slurmstepd: error: execve(): docker: No such file or directory", "there is no docker", "install docker"),
+]
+
+
+@pytest.mark.parametrize(("text", "cause", "todo"), PRINTED, ids=[cause for _, cause, _ in PRINTED])
+def test_what_the_tools_print_has_a_cause_and_a_fix(text: str, cause: str, todo: str) -> None:
+    known = fault(text, node="gpu1", image="x:1", program="docker", user="me")
+    assert known is not None
+    assert cause in known.cause
+    assert todo in known.todo
+    assert not is_absent(text)
+
+
+def test_what_is_not_known_has_none() -> None:
+    assert fault("a new way to fail", node="gpu1", image="x:1", program="docker", user="me") is None
+    assert is_absent("Error: No such image: x")
+    assert is_absent("Error response from daemon: No such image: x:latest")
+
+
+def test_layers_are_counted_by_their_last_state() -> None:
+    text = "a" * 12 + ": Pulling fs layer\n" + "b" * 12 + ": Already exists\n" + "a" * 12 + ": Download complete\n"
+    assert layers(text) == "2 of 2 layers downloaded, 1 unpacked"
+    assert layers("1.0: Pulling from org/x\n") is None
