@@ -350,7 +350,7 @@ class Launcher:
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
             raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
-        if self._fleet.plan.process(name).fetches_weights:
+        if self._fleet.plan.process(name).ends_when_done:
             raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
         if name == "proxy" and await roll(self._fleet):
             return Reply(exit_code=0, message=f"{name} is ready")
@@ -377,7 +377,7 @@ class Launcher:
         costly = [name for name in changes.replaced if not new[name].is_proxy]
         if costly and not request.replace:
             raise StateError(
-                f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
+                f"{', '.join(costly)} run(s) with another command, environment or setup than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
@@ -389,12 +389,12 @@ class Launcher:
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)
         if not missing and all(map(self._is_ready, new)):
-            return Reply(exit_code=0, message="already up")
+            return Reply(exit_code=0, message=f"already up{changes.stays}")
         self._began = time.monotonic()
         names = ", ".join(process.name for process in missing)
         if (failure := await self._bring_up(missing, keep=True)) is not None:
             raise failure
-        return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready")
+        return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready{changes.stays}")
 
     # Teardown ------------------------------------------------------------------------------------------------------
 

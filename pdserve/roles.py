@@ -8,7 +8,8 @@ EngineRole = Literal["prefill", "decode", "aggregated"]
 """prefill computes the KV of prompts, decode writes the answers, aggregated does both."""
 
 ProcessRole = Literal["setup", "weights", "lmcache", EngineRole, "proxy"]
-"""setup is a command of the recipe that ends; weights fetches the model and ends; lmcache keeps KV in host memory; the proxy is what clients talk to."""
+"""setup is a command of the recipe, and ends; weights fetches the model, and ends; lmcache keeps KV in host memory; the
+proxy is what clients talk to."""
 
 ENGINE_ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
 

@@ -23,13 +23,13 @@ from pdserve.cli.options import (
     ThisMachineOption,
     UnsetOption,
 )
-from pdserve.errors import PdserveError
+from pdserve.errors import PdserveError, RecipeError
 from pdserve.installed import compiled
 from pdserve.system import utf8
 
 _SIGPIPE_EXIT = 141
-_UsageError = typer.BadParameter.__base__
-"""A wrong command line. Typer has a click of its own since 0.26, and names only this subclass."""
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""A wrong command line. Typer may have a click of its own, and exports only this subclass."""
 
 
 class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
@@ -42,7 +42,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except _UsageError as error:
             if ctx.invoked_subcommand == "run":
-                error.exit_code += OWN_CODES_OF_RUN
+                error.exit_code = OWN_CODES_OF_RUN + RecipeError.exit_code  # type: ignore[attr-defined]
             raise
         except BrokenPipeError:
             raise ReaderLeft from None

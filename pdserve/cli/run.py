@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from pdserve.cli.console import Console
-from pdserve.cli.options import OWN_CODES_OF_RUN, one_place
+from pdserve.cli.options import OWN_CODES_OF_RUN, check_place_options
 from pdserve.errors import CommandError, PdserveError, ReportedError
 from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.plan_recipe import load, recipe_words
@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Raises typer.Exit with the command's code, CommandError, KeyboardInterrupt for a stop that was asked for, and
     other errors of pdserve with codes that are apart from those of commands."""
-    one_place(cluster, this_machine=this_machine)
+    check_place_options(cluster, this_machine=this_machine)
     try:
         command = ClientCommand(argv, os.environ)
         loaded = load(recipe, set_, unset)

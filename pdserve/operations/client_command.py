@@ -27,8 +27,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes, as every shell has them."""
 _SIGNALLED = 128
 _SETTLE_SECONDS = 2.0
-"""From a command that has failed to its exit code: a death in the deployment that was its cause is known by then, and is
-the error instead."""
+"""From a command that has failed to its exit code: a death in the deployment that was its cause is known by then, and
+is the error instead."""
 
 
 class ClientCommand:

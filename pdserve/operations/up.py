@@ -90,8 +90,8 @@ def _runs_already(run: RunDir, name: str) -> StateError:
         f"{name} is running already",
         where=str(run.path),
         cause="`pdserve run` brings a deployment up for its command alone, and takes it down after it",
-        todo=f"pdserve down {name}, or another name for this one: --set name={name}-2; or give the command the endpoint "
-        f"of `pdserve status {name}`",
+        todo=f"pdserve down {name}, or another name for this deployment: --set name={name}-2; or give the command the "
+        f"endpoint of `pdserve status {name}`",
     )
 
 
@@ -170,9 +170,7 @@ def _bring_up(
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep)
         else:
-            run_here(
-                run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command
-            )
+            run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
     except KeyboardInterrupt:
         if launcher is not None:
             end_launcher(launcher)

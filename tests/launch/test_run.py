@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.system import procfs
 from tests.launch.deployment import Command, Deployment, assert_nothing_left, pdserve, recipe, up
 
 pytestmark = pytest.mark.process
@@ -25,8 +26,8 @@ with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) 
 """
 WAIT = "import signal\nprint('the command waits', flush=True)\nsignal.pause()\n"
 PATIENT = (
-    "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (print('the command saves', flush=True), sys.exit(0)))\n"
-    "print('the command waits', flush=True)\nsignal.pause()\n"
+    "import signal, sys\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('the command saves', flush=True), sys.exit(0)))\n" + WAIT
 )
 
 
@@ -71,7 +72,9 @@ def test_its_output_is_forwarded_as_it_is_and_ours_is_not_in_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("program", "code"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)], ids=["code", "signal"]
+    ("program", "code"),
+    [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)],
+    ids=["code", "signal"],
 )
 def test_its_exit_code_is_the_commands(tmp_path: Path, pdserve_home: Path, program: str, code: int) -> None:
     with running(recipe(tmp_path), pdserve_home, *python(program)) as deployment:
@@ -176,7 +179,8 @@ def test_what_the_command_has_left_in_its_session_ends_with_it(tmp_path: Path, p
         deployment.command.expect("left ")
         assert deployment.command.finish() == 0
     pid = next(line.split()[1] for line in deployment.command.output.splitlines() if line.startswith("left "))
-    assert not (Path("/proc") / pid).exists()
+    identity = procfs.identify(int(pid))
+    assert identity is None or not identity.alive()
 
 
 def test_a_deployment_that_runs_already_is_left_alone(tmp_path: Path, pdserve_home: Path) -> None:

@@ -247,6 +247,14 @@ OWNED_VARIABLES: list[Case] = [
 
 VARIABLES: list[Case] = [(CPU, ("engine.env.A-B=1",), "engine.env.A-B: not the name of an environment variable", "")]
 
+SETUP: list[Case] = [
+    (CPU, ("setup=['echo \"x']",), "setup.0: a quote is not closed", "write the words as a list"),
+    (CPU, ("setup=['']",), "setup.0: there is no command", "write the program first"),
+    (CPU, ("setup=[ls, []]",), "setup.1: there is no command", ""),
+    (CPU, ("setup=pip install x",), 'setup: expected a list, got "pip install x"', "write [pip install x]"),
+    (CPU, ("setup=[[sleep, 1]]",), "setup.0.1: expected text, got 1", 'put it in quotes: "1"'),
+]
+
 PORTS: list[Case] = [
     (
         CPU,
@@ -276,7 +284,7 @@ PORTS: list[Case] = [
 
 @pytest.mark.parametrize(
     ("text", "set_", "expected", "todo"),
-    [*STRUCTURE, *LOADING, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *PORTS],
+    [*STRUCTURE, *LOADING, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *SETUP, *PORTS],
 )
 def test_an_impossible_combination_is_refused(
     tmp_path: Path, text: str, set_: tuple[str, ...], expected: str, todo: str
@@ -396,6 +404,12 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
             "engine.args.max-modle-len: vLLM 0.32 has no such flag -> did you mean max-",
         ),
         (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
+        (
+            CPU,
+            "setup=['a && b']",
+            'setup.0: no shell reads this command: && is passed on -> write [bash, -c, "a && b"]',
+        ),
+        (CPU, "setup=['ls $HOME']", "setup.0: no shell reads this command: $HOME is passed on"),
     ],
 )
 def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
@@ -413,6 +427,13 @@ def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
     bare = "schema: 1\nname: bare\nplatform: cpu\nmodel: {path: m, served_name: m}\n"
     loaded = load(tmp_path, bare)
     assert any("mooncake uses rdma" in line and "set protocol: tcp" in line for line in loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    "command", ["bash -c 'a && b'", "[echo, a, '&&', b]", "'grep -E ''a|b'' f'", "pip install 'a>1'"]
+)
+def test_a_setup_whose_words_are_meant_is_not_warned_of(tmp_path: Path, command: str) -> None:
+    assert load(tmp_path, CPU, f"setup=[{command}]").warnings == ()
 
 
 def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:

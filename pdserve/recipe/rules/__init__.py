@@ -21,6 +21,7 @@ from pdserve.recipe.rules import (
     proxy,
     registration,
     rocm,
+    setup,
     structure,
     vllm_router,
     weights,
@@ -63,6 +64,7 @@ _RULES = (
     nodes.lease,
     nodes.slurm,
     container.container,
+    setup.commands,
 )
 _WARNINGS = (
     structure.exposure,
@@ -76,6 +78,7 @@ _WARNINGS = (
     engines.unknown_flags,
     weights.unpinned,
     weights.lost_cache,
+    setup.unexpanded,
 )
 
 
