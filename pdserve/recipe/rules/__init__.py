@@ -17,6 +17,7 @@ from pdserve.recipe.rules import (
     lmcache,
     loading,
     nodes,
+    paths,
     ports,
     proxy,
     registration,
@@ -35,6 +36,7 @@ _RULES = (
     structure.restarts,
     connectors.transfer,
     connectors.pair,
+    connectors.tensor_parallel,
     connectors.duplicates,
     loading.weights,
     loading.caps,
@@ -65,6 +67,9 @@ _RULES = (
     nodes.slurm,
     container.container,
     setup.commands,
+    paths.tilde,
+    paths.model_id,
+    engines.utilization,
 )
 _WARNINGS = (
     structure.exposure,
@@ -79,6 +84,9 @@ _WARNINGS = (
     weights.unpinned,
     weights.lost_cache,
     setup.unexpanded,
+    structure.shared_devices,
+    paths.tilde_passed_on,
+    engines.unknown_variables,
 )
 
 
