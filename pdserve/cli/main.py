@@ -117,9 +117,7 @@ def up(
 @app.command("run")
 def run_(
     recipe: RecipeArgument,
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="The command and its arguments, after `--`.")
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after `--`.")],
     cluster: ClusterOption = None,
     this_machine: ThisMachineOption = False,
     set_: SetOption = None,
