@@ -7,6 +7,7 @@
     ├── ServeError                       5    a process died while the deployment was serving
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
+    ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
     ├── NotOursError                     8    there is one, and another user may have written it: it is not obeyed
@@ -106,6 +107,17 @@ class ReportedError(PdserveError):
 
     def render(self) -> str:
         return self.what
+
+
+class CommandError(PdserveError):
+    """The command of `pdserve run` cannot be executed. The exit code is the one of every shell: 127 where there is no
+    such program, otherwise 126."""
+
+    exit_code = 126
+
+    def __init__(self, what: str, exit_code: int, *, cause: str, todo: str) -> None:
+        super().__init__(what, cause=cause, todo=todo)
+        self.exit_code = exit_code
 
 
 class StateError(PdserveError):

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, TypeVar, assert_never
 
 from pdserve.errors import PdserveError, ServeError, StartError, StateError
+from pdserve.launch.client_task import ClientTask, WhileReady
 from pdserve.launch.failure import not_reached, start_error
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
@@ -23,6 +24,7 @@ from pdserve.launch.launch_record import KeptRecord
 from pdserve.launch.loop_step import UnendingLoop
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
+from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.nodes.reach import Local
@@ -67,6 +69,7 @@ class Launcher:
         on_event: Callable[[dict[str, Any]], None],
         keep_on_failure: bool = False,
         began: float,
+        while_ready: WhileReady | None = None,
     ) -> None:
         """`began`: time.monotonic() at which the user's command began, for the orchestration's own share."""
         self._stop_asked = asyncio.Event()
@@ -86,6 +89,7 @@ class Launcher:
         self._notes: list[str] = []
         self._requests: asyncio.Queue[tuple[str, Apply | Restart]] = asyncio.Queue()
         self._errands: set[asyncio.Task[None]] = set()
+        self._client = ClientTask(while_ready, record=self._fleet.record, ended=self._stop_asked.set)
 
     async def run(self) -> bool:
         """Returns after a stop that was asked for: True if it had been ready before. Raises StartError or ServeError
@@ -102,6 +106,7 @@ class Launcher:
             failure = await self._bring_up(self._fleet.plan.processes, keep=self._keep)
             if failure is not None and not self._keep:
                 raise failure
+            self._client.begin()
             await self._serve()
         except StopRequested:
             pass
@@ -110,6 +115,7 @@ class Launcher:
             self._fleet.record("failed", error=failure.render(), exit_code=failure.exit_code)
             self._leave_report(failure)
         finally:
+            await self._client.end()  # before the proxy drains, which would wait for its requests
             await self._recovery.settle()
             for errand in self._errands:
                 errand.cancel()
@@ -120,6 +126,7 @@ class Launcher:
             self._run_dir.remove_beat()
         if error is not None:
             raise error
+        self._client.check()
         return self._state.ready_at is not None
 
     def _leave_report(self, error: PdserveError) -> None:
@@ -131,6 +138,7 @@ class Launcher:
     def _asked_to_stop(self) -> None:
         """Signal handler: leaves a mark, the loop acts. A second signal shortens every grace to nothing."""
         if self._stop_asked.is_set():
+            self._client.hurry()
             for name, state in self._state.processes.items():
                 if state.phase == "draining":
                     task = asyncio.ensure_future(self._fleet.stop(name, grace=0.0))
@@ -229,24 +237,11 @@ class Launcher:
             return start_error(trouble, self._fleet.plan, self._run_dir)
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
-        """The share of the start that is ours: all of it minus weights, LMCache, the slowest engine and the canary."""
         total = time.monotonic() - self._began
-        took = {process.name: self._state.processes[process.name].start_seconds or 0.0 for process in processes}
-        weights = max((took[p.name] for p in processes if p.fetches_weights), default=0.0)
-        lmcache = max((took[p.name] for p in processes if p.is_lmcache), default=0.0)
-        engines = max((took[p.name] for p in processes if p.is_engine), default=0.0)
+        seconds = shares(processes, self._state.processes, total=total, canary=canary)
         self._state.ready_at = time.time()
-        self._state.orchestration_seconds = round(total - weights - lmcache - engines - canary, 3)
-        self._fleet.record(
-            "up",
-            endpoint=self._state.endpoint,
-            total_seconds=round(total, 3),
-            weights_seconds=weights,
-            lmcache_seconds=lmcache,
-            engine_seconds=engines,
-            canary_seconds=round(canary, 3),
-            orchestration_seconds=self._state.orchestration_seconds,
-        )
+        self._state.orchestration_seconds = seconds["orchestration_seconds"]
+        self._fleet.record("up", endpoint=self._state.endpoint, **seconds)
 
     # Serve ---------------------------------------------------------------------------------------------------------
 
@@ -355,7 +350,7 @@ class Launcher:
     async def _restart(self, name: str) -> Reply:
         if name not in self._state.processes:
             raise StateError(f"no process called {name!r}", todo=f"one of: {', '.join(self._state.processes)}")
-        if self._fleet.plan.process(name).fetches_weights:
+        if self._fleet.plan.process(name).ends_when_done:
             raise StateError(f"{name} has nothing to do while engines run", todo="pdserve down, then pdserve up")
         if name == "proxy" and await roll(self._fleet):
             return Reply(exit_code=0, message=f"{name} is ready")
@@ -382,7 +377,7 @@ class Launcher:
         costly = [name for name in changes.replaced if not new[name].is_proxy]
         if costly and not request.replace:
             raise StateError(
-                f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
+                f"{', '.join(costly)} run(s) with another command, environment or setup than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
@@ -394,12 +389,12 @@ class Launcher:
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)
         if not missing and all(map(self._is_ready, new)):
-            return Reply(exit_code=0, message="already up")
+            return Reply(exit_code=0, message=f"already up{changes.stays}")
         self._began = time.monotonic()
         names = ", ".join(process.name for process in missing)
         if (failure := await self._bring_up(missing, keep=True)) is not None:
             raise failure
-        return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready")
+        return Reply(exit_code=0, message=f"started {names or 'nothing'}; ready{changes.stays}")
 
     # Teardown ------------------------------------------------------------------------------------------------------
 

@@ -95,6 +95,37 @@ def test_a_port_of_ours_on_one_node_is_a_strangers_on_another(tmp_path: Path) ->
     assert not seen.ports[plan.process("prefill-0").node] & ports(plan, "decode-0")
 
 
+def prepared(*setup: str, **decode: object) -> Plan:
+    return kit.plan(kit.recipe(kit.with_lmcache(), {"decode": decode, "setup": list(setup)}), *NODES)
+
+
+def test_a_setup_that_changed_restarts_what_it_prepares_but_not_the_proxy(tmp_path: Path) -> None:
+    plan = prepared("a", "b")
+    done: dict[str, ProcessPhase] = {one.name.replace("-", "_"): "done" for one in plan.processes if one.is_setup}
+    run = running(tmp_path, plan, **done)
+    assert recorded_change(run, plan).starting == ()
+    seen = recorded_change(run, prepared("a", "c"))
+    assert seen.starting == ("setup-1", "setup-1-node1", "lmcache-0", "prefill-0", "decode-0")
+    assert seen.replaced == seen.starting
+    first = recorded_change(run, prepared("c", "b")).starting
+    assert first[:4] == ("setup-0", "setup-0-node1", "setup-1", "setup-1-node1")
+    assert "proxy" not in first
+
+
+def test_a_node_that_is_prepared_anew_restarts_nothing_on_another_one(tmp_path: Path) -> None:
+    plan = prepared("a")
+    seen = recorded_change(running(tmp_path, plan, setup_0="done", setup_0_node1="dead"), plan)
+    assert {plan.process(name).node for name in seen.starting} == {plan.process("setup-0-node1").node}
+
+
+def test_a_setup_that_is_gone_is_not_undone_and_that_is_said(tmp_path: Path) -> None:
+    run = running(tmp_path, prepared("a"), setup_0="done", setup_0_node1="done")
+    seen = recorded_change(run, prepared())
+    assert seen.starting == ()
+    assert seen.stays == "; what setup-0, setup-0-node1 did stays until pdserve down and up"
+    assert recorded_change(run, prepared("a")).stays == ""
+
+
 def test_a_run_without_a_record_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError):
         recorded_change(RunDir(tmp_path), planned())

@@ -31,9 +31,10 @@ class _Terminal(RichConsole):
 class Console:
     """A verb's progress as lines. Colours on a terminal, plain lines when piped."""
 
-    def __init__(self) -> None:
-        self._out = _Terminal(highlight=False, soft_wrap=True)
+    def __init__(self, *, stdout: bool = True) -> None:
+        """`stdout` False: all goes to stderr, because stdout is another program's."""
         self._err = _Terminal(stderr=True, highlight=False, soft_wrap=True)
+        self._out = _Terminal(highlight=False, soft_wrap=True) if stdout else self._err
         self._began = time.monotonic()
         self._progress: dict[str, float] = {}
         self._begun: tuple[RunDir, Plan] | None = None
@@ -145,6 +146,7 @@ _TEXTS: dict[str, Any] = {
     "failed": lambda e: None if e.get("kept") else f"failed: {e['error'].splitlines()[0]}",
     "stopped": lambda e: f"{e['name']:<12} stopped in {e['seconds']:.1f} s" + (" (killed)" if e["forced"] else ""),
     "told_to_end": lambda e: f"the agent of {e['node']} was ended from outside ({e['signal']})",
+    "command": lambda e: e["said"],
     "untold": lambda e: e["said"],
     "said": lambda e: e["said"],
     "record_deleted": lambda e: e["said"],

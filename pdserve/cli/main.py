@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from pdserve import __version__
 from pdserve.cli.options import (
+    OWN_CODES_OF_RUN,
     ClusterOption,
     JsonOption,
     NameArgument,
@@ -22,11 +23,13 @@ from pdserve.cli.options import (
     ThisMachineOption,
     UnsetOption,
 )
-from pdserve.errors import PdserveError
+from pdserve.errors import PdserveError, RecipeError
 from pdserve.installed import compiled
 from pdserve.system import utf8
 
 _SIGPIPE_EXIT = 141
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""A wrong command line. Typer may have a click of its own, and exports only this subclass."""
 
 
 class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
@@ -37,6 +40,10 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            if ctx.invoked_subcommand == "run":
+                error.exit_code = OWN_CODES_OF_RUN + RecipeError.exit_code  # type: ignore[attr-defined]
+            raise
         except BrokenPipeError:
             raise ReaderLeft from None
 
@@ -46,7 +53,8 @@ app = typer.Typer(
     cls=_Commands,
     help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
-    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C.",
+    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C. "
+    "`run` ends with the code of its command, or with 200 + one of these.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -104,6 +112,27 @@ def up(
         cluster=cluster,
         this_machine=this_machine,
     )
+
+
+@app.command("run")
+def run_(
+    recipe: RecipeArgument,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after `--`.")],
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Bring a deployment up, run a command against it, take it down. Exit with the command's code.
+
+    The command runs here, with the proxy's URL (without /v1) in PDSERVE_ENDPOINT, the model's name in PDSERVE_MODEL and
+    a key in PDSERVE_API_KEY. Its output is forwarded; pdserve's own goes to stderr. Whatever ends first, the deployment
+    is taken down: also after Ctrl-C, a TERM, or a death in the deployment, which ends the command. Codes of pdserve's
+    own errors are 200 + those of the other verbs.
+    """
+    from pdserve.cli.run import run
+
+    run(recipe, command, set_ or [], unset or [], cluster=cluster, this_machine=this_machine)
 
 
 @app.command()

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+OWN_CODES_OF_RUN = 200
+"""`pdserve run` ends with the code of its command; what goes wrong with pdserve itself has its usual code plus this."""
+
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe (YAML).", show_default=False)]
 NameArgument = Annotated[
     str | None, typer.Argument(help="The deployment; not needed when there is only one.", show_default=False)

@@ -27,6 +27,14 @@ _OTHER_TAIL_LINES = 30
 _AGENT_TAIL_LINES = 10
 _AGENT_TAIL_BYTES = 16 * 1024
 _COMMAND_CHARACTERS = 300
+_LATE_TODO = {
+    "setup": "a command that takes long needs a larger timeouts.setup_seconds, and one that waits, another way"
+}
+_SETUP_CAUSE = "a command of the recipe's setup failed, so no engine was started"
+_SETUP_TODO = (
+    "run the command by hand on that node, inside the container where there is one, and correct it in `setup`; no "
+    "shell reads it, unless it is [bash, -c, ...]"
+)
 _MEMORY_CAUSE = "it needed more memory than was left, by the kernel's own count for its cgroup"
 _MEMORY_TODO = (
     "raise the limit (MemoryMax= of its unit, --mem of the job, --memory of the container), or ask for less memory "
@@ -67,7 +75,7 @@ def _error(kind: type[E], trouble: Trouble, plan: Plan, run: RunDir, when: str) 
             f"{process.role} is alive but not ready after {trouble.seconds:.0f} s (its limit)",
             where=where,
             cause=f"{hint.cause}; {answer}" if hint else answer,
-            todo=f"{hint.todo if hint else 'a slow host needs timeouts.*'}; "
+            todo=f"{hint.todo if hint else _LATE_TODO.get(process.role, 'a slow host needs timeouts.*')}; "
             f"stacks, children and sockets are in {run.path / trouble.diagnostics}",
             evidence=evidence,
         )
@@ -154,6 +162,8 @@ def _died(kind: type[E], died: Died, where: str, role: str, when: str, evidence:
     if died.out_of_memory:
         return kind(after, where=where, cause=_MEMORY_CAUSE, todo=_MEMORY_TODO, evidence=evidence)
     hint = explain(died.log_tail, exit_code=died.code, role=role)
+    if role == "setup" and hint is None:
+        return kind(after, where=where, cause=_SETUP_CAUSE, todo=_SETUP_TODO, evidence=evidence)
     return kind(
         after,
         where=where,

@@ -11,14 +11,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pdserve.errors import NotOursError, PdserveError, ReportedError, StartError, StateError
 from pdserve.launcher import Launcher
 from pdserve.logs.lines import end_of, split
+from pdserve.operations.client_command import ClientCommand
 from pdserve.plan.model import Node, Plan
-from pdserve.preflight import resolve_secrets
+from pdserve.preflight import ENGINE_KEY, resolve_secrets
 from pdserve.reach.agent_start import open_agent
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
@@ -35,10 +37,17 @@ _SHOWN_LINES, _SHOWN_BYTES = 12, 4096
 
 
 def run_here(
-    run: RunDir, plan: Plan, secrets: Mapping[str, str], on_event: OnEvent, *, keep: bool, began: float
+    run: RunDir,
+    plan: Plan,
+    secrets: Mapping[str, str],
+    on_event: OnEvent,
+    *,
+    keep: bool,
+    began: float,
+    command: ClientCommand | None = None,
 ) -> None:
-    """Runs the deployment until it is asked to stop. Raises StartError or ServeError after the teardown, and
-    KeyboardInterrupt when the stop was asked for before it had become ready."""
+    """Runs the deployment until it is asked to stop, or the command has ended. Raises StartError or ServeError after
+    the teardown, and KeyboardInterrupt when the stop was asked for before it had become ready."""
     identity = procfs.identify(os.getpid())
     assert identity is not None
     state = DeploymentState(
@@ -64,6 +73,7 @@ def run_here(
             on_event=on_event,
             keep_on_failure=keep,
             began=began,
+            while_ready=None if command is None else partial(command.run, plan, state, secrets[ENGINE_KEY]),
         )
         if not await launcher.run():
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from pdserve.errors import PdserveError, StateError
 from pdserve.launch.failure_report import report
 from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
+from pdserve.operations.client_command import ClientCommand
 from pdserve.operations.current_run import running
 from pdserve.operations.launcher_process import end_launcher, follow, held_back, interruptible, run_here, start_detached
 from pdserve.operations.look import Looked, look, look_once
@@ -44,6 +45,8 @@ class UpOptions:
     """Leave what is healthy running when something fails."""
     replace: bool = False
     """Restart running engines whose command has changed."""
+    command: ClientCommand | None = None
+    """Runs once it is ready, and its end takes the deployment down."""
 
 
 def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOptions) -> None:
@@ -52,6 +55,8 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
     began = _process_start()
     root, name = home(os.environ), loaded.recipe.name
     if (run := running(root, name)) is not None:
+        if options.command is not None:
+            raise _runs_already(run, name)
         names = [local_node(loaded.recipe.platform).name]
         if there.machines is not None:
             names = [machine.name for machine in there.machines.machines]
@@ -71,6 +76,8 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         interruptible()  # a fetch of an image that has begun is stopped
     try:
         seen = _looked(loaded, there, run, show)
+        if options.command is not None:
+            options.command.check(seen.planned.plan)
         key = random_secrets.token_urlsafe(32)
         secrets = resolve_secrets(seen.planned.plan, os.environ, key)
     except PdserveError as error:
@@ -79,6 +86,16 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         raise
     run.make()
     _bring_up(run, seen.planned, key, secrets, show, options, began)
+
+
+def _runs_already(run: RunDir, name: str) -> StateError:
+    return StateError(
+        f"{name} is running already",
+        where=str(run.path),
+        cause="`pdserve run` brings a deployment up for its command alone, and takes it down after it",
+        todo=f"pdserve down {name}, or another name for this deployment: --set name={name}-2; or give the command the "
+        f"endpoint of `pdserve status {name}`",
+    )
 
 
 def dry_run(loaded: LoadedRecipe, there: Where, report: Report) -> Planned:
@@ -158,7 +175,7 @@ def _bring_up(
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep)
         else:
-            run_here(run, plan, secrets, show.event, keep=options.keep, began=began)
+            run_here(run, plan, secrets, show.event, keep=options.keep, began=began, command=options.command)
     except KeyboardInterrupt:
         if launcher is not None:
             end_launcher(launcher)

@@ -1,9 +1,10 @@
 """Recipe + nodes -> Plan: the one place where a deployment is decided.
 
-Start stages: the download of the weights (-1), LMCache (0), then engines and the proxy together (1). The proxy starts
-beside the engines, so that a broken one shows in its first second and not after half an hour of loading; it routes
-nothing until the launcher reports a worker ready. vllm-router gets no reports and waits for engines by itself, so it is
-a stage of its own (2). Stop stages: proxy and a download (0), decode (1), prefill or aggregated (2), LMCache (3).
+Start stages: the commands of the setup (..., -3, -2), the download of the weights (-1), LMCache (0), then engines and
+the proxy together (1). The proxy starts beside the engines, so that a broken one shows in its first second and not
+after half an hour of loading; it routes nothing until the launcher reports a worker ready. vllm-router gets no reports
+and waits for engines by itself, so it is a stage of its own (2). Stop stages: proxy, setup and a download (0), decode
+(1), prefill or aggregated (2), LMCache (3).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pdserve.plan.nodes import placement
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy import exposure, pdserve_proxy, reached, vllm_router
+from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
@@ -93,6 +95,7 @@ def build_plan(
         nodes=tuple(nodes),
         processes=_with_logs(
             recipe.logs,
+            *setup_processes(recipe, instances, hosts=hosts),
             *weights_processes(recipe, instances, run_dir=run_dir, python=engine_python, hosts=hosts),
             *(
                 server_process(

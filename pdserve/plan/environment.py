@@ -149,6 +149,14 @@ def patch_variables(recipe: Recipe, patches: Sequence[str], record: str) -> dict
     }
 
 
+def setup_env(recipe: Recipe, hosts: Sequence[str]) -> Env:
+    """What the engines of all roles get from the recipe. No device is hidden: a command may look at all of them."""
+    outer = recipe.container.env if recipe.container is not None else {}
+    wanted, secrets = _split({**outer, **recipe.engine.env})
+    setting = {"PYTHONUNBUFFERED": "1", **wanted, **_no_proxy(wanted, secrets, hosts)}
+    return Env(base="inherit", set=setting, secrets=secrets)
+
+
 def weights_env(recipe: Recipe, role: Role, hosts: Sequence[str]) -> Env:
     """What the engines of a role get from the recipe, its secrets (HF_TOKEN) too: the same cache, hub and way there."""
     wanted, secrets = _split(effective.env_of(recipe, role))

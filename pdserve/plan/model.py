@@ -182,6 +182,16 @@ class Process(Frozen):
         return self.role == "weights"
 
     @property
+    def is_setup(self) -> bool:
+        """Whether it is a command of the recipe's setup, which ends."""
+        return self.role == "setup"
+
+    @property
+    def ends_when_done(self) -> bool:
+        """Whether it does one thing before the others start, and then is no more."""
+        return isinstance(self.probe, ExitProbe)
+
+    @property
     def rdma_devices(self) -> tuple[str, ...] | None:
         """The RDMA devices that its connectors use, none when they may choose; None: it moves KV without RDMA."""
         used = [connector.rdma_devices for connector in self.connectors if connector.rdma_devices is not None]

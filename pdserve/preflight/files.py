@@ -91,13 +91,22 @@ def _check_ca(ca: str | None) -> None:
 
 def check_programs(processes: Iterable[Process]) -> None:
     """Every program that is started, and the router's version where it is started by our own interpreter."""
+    setup_begins = True
     for process in processes:
+        if process.is_setup and not setup_begins:
+            continue  # a command before it may install it
+        setup_begins = setup_begins and not process.is_setup
         if shutil.which(process.argv[0]) is None:
+            cause = "the interpreter or command of the recipe (engine.python, *.command) is not on this host"
+            todo = "correct it, or leave it out to use the interpreter that runs pdserve"
+            if process.is_setup:
+                cause = "the program of the first command of the recipe's setup is not on this host"
+                todo = "correct `setup`; a command of a shell is written [bash, -c, ...]"
             raise PreflightError(
                 f"{process.argv[0]} is not an executable program",
                 where=f"{process.name}@{process.node}",
-                cause="the interpreter or command of the recipe (engine.python, *.command) is not on this host",
-                todo="correct it, or leave it out to use the interpreter that runs pdserve",
+                cause=cause,
+                todo=todo,
             )
         if process.argv[0] == sys.executable and vllm_router.PACKAGE in process.packages:
             check_router(distributions.version_of(vllm_router.PACKAGE))

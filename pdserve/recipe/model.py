@@ -15,6 +15,7 @@ from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.sections.proxy import Proxy as Proxy
 from pdserve.recipe.sections.restart import RestartPolicy as RestartPolicy
 from pdserve.recipe.sections.slurm import Slurm as Slurm
+from pdserve.recipe.setup import SetupCommand
 from pdserve.roles import EngineRole
 
 
@@ -133,6 +134,7 @@ class Ports(ConnectorPorts, HttpPorts):
 class Timeouts(Strict):
     """How long a stage may take. Death always ends a wait at once; these end the wait for a live process."""
 
+    setup_seconds: Seconds = Field(default=600, description="One command of the setup on one node.")
     weights_seconds: Seconds = Field(
         default=21600,
         description="The download of the weights on one node. One that does not move for ten minutes ends before.",
@@ -232,6 +234,13 @@ class Recipe(Strict):
         description="disaggregated: the roles prefill and decode. aggregated: engines that do both (role aggregated).",
     )
     model: Model = Field(description="What is served.")
+    setup: list[SetupCommand] = Field(
+        default=[],
+        description="Commands that each node with an engine runs before anything else, one after the other, inside the "
+        "container where there is one. Text is split into words as a shell does it, a list is taken as it is; no shell "
+        "runs it, unless it is named: [bash, -c, ...]. They get the environment of `engine.env`. One that ends with "
+        "another code than 0, or lasts longer than `timeouts.setup_seconds`, ends the start.",
+    )
     engine: Engine = Field(default=Engine(), description="What the engines of all roles share.")
     prefill: Role | None = Field(
         default=None, description="Engines that compute the KV of prompts; null: one instance on one device."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +25,18 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
             yield from literal(value, (*path, key))
         return
     if isinstance(data, list):
+        if (path and path[-1] in _COMMANDS) or (len(path) == 2 and path[0] == "setup"):
+            yield from _in_words(data, path)
         for i, value in enumerate(data):
             yield from literal(value, (*path, i))
         return
-    if show.secret_value(data):
+    if len(path) == 2 and path[0] == "setup" and isinstance(data, str):
+        with contextlib.suppress(ValueError):  # a quote that is not closed: a rule refuses it
+            yield from _in_words(shlex.split(data), path, inside=False)
+    if isinstance(data, str) and (mark := show.token(data)) is not None:
+        what = f"a key or token ({mark}...) with its value: it would be saved and logged"
+        yield Problem(path, what, _instead(path, _wanted(path) if _named_secret(path) else "NAME"))
+    elif show.secret_value(data):
         yield Problem(path, "a URL with a password: it would be saved and logged", _instead(path, "NAME"))
     elif _named_secret(path) and isinstance(data, str | int) and not isinstance(data, bool):
         yield Problem(
@@ -34,6 +44,28 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
             "looks like a secret with a literal value: it would be saved and logged",
             _instead(path, _wanted(path)),
         )
+
+
+_COMMANDS = ("command", "options")
+"""Keys of lists of words."""
+
+
+def _in_words(words: list[Any], path: Path, *, inside: bool = True) -> Iterator[Problem]:
+    """`--token=VALUE` and `--token VALUE`. `inside`: the words are items of a list at `path`. A value that a shell
+    looks up ($TOKEN) is none."""
+    for i, word in enumerate(words):
+        if not isinstance(word, str) or not word.startswith("--"):
+            continue
+        flag, equals, value = word.partition("=")
+        following = words[i + 1] if i + 1 < len(words) else ""
+        given = value if equals else following if isinstance(following, str) and following[:1] != "-" else ""
+        if given and not given.startswith("$") and show.secret_name(flag) and show.token(given) is None:
+            name = flag.removeprefix("--").upper().replace("-", "_")
+            yield Problem(
+                (*path, i) if inside else path,
+                f"{flag} looks like a secret with a literal value: it would be saved and logged",
+                _instead(path, name),
+            )
 
 
 _ON_COMMAND_LINES = ("args", "extra_args", "l2", "config")

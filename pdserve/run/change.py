@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pdserve.plan.model import Plan
@@ -17,24 +17,28 @@ class Change:
     """From the plan that runs to another one. Names of processes, in the order of their plan."""
 
     starting: tuple[str, ...]
-    """Do not run, or run with another command or environment."""
+    """Do not run, or run with another command or environment, or follow a command of the setup that does."""
     replaced: tuple[str, ...]
     """Those of them that run: what they hold is given back before they are started."""
     gone: tuple[str, ...]
     """Only in the plan that runs."""
     ports: Mapping[str, frozenset[int]]
     """Node -> ports that the deployment has there itself."""
+    stays: str = ""
+    """What is said of commands of the setup that the new plan lacks; empty: it has all of them."""
 
 
 def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
     """`living`: names of processes whose phase is one of LIVING."""
     old = {process.name: process for process in running.processes}
     living = {name for name in living if name in old}
-    starting = tuple(
+    changed = {
         process.name
         for process in new.processes
         if process.name not in living or not process.runs_as(old[process.name])
-    )
+    }
+    changed |= _after_setup(new, changed)
+    starting = tuple(process.name for process in new.processes if process.name in changed)
     planned = {process.name for process in new.processes}
     ports = {
         node.name: frozenset(
@@ -47,7 +51,30 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
         replaced=tuple(name for name in starting if name in living),
         gone=tuple(name for name in old if name not in planned),
         ports=ports,
+        stays=_not_undone(
+            process.name for process in running.processes if process.is_setup and process.name not in planned
+        ),
     )
+
+
+def _not_undone(setup: Iterable[str]) -> str:
+    """Nothing is known of how to undo a command."""
+    names = ", ".join(setup)
+    return f"; what {names} did stays until pdserve down and up" if names else ""
+
+
+def _after_setup(new: Plan, changed: Collection[str]) -> set[str]:
+    """What was prepared by a command that is run now, or not before: all that follows it on its node. The proxy needs
+    nothing of it, and a deployment that runs would lose its clients."""
+    prepared: dict[str, int] = {}
+    for process in new.processes:
+        if process.is_setup and process.name in changed:
+            prepared[process.node] = min(process.start_stage, prepared.get(process.node, process.start_stage))
+    return {
+        process.name
+        for process in new.processes
+        if process.node in prepared and process.start_stage > prepared[process.node] and not process.is_proxy
+    }
 
 
 def recorded_change(run: RunDir, plan: Plan) -> Change:

@@ -15,7 +15,7 @@ Phase = Literal["starting", "ready", "degraded", "draining", "failed", "stopped"
 
 ProcessPhase = Literal["pending", "starting", "ready", "degraded", "draining", "done", "dead", "stopped"]
 """degraded: alive but not routed to (not answering, or its cache server is being replaced). done: it had one thing to
-do, and has ended with it done (the download of weights)."""
+do, and has ended with it done (a command of the setup, the download of weights)."""
 
 
 class ProcessState(BaseModel):

@@ -288,6 +288,13 @@ def spawn(
     return Child(popen, marker, cgroup)
 
 
+def spawn_attached(argv: Sequence[str], *, env: Mapping[str, str], marker: str) -> Child:
+    """Starts a program in a session of its own, with our stdin, stdout and stderr. Raises OSError when it cannot be
+    executed."""
+    popen = subprocess.Popen(list(argv), env={**env, MARKER: marker}, start_new_session=True)
+    return Child(popen, marker)
+
+
 def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:
     """Starts a program in a session of its own with pipes on stdin and stdout: how an agent is started."""
     stderr.parent.mkdir(parents=True, exist_ok=True)

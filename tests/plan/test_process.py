@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from pdserve.plan.model import Plan, PlannedConnector, PortRange, Process
 from pdserve.recipe.connectors.registry import KINDS
+from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
 
 DESCRIPTION = ("connectors", "packages", "libraries", "port_ranges", "reached_by")
@@ -78,9 +79,10 @@ def test_ranges_out_of_which_an_engine_chooses() -> None:
 
 
 def test_every_role_answers_to_one_predicate() -> None:
-    built = plan(recipe(with_lmcache(), {"model": {"id": "a/b", "path": None}}))
+    built = plan(recipe(with_lmcache(), {"model": {"id": "a/b", "path": None}, "setup": ["true"]}))
+    assert {process.role for process in built.processes} == {*get_args(ProcessRole)} - {"aggregated"}
     for process in built.processes:
-        answers = [process.is_engine, process.is_lmcache, process.is_proxy, process.fetches_weights]
+        answers = [process.is_engine, process.is_lmcache, process.is_proxy, process.fetches_weights, process.is_setup]
         assert answers.count(True) == 1, process.name
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdserve.plan.model import Plan, Process
+from pdserve.recipe.vllm_variables import READ_IN_OTHER_PLACES, VARIABLES
 from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import RECIPES, ROOT, shipped_plan
 from tests.plan.kit import NIXL, aggregated, hosts, on_gpus, plan, recipe, value_of, with_lmcache
@@ -38,6 +43,26 @@ def arguments(process: Process) -> list[str]:
     """What follows `python -m module`, without vLLM's subcommand."""
     rest = list(process.argv[3:])
     return rest[1:] if rest[0] == "serve" else rest
+
+
+def test_the_known_variables_are_those_of_the_installed_vllm() -> None:
+    """Read from the source: no engine is imported."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    tree = ast.parse((folder / "envs.py").read_text())
+    (table,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "environment_variables"
+    ]
+    assert isinstance(table, ast.Dict)
+    names = {ast.literal_eval(key) for key in table.keys if key is not None}
+    assert {name for name in names if name.startswith("VLLM_")} == VARIABLES
+    reading = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["'](VLLM_[A-Z0-9_]+)""")
+    read = {name for path in folder.rglob("*.py") for name in reading.findall(path.read_text())}
+    assert read - VARIABLES == READ_IN_OTHER_PLACES
 
 
 def ask(script: str, stdin: str = "", **env: str) -> dict[str, Any]:

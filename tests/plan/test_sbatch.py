@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_an_option_of_the_recipe_takes_the_place_of_ours(option: str, gone: str)
 def test_a_value_that_sbatch_would_cut_is_quoted() -> None:
     options = directives(*BIG, {"slurm": {"options": ["--comment=night run #7", "--mail-user=a@b"]}})
     assert options[-2:] == ['--comment="night run #7"', "--mail-user=a@b"]
+
+
+@pytest.mark.parametrize(
+    "value", ['{"team": "kv", "note": "a \\\\ b"}', "it's #7", 'say "x"', "back\\slash", "$HOME `ls` $(ls)", "{'a': 1}"]
+)
+def test_a_value_with_quotes_is_read_back_as_it_was_written(value: str) -> None:
+    """By the rules of a shell, which are sbatch's for a text in double quotes; tests/cluster asks sbatch itself."""
+    (line,) = [line for line in directives(*BIG, {"slurm": {"options": [f"--comment={value}"]}}) if "comment" in line]
+    assert shlex.split(line, comments=True) == [f"--comment={value}"]
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -247,6 +247,60 @@ OWNED_VARIABLES: list[Case] = [
 
 VARIABLES: list[Case] = [(CPU, ("engine.env.A-B=1",), "engine.env.A-B: not the name of an environment variable", "")]
 
+SETUP: list[Case] = [
+    (CPU, ("setup=['echo \"x']",), "setup.0: a quote is not closed", "write the words as a list"),
+    (CPU, ("setup=['']",), "setup.0: there is no command", "write the program first"),
+    (CPU, ("setup=[ls, []]",), "setup.1: there is no command", ""),
+    (CPU, ("setup=pip install x",), 'setup: expected a list, got "pip install x"', "write [pip install x]"),
+    (CPU, ("setup=[[sleep, 1]]",), "setup.0.1: expected text, got 1", 'put it in quotes: "1"'),
+]
+
+PATHS: list[Case] = [
+    (CPU, ("model.path='~/models/x'",), "model.path: ~ is not expanded", "write ${HOME}/models/x"),
+    (CPU, ("engine.python='~/venv/bin/python'",), "engine.python: ~ is not expanded", "write ${HOME}/venv/bin/python"),
+    (CPU, ("engine.command=['~/run.sh']",), "engine.command.0: ~ is not expanded", "write ${HOME}/run.sh"),
+    (CPU, ("proxy.auth={keys_file: '~/keys'}",), "proxy.auth.keys_file: ~ is not expanded", "write ${HOME}/keys"),
+    *(
+        (GPU, (f"model.id='{path}'",), "model.id: this is a path, and an id names a model of the hub", f"path: {path}")
+        for path in ("/models/x", "./x", "../x", "..")
+    ),
+    (GPU, ("model.id='~/x'",), "model.id: this is a path", "write path: ${HOME}/x in the place of id"),
+]
+
+UTILIZATION: list[Case] = [
+    (GPU, (f"engine.args.{flag}={value}",), f"engine.args.{flag}: {shown} is no part of the device's memory", todo)
+    for flag, value, shown, todo in (
+        ("gpu-memory-utilization", "90", "90", "write 0.9"),
+        ("gpu-memory-utilization", "'85%'", '"85%"', "write 0.85"),
+        ("gpu-memory-utilization", "0", "0", "0.9 is 90%"),
+        ("gpu-memory-utilization", "-0.5", "-0.5", "above 0"),
+        ("gpu-memory-utilization", "high", '"high"', "above 0"),
+        ("device-memory-utilization", "1.5", "1.5", "write 0.015"),
+    )
+]
+
+UNEQUAL_TP: list[Case] = [
+    (
+        GPU,
+        (*kinds, "prefill.parallel.tp=4", "decode.parallel.tp=6"),
+        f"decode.parallel.tp: {name} moves KV between unequal tensor parallel sizes only where one divides the other, "
+        "and 4 does not divide 6 (prefill.parallel.tp at",
+        "write 3 for 4, or 6 for both",
+    )
+    for name, kinds in (
+        ("MooncakeConnector", ()),
+        ("NixlConnector", ("lmcache=null", "prefill.connector={kind: nixl}", "decode.connector={kind: nixl}")),
+        (
+            "NixlConnector",
+            (
+                "lmcache=null",
+                "prefill.connector={kind: raw, config: {kv_connector: NixlConnector}}",
+                "decode.connector={kind: raw, config: {kv_connector: NixlConnector}}",
+            ),
+        ),
+    )
+]
+
 PORTS: list[Case] = [
     (
         CPU,
@@ -276,7 +330,21 @@ PORTS: list[Case] = [
 
 @pytest.mark.parametrize(
     ("text", "set_", "expected", "todo"),
-    [*STRUCTURE, *LOADING, *CONNECTORS, *LMCACHE, *OWNED_FLAGS, *FLAGS, *OWNED_VARIABLES, *VARIABLES, *PORTS],
+    [
+        *STRUCTURE,
+        *LOADING,
+        *CONNECTORS,
+        *LMCACHE,
+        *OWNED_FLAGS,
+        *FLAGS,
+        *OWNED_VARIABLES,
+        *VARIABLES,
+        *SETUP,
+        *PATHS,
+        *UTILIZATION,
+        *UNEQUAL_TP,
+        *PORTS,
+    ],
 )
 def test_an_impossible_combination_is_refused(
     tmp_path: Path, text: str, set_: tuple[str, ...], expected: str, todo: str
@@ -396,6 +464,24 @@ def test_ports_of_different_nodes_are_left_to_the_planner(tmp_path: Path) -> Non
             "engine.args.max-modle-len: vLLM 0.32 has no such flag -> did you mean max-",
         ),
         (CPU, "engine.args.frobnicate=1", "engine.args.frobnicate: vLLM 0.32 has no such flag"),
+        (
+            CPU,
+            "engine.env.VLLM_LOGING_LEVEL=DEBUG",
+            "engine.env.VLLM_LOGING_LEVEL: vLLM 0.32 reads no such variable -> did you mean VLLM_LOGGING_LEVEL?",
+        ),
+        (CPU, "decode.env.VLLM_QQQQ_ZZZZ=1", "decode.env.VLLM_QQQQ_ZZZZ: vLLM 0.32 reads no such variable"),
+        (
+            CPU,
+            "engine.env.HF_HOME='~/hf'",
+            "engine.env.HF_HOME: ~ is passed on as it is, and not every program expands it -> write ${HOME}/hf",
+        ),
+        (CPU, "engine.args.download-dir='~/hf'", "engine.args.download-dir: ~ is passed on as it is"),
+        (
+            CPU,
+            "setup=['a && b']",
+            'setup.0: no shell reads this command: && is passed on -> write [bash, -c, "a && b"]',
+        ),
+        (CPU, "setup=['ls $HOME']", "setup.0: no shell reads this command: $HOME is passed on"),
     ],
 )
 def test_what_may_be_meant_is_only_warned_about(tmp_path: Path, text: str, set_: str, expected: str) -> None:
@@ -413,6 +499,41 @@ def test_rdma_on_a_cpu_is_warned_about(tmp_path: Path) -> None:
     bare = "schema: 1\nname: bare\nplatform: cpu\nmodel: {path: m, served_name: m}\n"
     loaded = load(tmp_path, bare)
     assert any("mooncake uses rdma" in line and "set protocol: tcp" in line for line in loaded.warnings)
+
+
+@pytest.mark.parametrize(
+    "command", ["bash -c 'a && b'", "[echo, a, '&&', b]", "'grep -E ''a|b'' f'", "pip install 'a>1'"]
+)
+def test_a_setup_whose_words_are_meant_is_not_warned_of(tmp_path: Path, command: str) -> None:
+    assert load(tmp_path, CPU, f"setup=[{command}]").warnings == ()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(4, 8), (8, 4), (1, 8), (2, 2), (6, 3)])
+def test_unequal_sizes_of_which_one_divides_the_other_are_taken(tmp_path: Path, prefill: int, decode: int) -> None:
+    sizes = (f"prefill.parallel.tp={prefill}", f"decode.parallel.tp={decode}")
+    assert load(tmp_path, GPU, *sizes).recipe.name == "large"
+
+
+def test_names_of_the_hub_and_of_other_stores_are_no_paths(tmp_path: Path) -> None:
+    for name in ("gpt2", "org/model", "s3://bucket/model", "org/model:Q4_K_M"):
+        assert load(tmp_path, GPU, f"model.id='{name}'").recipe.model.id == name
+
+
+DEVICES = ("prefill.parallel.tp=2", "decode.parallel.tp=2", "prefill.devices=[0, 1]", "decode.devices=[1, 2]")
+
+
+def test_devices_that_two_instances_name_are_warned_of(tmp_path: Path) -> None:
+    warnings = load(tmp_path, GPU, *DEVICES).warnings
+    assert any("decode-0 and prefill-0 both name device 1: no node can hold both" in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["decode.devices=[2, 3]", "devices_per_node=3", "slurm.nodes=2"],
+    ids=["devices of their own", "not room for both on one node", "two nodes are asked for"],
+)
+def test_devices_of_two_nodes_may_have_the_same_numbers(tmp_path: Path, change: str) -> None:
+    assert not any("both name" in line for line in load(tmp_path, GPU, *DEVICES, change).warnings)
 
 
 def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:

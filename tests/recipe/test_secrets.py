@@ -59,6 +59,17 @@ LITERALS = [
     f"lmcache.extra_args={{some-secret: {VALUE}}}",
     f"engine.env.PROXY='http://user:{VALUE}@host:80'",
     f"image='https://user:{VALUE}@registry/x'",
+    f"engine.command=[run, --hf-token, {VALUE}]",
+    f"engine.command=[run, --api-key={VALUE}]",
+    f"proxy.command=[run, --admin-token, {VALUE}]",
+    f"setup=['login --token {VALUE}']",
+    f"setup=[[login, --password={VALUE}]]",
+    f"slurm.options=['--secret={VALUE}']",
+    # In quotes of two, so that no scanner takes them for real ones.
+    f"engine.args.some-flag='{'hf_' + 'a' * 30}'",
+    f"setup=['login {'sk-' + 'a1' * 20}']",
+    f"description='{'ghp_' + 'b' * 36}'",
+    f"engine.env.OTHER='{'AKIA' + 'C' * 16}'",
 ]
 
 
@@ -67,7 +78,21 @@ def test_a_literal_secret_is_refused_without_being_repeated(tmp_path: Path, opti
     message = refused(tmp_path, CPU, option)
     assert "it would be saved and logged" in message
     assert VALUE not in message
-    assert "12345678" not in message
+    assert not any(text in message for text in ("12345678", "aaaaaa", "a1a1a1", "bbbbbb", "CCCCCC"))
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "[bash, -c, 'login --token $HF_TOKEN']",
+        "[login, --token, $HF_TOKEN]",
+        "[login, --token-file, /x]",
+        "[run, --tokenizer, hf_internal]",
+        "[run, --no-api-key, --verbose]",
+    ],
+)
+def test_a_command_that_names_a_secret_without_its_value_is_taken(tmp_path: Path, setup: str) -> None:
+    assert load(tmp_path, CPU, f"setup=[{setup}]").recipe.setup
 
 
 @pytest.mark.parametrize(

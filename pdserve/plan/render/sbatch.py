@@ -109,9 +109,13 @@ def _options(recipe: Recipe, plan: Plan) -> Iterator[str]:
 
 
 def _directive(option: str) -> str:
-    """As sbatch reads a line: quotes hold words together, and # begins a comment."""
+    """As sbatch reads a line: quotes of both kinds hold words together, a backslash takes the next character as it is,
+    also in quotes, and # begins a comment (`_get_argument` in Slurm's src/sbatch/opt.c)."""
     name, equals, value = option.partition("=")
-    return option if re.fullmatch(r"[^\s#']*", value) else f'{name}{equals}"{value}"'
+    if re.fullmatch(r"[^\s#'\"\\]*", value):
+        return option
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}{equals}"{escaped}"'
 
 
 def _name(option: str) -> str:

@@ -102,6 +102,9 @@ class ConnectorKind:
     """The engine package that it imports (installed/distributions.py)."""
     protocol: Protocol | None = None
     """How the proxy moves KV from prefill to decode with it; None: it does not move KV between engines."""
+    tp_must_divide: bool = False
+    """Whether vLLM asserts that of the tensor parallel sizes of prefill and decode one divides the other (the source is
+    in rules/connectors.py)."""
     attaches_lmcache: bool = False
     """Whether its engines register at the node's LMCache server."""
     ports: tuple[ConnectorPort, ...] = ()

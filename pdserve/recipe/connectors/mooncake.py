@@ -53,6 +53,7 @@ class MooncakeSection(LeafSection):
         class_name="MooncakeConnector",
         package="mooncake",
         protocol="mooncake",
+        tp_must_divide=True,
         ports=(
             # One whatever dp is: with the API server balancing its ranks, only the first engine opens it.
             ConnectorPort(

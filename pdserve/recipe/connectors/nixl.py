@@ -30,6 +30,7 @@ class NixlSection(LeafSection):
         class_name="NixlConnector",
         package="nixl",
         protocol="nixl",
+        tp_must_divide=True,
         ports=(
             # vLLM adds the DP rank to the first one.
             ConnectorPort(

@@ -10,6 +10,10 @@ _SECRET_WORDS = frozenset(
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
 )
 _NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "NAME")
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
+)
+"""Of Hugging Face, OpenAI and its like, GitHub, GitLab, Slack, pdserve's own proxy; an access key of AWS."""
 _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 
 
@@ -21,8 +25,14 @@ def secret_name(name: str) -> bool:
 
 
 def secret_value(value: object) -> bool:
-    """Whether a text carries credentials wherever it stands: https://user:password@host."""
-    return isinstance(value, str) and bool(_CREDENTIALS_IN_URL.search(value))
+    """Whether a text carries credentials wherever it stands: https://user:password@host, or a key of a known form."""
+    return isinstance(value, str) and bool(_CREDENTIALS_IN_URL.search(value) or token(value))
+
+
+def token(value: str) -> str | None:
+    """The mark of a key or token whose form shows whose it is: hf_, sk-, ghp_, ..."""
+    match = _TOKEN.search(value)
+    return None if match is None else match.group(1) or match.group(2)
 
 
 def looks_secret(text: str) -> bool:

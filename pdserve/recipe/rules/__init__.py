@@ -17,10 +17,12 @@ from pdserve.recipe.rules import (
     lmcache,
     loading,
     nodes,
+    paths,
     ports,
     proxy,
     registration,
     rocm,
+    setup,
     structure,
     vllm_router,
     weights,
@@ -34,6 +36,7 @@ _RULES = (
     structure.restarts,
     connectors.transfer,
     connectors.pair,
+    connectors.tensor_parallel,
     connectors.duplicates,
     loading.weights,
     loading.caps,
@@ -63,6 +66,10 @@ _RULES = (
     nodes.lease,
     nodes.slurm,
     container.container,
+    setup.commands,
+    paths.tilde,
+    paths.model_id,
+    engines.utilization,
 )
 _WARNINGS = (
     structure.exposure,
@@ -77,6 +84,10 @@ _WARNINGS = (
     weights.unpinned,
     weights.lost_cache,
     container.unused_image,
+    setup.unexpanded,
+    structure.shared_devices,
+    paths.tilde_passed_on,
+    engines.unknown_variables,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors.registry import MultiSection, RawSection, transfer_kinds
+from pdserve.recipe.connectors.registry import MultiSection, RawSection, kinds_of, transfer_kinds
 from pdserve.recipe.effective import args_of, roles, transfer_of, transfers_of
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
@@ -76,6 +76,39 @@ def pair(recipe: Recipe) -> Iterator[Problem]:
                 f"set engine.args.{flag} for both",
                 also=(flag_path(recipe, "prefill", flag),),
             )
+
+
+def tensor_parallel(recipe: Recipe) -> Iterator[Problem]:
+    """Unequal sizes of which neither divides the other. vLLM 0.32 finds out at the first transfer, in an assertion of a
+    worker.
+
+    Mooncake, `_get_tp_ratio` in kv_connector/v1/mooncake/mooncake_connector.py, asked by the sender:
+
+        if local_tp_size >= remote_tp_size:
+            assert local_tp_size % remote_tp_size == 0, (
+                f"Local tensor parallel size {local_tp_size} is not divisible "
+                f"by remote tensor parallel size {remote_tp_size}."
+        ...
+        assert remote_tp_size % local_tp_size == 0, (
+
+    NIXL, `TransferTopology.tp_ratio` in kv_connector/utils.py, asked by decode when it registers prefill's agent
+    (kv_connector/v1/nixl/base_worker.py): the same two assertions, with `self.tp_size` for the local one.
+    """
+    if recipe.mode == "aggregated":
+        return
+    (_, prefill_role, prefill), (_, decode_role, decode) = roles(recipe)
+    kinds = [kind for kind in kinds_of(prefill) if kind.tp_must_divide and kind in kinds_of(decode)]
+    smaller, larger = sorted((prefill_role.parallel.tp, decode_role.parallel.tp))
+    if not kinds or larger % smaller == 0:
+        return
+    fits = max(size for size in range(1, smaller) if larger % size == 0)
+    yield Problem(
+        ("decode", "parallel", "tp"),
+        f"{kinds[0].class_name} moves KV between unequal tensor parallel sizes only where one divides the other, and "
+        f"{smaller} does not divide {larger}",
+        f"write {fits} for {smaller}, or {larger} for both",
+        also=(("prefill", "parallel", "tp"),),
+    )
 
 
 def duplicates(recipe: Recipe) -> Iterator[Problem]:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 from pdserve.recipe.effective import args_of
 from pdserve.recipe.flags import ENGINE_FLAGS, env_instead, known_flags, where_instead
+from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path, Problem, did_you_mean
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.vllm_flags import VERSION
+from pdserve.recipe.vllm_variables import READ_IN_OTHER_PLACES, VARIABLES
+
+_UTILIZATION = ("gpu-memory-utilization", "device-memory-utilization")
 
 
 def flags(recipe: Recipe) -> Iterator[Problem]:
@@ -66,6 +70,46 @@ def unknown_flags(recipe: Recipe) -> Iterator[Problem]:
                 f"vLLM {VERSION} has no such flag",
                 f"did you mean {guess}?" if guess else None,
             )
+
+
+def unknown_variables(recipe: Recipe) -> Iterator[Problem]:
+    """Variables that the vLLM this was written against does not read: it logs a warning, and runs as if they were not
+    set. The names of `environment_variables` in its envs.py are in vllm_variables.py."""
+    sections = list(_sections(recipe, "env"))
+    if recipe.container is not None:
+        sections.append(("container", dict(recipe.container.env)))
+    for section, env in sections:
+        for variable in env:
+            if variable.startswith("VLLM_") and variable not in VARIABLES | READ_IN_OTHER_PLACES:
+                guess = did_you_mean(variable, VARIABLES)
+                yield Problem(
+                    (section, "env", variable),
+                    f"vLLM {VERSION} reads no such variable",
+                    f"did you mean {guess}?" if guess else None,
+                )
+
+
+def utilization(recipe: Recipe) -> Iterator[Problem]:
+    """A part of the device's memory, which vLLM refuses only after its imports (`gt=0, le=1` in config/cache.py)."""
+    for section, args in _sections(recipe, "args"):
+        for flag in _UTILIZATION:
+            value = args.get(flag)
+            if value is None or 0 < (number := _number(value)) <= 1:
+                continue
+            todo = "write a number above 0, 1 at most: 0.9 is 90%"
+            yield Problem(
+                (section, "args", flag),
+                f"{show.value(value)} is no part of the device's memory",
+                f"write {number / 100:g}" if 1 < number <= 100 else todo,
+            )
+
+
+def _number(value: object) -> float:
+    """Of a flag's value, a per cent sign or not; 0: it is none."""
+    try:
+        return float(str(value).strip().removesuffix("%"))
+    except ValueError:
+        return 0.0
 
 
 def flag_path(recipe: Recipe, role: str, flag: str) -> Path:

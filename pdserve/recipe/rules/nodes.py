@@ -112,16 +112,19 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
         if value is not None and not _is_word(value):
             yield Problem(("slurm", key), f"{show.value(value)} is not one word")
     for index, option in enumerate(section.options):
-        yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch")
+        yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch", quotes=True)
 
 
-def option_problems(option: str, path: Path, owned: dict[str, str], program: str) -> Iterator[Problem]:
-    """What is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead."""
+def option_problems(
+    option: str, path: Path, owned: dict[str, str], program: str, *, quotes: bool = False
+) -> Iterator[Problem]:
+    """What is wrong with one `--name=value` for `program`; `owned`: options of pdserve -> what to do instead. `quotes`:
+    the value may hold quotes and backslashes."""
     match = _OPTION.fullmatch(option)
     if match is None or not option.isprintable():
         todo = "write --name=value: one item for each option, in its long form"
         yield Problem(path, f"{show.value(option)} is not an option of {program}", todo)
-    elif '"' in option or "\\" in option:
+    elif not quotes and ('"' in option or "\\" in option):
         yield Problem(path, "quotes and backslashes would be read once more on the way")
     elif (instead := owned.get(match.group(1))) is not None:
         yield Problem(path, f"pdserve sets --{match.group(1)}", instead)

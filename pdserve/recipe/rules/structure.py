@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pdserve.recipe.load.problems import Problem
+from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Parallel, Recipe
 
 _CLAUSE = re.compile(r"^\s*(~=|===?|!=|<=|>=|<|>)\s*[0-9A-Za-z][0-9A-Za-z.*+!_-]*\s*$")
@@ -92,6 +92,32 @@ def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, para
         if len(set(share)) != len(share):
             twice = next(d for d in share if share.count(d) > 1)
             yield Problem(path, f"instance {start // each} gets device {twice} twice")
+
+
+def shared_devices(recipe: Recipe) -> Iterator[Problem]:
+    """Two instances that name the same device need two nodes, although there is room on one. Not where they need
+    several in any case."""
+    needed = sum(role.instances * _size(role.parallel) for _, role in recipe.roles())
+    several = recipe.devices_per_node and needed > recipe.devices_per_node
+    if several or (recipe.slurm.nodes or 1) > 1 or any(role.parallel.nodes > 1 for _, role in recipe.roles()):
+        return
+    taken: dict[int, tuple[str, Path]] = {}
+    for name, role in recipe.roles():
+        for position, device in enumerate(role.devices or ()):
+            owner = f"{name}-{position // _size(role.parallel)}"
+            other, where = taken.setdefault(device, (owner, (name, "devices")))
+            if other != owner:
+                yield Problem(
+                    (name, "devices", position),
+                    f"{owner} and {other} both name device {device}: no node can hold both",
+                    "give each instance devices of its own, or leave `devices` out",
+                    also=(where,),
+                )
+                return
+
+
+def _size(parallel: Parallel) -> int:
+    return parallel.tp * parallel.pp * parallel.dp
 
 
 def versions(recipe: Recipe) -> Iterator[Problem]:

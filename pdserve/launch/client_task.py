@@ -1,0 +1,46 @@
+"""What runs beside a ready deployment, and ends it: the command of `pdserve run`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+Record = Callable[..., None]
+"""Writes an event to the history: (kind, **fields)."""
+WhileReady = Callable[[Record], Coroutine[Any, Any, None]]
+"""Begins once the deployment is ready. Its return takes the deployment down; it is cancelled when that ends first, and
+a second time when it is to hurry."""
+
+
+class ClientTask:
+    """At most one run of the work. Nothing happens without work."""
+
+    def __init__(self, work: WhileReady | None, *, record: Record, ended: Callable[[], None]) -> None:
+        """`ended`: called when the work is over."""
+        self._work = work
+        self._record = record
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """The deployment is ready."""
+        if self._work is not None:
+            self._task = asyncio.create_task(self._work(self._record))
+            self._task.add_done_callback(lambda _: self._ended())
+
+    def hurry(self) -> None:
+        """An end that was asked for twice."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def end(self) -> None:
+        """Returns once the work is over. What it has raised is for `check`: the teardown comes first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def check(self) -> None:
+        """After `end`: raises what the work has raised, which is a bug of it."""
+        if self._task is not None and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
