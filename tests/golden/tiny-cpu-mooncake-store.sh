@@ -140,7 +140,7 @@ run_decode_0() {
 # proxy (proxy) on localhost: start stage 1, no devices
 #   ports: http 8000; log: logs/proxy@localhost.log
 #   ready: http://127.0.0.1:8000/health answers 200
-#   by hand there is no launcher to tell it who is ready, hence --no-control
+#   by hand there is no launcher that reports ready workers, hence --no-control
 run_proxy() {
   cat >"$RUN_DIR/proxy.json" <<'END_OF_FILE'
 {
