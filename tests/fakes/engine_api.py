@@ -288,7 +288,7 @@ class Engine:
             if self.connectors.external:
                 blocks = len(tokens) // self.external.block
                 written = 0 if self.script.store_fails else self.external.store(tokens, salt)
-                self.stored_keys += blocks if self.script.store_fails else written // self.external.block
+                self.stored_keys += blocks if self.script.store_fails else written
                 self.loaded_keys += external // self.external.block
                 await self._report_to_lmcache(salt, read=external, written=written)
         self.local.store(tokens, salt)
