@@ -34,7 +34,7 @@ def alone(**section: Any) -> Recipe:
 def child(built: Plan, process: str) -> dict[str, Any]:
     config = json.loads(value_of(built.process(process), "--kv-transfer-config"))
     children: list[dict[str, Any]] = config["kv_connector_extra_config"]["connectors"]
-    return next(one for one in children if one["kv_connector"] == "MooncakeStoreConnector")
+    return next(entry for entry in children if entry["kv_connector"] == "MooncakeStoreConnector")
 
 
 def test_one_master_on_the_first_node_is_ready_before_any_engine() -> None:
@@ -150,7 +150,7 @@ def test_each_worker_takes_its_segment_and_its_buffer() -> None:
     assert built.process("prefill-0").shm_bytes == 0
 
 
-def test_what_is_open_without_a_key_is_said() -> None:
+def test_what_is_open_without_a_key_is_listed() -> None:
     opened = {
         (entry.process, entry.address, entry.port)
         for entry in plan(recipe(with_store())).exposed

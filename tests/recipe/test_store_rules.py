@@ -110,7 +110,7 @@ def test_a_raw_multi_with_the_policy_at_the_top_is_accepted(tmp_path: Path) -> N
     load(tmp_path, CPU, RAW % "kv_connector_extra_config: {}", RAW_DECODE, "lmcache=null", top)
 
 
-def test_offloading_was_run_on_no_gpu_and_says_so(tmp_path: Path) -> None:
+def test_offloading_was_run_on_no_gpu_and_a_warning_has_it(tmp_path: Path) -> None:
     change = "aggregated.connector={kind: offloading, cpu_gib: 4}"
     warnings = load(tmp_path, AGGREGATED, change, "lmcache=null").warnings
     assert any("offloading was checked against vLLM's classes only" in line for line in warnings)

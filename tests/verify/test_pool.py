@@ -13,14 +13,14 @@ STORE, OFFLOAD = "MooncakeStoreConnector", "OffloadingConnector"
 
 
 def proof(report: Report, name: str) -> Proof:
-    (wanted,) = [one for one in report.proofs if one.name == name]
+    (wanted,) = [entry for entry in report.proofs if entry.name == name]
     return wanted
 
 
 def test_a_store_is_proven_by_what_its_engines_stored_and_loaded(deployment: Deployment) -> None:
     report = deployment.up(cached=False, beside=STORE).verify()
     assert report.exit_code == 0, report
-    assert [one.name for one in report.proofs] == [
+    assert [entry.name for entry in report.proofs] == [
         *("endpoints", "requests", "transfer", "pool-stored", "output", "pool-reload", "clean")
     ]
     # Two prompts of 619 tokens, in the fake's blocks of 256.
