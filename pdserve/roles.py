@@ -7,9 +7,9 @@ from typing import Literal, TypeGuard, get_args
 EngineRole = Literal["prefill", "decode", "aggregated"]
 """prefill computes the KV of prompts, decode writes the answers, aggregated does both."""
 
-ProcessRole = Literal["setup", "weights", "lmcache", EngineRole, "proxy"]
-"""setup is a command of the recipe, and ends; weights fetches the model, and ends; lmcache keeps KV in host memory; the
-proxy is what clients talk to."""
+ProcessRole = Literal["setup", "weights", "lmcache", "mooncake-master", EngineRole, "proxy"]
+"""setup is a command of the recipe, and ends; weights fetches the model, and ends; lmcache keeps KV in host memory;
+mooncake-master knows where the engines' common pool has it; the proxy is what clients talk to."""
 
 ENGINE_ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
 

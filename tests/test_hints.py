@@ -26,6 +26,7 @@ CAUSES = {
     "lmcache-port-request": ("tcp://127.0.0.1:25556", "--set ports.lmcache="),
     "lmcache-reap": ("lmcache.worker_reap_seconds", "30"),
     "lmcache-unknown-flag": ("the flag --no-such-flag", "lmcache.extra_args"),
+    "mooncake-master-flag": ("does not know the flag no_such_flag", "mooncake_store.extra_args"),
     "vllm-arch": ("architecture ['NoSuchForCausalLM']", "another model"),
     "vllm-bad-json": ("--kv-transfer-config is refused", "prefill.args"),
     "vllm-bad-value": ("--max-num-seqs is refused: invalid int value: 'many'", "prefill.args"),
@@ -61,7 +62,8 @@ def read(name: str) -> list[str]:
 
 
 def role_of(name: str) -> str:
-    return "lmcache" if name.startswith("lmcache") else "prefill"
+    roles = {"lmcache": "lmcache", "mooncake": "mooncake-master"}
+    return roles.get(name.partition("-")[0], "prefill")
 
 
 @pytest.mark.parametrize("name", sorted(CAUSES))

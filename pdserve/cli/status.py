@@ -17,6 +17,7 @@ from rich.text import Text
 from pdserve.errors import ServeError
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
 from pdserve.observe.status import StatusView, look
+from pdserve.observe.store_metrics import StoreSnapshot
 from pdserve.patches.proof import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
@@ -137,6 +138,8 @@ def _report(view: StatusView, name: str) -> str:
         parts.append(_engine(view.engines[name]))
     if name in view.caches:
         parts.append(_cache(view.caches[name]))
+    if name in view.stores:
+        parts.append(_store(view.stores[name]))
     if restarts:
         parts.append(f"restarts {restarts}")
     return "; ".join(parts)
@@ -145,10 +148,12 @@ def _report(view: StatusView, name: str) -> str:
 def _engine(engine: EngineSnapshot) -> str:
     if engine.error is not None:
         return engine.error
+    store = engine.store
+    pool = "" if store is None else f" pool stored {store.stored} loaded {store.loaded} failed {store.failed} keys"
     return (
         f"running {_number(engine.running)} waiting {_number(engine.waiting)} kv {_percent(engine.kv_cache_usage)} "
         f"prefix hits {_percent(engine.prefix_hit_rate)} external hits {_percent(engine.external_hit_rate)} "
-        f"received {_number(engine.received_tokens)} tokens"
+        f"received {_number(engine.received_tokens)} tokens{pool}"
     )
 
 
@@ -157,6 +162,13 @@ def _cache(cache: LmcacheSnapshot) -> str:
         return cache.error
     used = "?" if cache.bytes_used is None else f"{cache.bytes_used / 2**20:.1f} MiB"
     return f"workers {_number(cache.workers)} objects {_number(cache.objects)} stored {used}"
+
+
+def _store(store: StoreSnapshot) -> str:
+    if store.error is not None:
+        return store.error
+    sizes = ["?" if size is None else f"{size / 2**20:.1f}" for size in (store.bytes_used, store.bytes_total)]
+    return f"clients {_number(store.clients)} keys {_number(store.keys)} used {sizes[0]} of {sizes[1]} MiB"
 
 
 def _number(value: int | None) -> str:

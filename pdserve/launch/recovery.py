@@ -178,11 +178,12 @@ class Recovery:
     async def _start(self, name: str) -> bool:
         """Starts a process; an engine returns to routing only after it is attached and has answered a canary."""
         servers = [server for server in self._fleet.plan.lmcache if name in server.engines]
-        for server in servers:
-            recovering = self._tasks.get(server.process)
-            if recovering is not None and recovering is not asyncio.current_task():
-                await asyncio.shield(recovering)  # without its server an engine would die in its own start
         is_engine = self._fleet.plan.process(name).is_engine
+        masters = [process.name for process in self._fleet.plan.processes if process.is_store_master and is_engine]
+        for needed in (*(server.process for server in servers), *masters):
+            recovering = self._tasks.get(needed)
+            if recovering is not None and recovering is not asyncio.current_task():
+                await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
             self._fleet.hold(name, UNPROVEN)
             self._fleet.route(name, "starting")

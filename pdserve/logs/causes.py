@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
 from pdserve.logs.lines import may_name_cause, plain
 
-_ARGUMENTS = {"lmcache": "lmcache.extra_args", "proxy": "proxy.command"}
+_ARGUMENTS = {
+    "lmcache": "lmcache.extra_args",
+    "mooncake-master": "mooncake_store.extra_args",
+    "proxy": "proxy.command",
+}
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ RULES: tuple[Rule, ...] = (
         "correct or remove it in {args}; the flags of this version: --help of the command above",
     ),
     _rule(
+        r"ERROR: unknown command line flag '(?P<flag>[^']+)'",
+        "this mooncake_master does not know the flag {flag}",
+        "correct or remove it in {args}; its flags: mooncake_master --help",
+    ),
+    _rule(
         r"error: argument (?P<flag>\S+): (?P<why>.+(?:\n +\S.*)?)",
         "the value of {flag} is refused: {why}",
         "correct it in {args}",

@@ -18,7 +18,18 @@ from pdserve.lmcache_server import registered_workers
 from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
+_STORE = "vllm:mooncake_store_operation"
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+@dataclass(frozen=True)
+class StoreUse:
+    """What an engine did with a Mooncake store, in keys: a KV block of one worker and one KV group each."""
+
+    stored: int
+    failed: int
+    """Not stored, or not loaded."""
+    loaded: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,10 @@ class EngineSnapshot:
     """Tokens that a KV connector can load from another engine or from LMCache."""
     prompt_tokens: dict[str, int] | None = None
     """By source: local_compute, local_cache_hit, external_kv_transfer."""
+    block_size: int | None = None
+    """Tokens of a KV block."""
+    store: StoreUse | None = None
+    """None: it has no Mooncake store, or has not used it yet."""
 
     @property
     def reachable(self) -> bool:
@@ -107,7 +122,7 @@ def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) ->
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:
     """`url` is http://host:port. /metrics needs no key."""
-    samples = await _metrics(url, client)
+    samples = await read_metrics(url, client)
     if isinstance(samples, str):
         return EngineSnapshot(url, error=samples)
     sources: dict[str, int] = {}
@@ -117,14 +132,38 @@ async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot
             sources[source] = sources.get(source, 0) + int(sample.value)
     return EngineSnapshot(
         url=url,
-        running=_sum(samples, "vllm:num_requests_running"),
-        waiting=_sum(samples, "vllm:num_requests_waiting"),
+        running=total(samples, "vllm:num_requests_running"),
+        waiting=total(samples, "vllm:num_requests_waiting"),
         kv_cache_usage=_fold(samples, "vllm:kv_cache_usage_perc", max),
-        prefix_queries=_sum(samples, "vllm:prefix_cache_queries_total"),
-        prefix_hits=_sum(samples, "vllm:prefix_cache_hits_total"),
-        external_queries=_sum(samples, "vllm:external_prefix_cache_queries_total"),
-        external_hits=_sum(samples, "vllm:external_prefix_cache_hits_total"),
+        prefix_queries=total(samples, "vllm:prefix_cache_queries_total"),
+        prefix_hits=total(samples, "vllm:prefix_cache_hits_total"),
+        external_queries=total(samples, "vllm:external_prefix_cache_queries_total"),
+        external_hits=total(samples, "vllm:external_prefix_cache_hits_total"),
         prompt_tokens={name: sources.get(name, 0) for name in _SOURCES} if sources else None,
+        block_size=_block_size(samples),
+        store=_store_use(samples),
+    )
+
+
+def _block_size(samples: Iterable[Sample]) -> int | None:
+    sizes = [sample.labels.get("block_size", "") for sample in samples if sample.name == "vllm:cache_config_info"]
+    return int(sizes[0]) if sizes and sizes[0].isdecimal() else None
+
+
+def _store_use(samples: Iterable[Sample]) -> StoreUse | None:
+    keys = [sample for sample in samples if sample.name == f"{_STORE}_keys_total"]
+    if not keys:
+        return None
+    failures = [sample for sample in samples if sample.name == f"{_STORE}_failed_keys_total"]
+
+    def count(of: Iterable[Sample], operation: str) -> int:
+        return int(sum(sample.value for sample in of if sample.labels.get("operation") == operation))
+
+    not_stored, not_loaded = count(failures, "save_put"), count(failures, "load_get")
+    return StoreUse(
+        stored=count(keys, "save_put") - not_stored,
+        failed=not_stored + not_loaded,
+        loaded=count(keys, "load_get") - not_loaded,
     )
 
 
@@ -145,29 +184,29 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
         )
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))
-    samples = await _metrics(http_url, client)
+    samples = await read_metrics(http_url, client)
     if isinstance(samples, str):
         return snapshot
     return replace(
         snapshot,
-        requested_tokens=_sum(samples, "lmcache_mp_lookup_requested_tokens_total"),
-        hit_tokens=_sum(samples, "lmcache_mp_lookup_hit_tokens_total"),
+        requested_tokens=total(samples, "lmcache_mp_lookup_requested_tokens_total"),
+        hit_tokens=total(samples, "lmcache_mp_lookup_hit_tokens_total"),
     )
 
 
 async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.AsyncClient) -> SaltUse | None:
     """Of these salts together. None: the server cannot be asked, or its metrics are off or carry no salts (yet)."""
-    samples = await _metrics(http_url, client)
+    samples = await read_metrics(http_url, client)
     if isinstance(samples, str) or not any("cache_salt" in sample.labels for sample in samples):
         return None
     mine = [sample for sample in samples if sample.labels.get("cache_salt") in salts]
     return SaltUse(
-        chunks_written=_sum(mine, "lmcache_mp_l1_write_chunks_total") or 0,
-        chunks_read=_sum(mine, "lmcache_mp_l1_read_chunks_total") or 0,
+        chunks_written=total(mine, "lmcache_mp_l1_write_chunks_total") or 0,
+        chunks_read=total(mine, "lmcache_mp_l1_read_chunks_total") or 0,
     )
 
 
-async def _metrics(url: str, client: httpx.AsyncClient) -> list[Sample] | str:
+async def read_metrics(url: str, client: httpx.AsyncClient) -> list[Sample] | str:
     """The samples of /metrics, or why there are none."""
     try:
         response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)
@@ -190,9 +229,10 @@ def _why(error: Exception) -> str:
     return f"unreadable answer: {error}"
 
 
-def _sum(samples: Iterable[Sample], name: str) -> int | None:
-    total = _fold(samples, name, sum)
-    return None if total is None else int(total)
+def total(samples: Iterable[Sample], name: str) -> int | None:
+    """The sum of a metric's samples; None without any."""
+    value = _fold(samples, name, sum)
+    return None if value is None else int(value)
 
 
 def _fold(samples: Iterable[Sample], name: str, fold: Callable[[list[float]], float]) -> float | None:

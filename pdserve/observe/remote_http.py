@@ -13,7 +13,7 @@ import httpx
 
 from pdserve.errors import StateError
 from pdserve.observe.engine_metrics import view_client
-from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.plan.model import LmcacheServer, Plan, Process
 from pdserve.reach.protocol import Answered
 from pdserve.run.directory import RunDir, lives
 from pdserve.run.inbox import Fetch, ask
@@ -29,13 +29,17 @@ def seen_from_here(plan: Plan, state: DeploymentState) -> Plan:
     """The plan with the URLs of LMCache servers as `client` can reach them from this machine."""
 
     def seen(server: LmcacheServer) -> LmcacheServer:
-        node = plan.process(server.process).node
-        if node not in state.nodes or is_here(state.nodes[node].hostname, state.nodes[node].place):
-            return server
-        port = urlsplit(server.http_url).port
-        return server.model_copy(update={"http_url": f"http://{node}{_SUFFIX}:{port}"})
+        port = urlsplit(server.http_url).port or 0
+        return server.model_copy(update={"http_url": loopback_of(plan.process(server.process), port, state)})
 
     return plan.model_copy(update={"lmcache": tuple(map(seen, plan.lmcache))})
+
+
+def loopback_of(process: Process, port: int, state: DeploymentState) -> str:
+    """The URL of a port on the loopback of a process's node, as `client` can reach it from this machine."""
+    node = state.nodes.get(process.node)
+    here = node is None or is_here(node.hostname, node.place)
+    return f"http://127.0.0.1:{port}" if here else f"http://{process.node}{_SUFFIX}:{port}"
 
 
 def client(run: RunDir, state: DeploymentState, *, taken_within: float | None = None) -> httpx.AsyncClient:

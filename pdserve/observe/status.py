@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
-from pdserve.observe.remote_http import client, seen_from_here
+from pdserve.observe.remote_http import client, loopback_of, seen_from_here
+from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
 from pdserve.run.directory import RunDir, lives, unheard
@@ -35,6 +36,7 @@ class StatusView:
     """Recorded processes that live although the launcher is gone."""
     engines: dict[str, EngineSnapshot] = field(default_factory=dict)
     caches: dict[str, LmcacheSnapshot] = field(default_factory=dict)
+    stores: dict[str, StoreSnapshot] = field(default_factory=dict)
     launcher_lives: bool = False
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
@@ -77,6 +79,7 @@ class StatusView:
                     "uptime_seconds": self.uptime(name),
                     "engine": asdict(self.engines[name]) if name in self.engines else None,
                     "lmcache": asdict(self.caches[name]) if name in self.caches else None,
+                    "mooncake_store": asdict(self.stores[name]) if name in self.stores else None,
                 }
                 for name, process in self.state.processes.items()
             },
@@ -107,26 +110,55 @@ def look(run: RunDir) -> StatusView:
             phase = "degraded" if phase == "ready" else phase
     late = unheard(run)
     patience = _TAKEN_SECONDS if late is None else 0.0
-    engines, caches = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
+    reports = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
     patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
-    return StatusView(state, plan, phase, str(run.path), [], engines, caches, True, patches, late)
+    return StatusView(
+        state,
+        plan,
+        phase,
+        str(run.path),
+        [],
+        engines=reports.engines,
+        caches=reports.caches,
+        stores=reports.stores,
+        launcher_lives=True,
+        patches=patches,
+        unheard=late,
+    )
 
 
-async def _ask(
-    run: RunDir, state: DeploymentState, plan: Plan, *, taken_within: float
-) -> tuple[dict[str, EngineSnapshot], dict[str, LmcacheSnapshot]]:
+@dataclass(frozen=True)
+class _Reports:
+    """What the processes say of themselves, by name."""
+
+    engines: dict[str, EngineSnapshot]
+    caches: dict[str, LmcacheSnapshot]
+    stores: dict[str, StoreSnapshot]
+
+
+async def _ask(run: RunDir, state: DeploymentState, plan: Plan, *, taken_within: float) -> _Reports:
     def answers(name: str) -> bool:
         return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
 
     engines = {
         process.name: f"http://{process.probe.host}:{process.probe.port}"
         for process in plan.processes
-        if isinstance(process.probe, HttpProbe) and not process.is_proxy and answers(process.name)
+        if isinstance(process.probe, HttpProbe) and process.is_engine and answers(process.name)
     }
     caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
+    stores = {
+        process.name: loopback_of(process, process.ports["http"], state)
+        for process in plan.processes
+        if process.is_store_master and answers(process.name)
+    }
     async with client(run, state, taken_within=taken_within) as everywhere:
-        seen, kept = await asyncio.gather(
+        seen, kept, pooled = await asyncio.gather(
             asyncio.gather(*(engine_snapshot(url, everywhere) for url in engines.values())),
             asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in caches.values())),
+            asyncio.gather(*(store_snapshot(url, everywhere) for url in stores.values())),
         )
-    return dict(zip(engines, seen, strict=True)), dict(zip(caches, kept, strict=True))
+    return _Reports(
+        dict(zip(engines, seen, strict=True)),
+        dict(zip(caches, kept, strict=True)),
+        dict(zip(stores, pooled, strict=True)),
+    )

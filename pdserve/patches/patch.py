@@ -79,6 +79,9 @@ class Patch:
     """wrap: of a function. subclass: a class of pdserve.connectors that vLLM loads by kv_connector_module_path."""
     connectors: frozenset[str] = frozenset()
     """Class names of connectors that must all be in use for it to be needed."""
+    spared: frozenset[str] = frozenset()
+    """Class names that do not have the defect: where no other class is in use, it is not needed. Empty: any may have
+    it."""
     platforms: tuple[Platform, ...] = ("cpu", "cuda", "rocm")
     settings: frozenset[str] = frozenset()
     """Settings of a recipe that it provides: without any of them it is not needed. Empty: always needed."""
@@ -104,6 +107,8 @@ class Patch:
         if not deployment.connectors:
             return False
         if deployment.platform not in self.platforms or not self.connectors <= deployment.connectors:
+            return False
+        if self.spared and deployment.connectors <= self.spared:
             return False
         if self.settings and not self.settings & deployment.settings:
             return False

@@ -1,10 +1,10 @@
 """Recipe + nodes -> Plan: the one place where a deployment is decided.
 
-Start stages: the commands of the setup (..., -3, -2), the download of the weights (-1), LMCache (0), then engines and
-the proxy together (1). The proxy starts beside the engines, so that a broken one shows in its first second and not
-after half an hour of loading; it routes nothing until the launcher reports a worker ready. vllm-router gets no reports
-and waits for engines by itself, so it is a stage of its own (2). Stop stages: proxy, setup and a download (0), decode
-(1), prefill or aggregated (2), LMCache (3).
+Start stages: the commands of the setup (..., -3, -2), the download of the weights (-1), LMCache and the master of a
+Mooncake store (0), then engines and the proxy together (1). The proxy starts beside the engines, so that a broken one
+shows in its first second and not after half an hour of loading; it routes nothing until the launcher reports a worker
+ready. vllm-router gets no reports and waits for engines by itself, so it is a stage of its own (2). Stop stages: proxy,
+setup and a download (0), decode (1), prefill or aggregated (2), LMCache and that master (3).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdserve.installed.versions import PACKAGES
-from pdserve.plan import versions
+from pdserve.plan import mooncake_store, versions
 from pdserve.plan.engines import hybrid, kv_transfer, patching
 from pdserve.plan.engines.argv import kv_gib_on_cpu
 from pdserve.plan.engines.instances import EngineInputs, engine_processes, port_needs
@@ -72,6 +72,7 @@ def build_plan(
         [
             *(need for server in servers for need in server.needs()),
             *(need for i in instances for need in port_needs(recipe, i, connectors[i.role_name])),
+            *mooncake_store.master_needs(recipe, nodes[0]),
             pdserve_proxy.port_need(nodes[0]),
             *([vllm_router.metrics_need(nodes[0])] if router else []),
         ],
@@ -81,7 +82,7 @@ def build_plan(
     model = folder or recipe.model.id or ""
     engine_python = recipe.engine.python or python
     hosts = [node.address for node in nodes]
-    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, hosts)
+    inputs = EngineInputs(recipe, run_dir, connectors, servers, ports, model, versions, engine_python, nodes)
     config = pdserve_proxy.proxy_config(recipe, protocol, instances, ports, recipe_dir=recipe_dir, run_dir=run_dir)
     return Plan(
         name=recipe.name,
@@ -109,6 +110,7 @@ def build_plan(
                 )
                 for server in servers
             ),
+            *mooncake_store.master_processes(recipe, nodes[0], ports, python=engine_python),
             *(process for instance in instances for process in engine_processes(inputs, instance)),
             vllm_router.router_process(recipe, nodes[0], config, ports, python=python)
             if router
@@ -126,7 +128,7 @@ def build_plan(
         chunk_size=recipe.lmcache.chunk_size if recipe.lmcache is not None and servers else None,
         max_tokens_per_load=patching.load_cap(recipe),
         min_load_tokens=patching.minimum_load(recipe),
-        exposed=exposure.exposed(recipe, instances, servers, ports, config),
+        exposed=exposure.exposed(recipe, nodes, instances, servers, ports, config),
         warnings=(*warnings, *_warnings(recipe, connectors, instances), *reached.hints(recipe, nodes)),
     )
 

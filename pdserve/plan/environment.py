@@ -185,6 +185,11 @@ def lmcache_env(recipe: Recipe, section: Lmcache, devices: Sequence[int]) -> Env
     return Env(base="allow", allow=_without(allow, setting), set=setting)
 
 
+def store_master_env() -> Env:
+    """It needs nothing of the agent's environment."""
+    return Env(base="allow", allow=_BASE_ALLOW, set={"PYTHONUNBUFFERED": "1"})
+
+
 def proxy_env() -> Env:
     """No http_proxy and the like: its upstreams are our own engines."""
     return Env(

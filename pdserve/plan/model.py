@@ -158,6 +158,10 @@ class Process(Frozen):
     """System library that its packages link to -> the Debian package that has it."""
     port_ranges: dict[str, PortRange] = Field(default={})
     """By purpose: ranges out of which it chooses ports by itself."""
+    host_bytes: int = 0
+    """Memory of its node that its connectors take, beside what the engine itself needs."""
+    shm_bytes: int = 0
+    """The part of it that is in /dev/shm."""
     reached_by: dict[str, tuple[ProcessRole, ...]] = Field(default={})
     """Purpose of a port or range -> roles of the processes that connect to it, on whatever node."""
 
@@ -170,6 +174,11 @@ class Process(Frozen):
     def is_lmcache(self) -> bool:
         """Whether it is an LMCache server."""
         return self.role == "lmcache"
+
+    @property
+    def is_store_master(self) -> bool:
+        """Whether it is the master of a Mooncake store."""
+        return self.role == "mooncake-master"
 
     @property
     def is_proxy(self) -> bool:
@@ -205,7 +214,7 @@ class Process(Frozen):
 
 _UNDESCRIBED: dict[str, Any] = {
     name: Process.model_fields[name].default
-    for name in ("connectors", "packages", "libraries", "port_ranges", "reached_by")
+    for name in ("connectors", "packages", "libraries", "port_ranges", "host_bytes", "shm_bytes", "reached_by")
 }
 
 

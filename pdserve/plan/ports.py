@@ -54,6 +54,9 @@ TABLE: dict[str, Row] = {
     # One server a node that hosts an attached role, or one a TP rank there.
     "lmcache": Row("request", "LMCache server", "1", "engines of its node, over loopback"),
     "lmcache_http": Row("http", "LMCache server", "1", "launcher and status, over loopback"),
+    # On the first node; its HTTP side on loopback.
+    "mooncake_master": Row("rpc", "master of the Mooncake store", "1", "engines"),
+    "mooncake_master_http": Row("http", "master of the Mooncake store", "1", "launcher, over loopback"),
     # Rendezvous, and with dp > 1 the RPC of its engines.
     "dp_master": Row("dp_master", "leader of an instance that spans nodes", "1, or 2 with dp", "its followers"),
 }

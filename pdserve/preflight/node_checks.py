@@ -12,6 +12,7 @@ from pdserve.preflight import files, ports
 from pdserve.preflight.accelerators.device_copies import find_device_copies
 from pdserve.preflight.accelerators.firmware import find_firmware
 from pdserve.preflight.accelerators.shared_environment import find_shared_environment
+from pdserve.preflight.connector_memory import find_connector_memory
 from pdserve.preflight.devices import find_devices
 from pdserve.preflight.facts import NodeFacts
 from pdserve.preflight.finding import Check, Finding, of_error
@@ -49,6 +50,7 @@ def check_node(
         findings.extend(_files(plan, node, wanted, held_by_us))
         findings.extend(find_patches(node, wanted))
         findings.extend(find_memory(plan, node, wanted, facts.memory, gives_back))
+        findings.extend(find_connector_memory(plan, node, wanted, facts.memory, held_by_us))
         findings.extend(find_open_files(node, wanted, facts))
         findings.extend(find_memlock(node, wanted, facts))
         findings.extend(find_devices(plan, node, wanted, facts))

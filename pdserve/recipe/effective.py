@@ -42,7 +42,17 @@ def leaves(connector: AnyConnector | None) -> list[AnyLeaf | RawSection]:
 
 def transfers_of(connector: AnyConnector | None) -> list[AnyLeaf]:
     """The parts that move KV between prefill and decode; a raw connector has none."""
-    return [leaf for leaf in leaves(connector) if not isinstance(leaf, RawSection) and leaf.ABOUT.protocol is not None]
+    return [leaf for leaf in sections(connector) if leaf.ABOUT.protocol is not None]
+
+
+def sections(connector: AnyConnector | None) -> list[AnyLeaf]:
+    """Its parts without a raw one, of which nothing is known."""
+    return [leaf for leaf in leaves(connector) if not isinstance(leaf, RawSection)]
+
+
+def caches(connector: AnyConnector | None) -> bool:
+    """Whether a part of it keeps KV by the block hashes of prefix caching. Of a raw connector that is its author's."""
+    return any(leaf.ABOUT.caches for leaf in sections(connector))
 
 
 def transfer_of(connector: AnyConnector | None) -> AnyLeaf | None:

@@ -10,6 +10,7 @@ from pdserve.recipe.base import Count, EnvMap, FlagMap, Name, Port, Seconds, Str
 from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
 from pdserve.recipe.sections.container import Container as Container
 from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.recipe.sections.mooncake_store import MooncakeStore as MooncakeStore
 from pdserve.recipe.sections.nodes import Network as Network
 from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.sections.proxy import Proxy as Proxy
@@ -91,8 +92,9 @@ class Role(Strict):
     )
     kv_load_failure_policy: Literal["fail", "recompute"] | None = Field(
         default=None,
-        description="What the engine does when external KV cannot be loaded; null: recompute where LMCache is "
-        "attached, fail on a plain decode (the proxy then reports the failure instead of hiding a recompute).",
+        description="What the engine does when external KV cannot be loaded; null: recompute beside a cache (LMCache, "
+        "offloading, a store), fail on a plain decode (the proxy then reports the failure instead of hiding a "
+        "recompute).",
     )
     load_timeout_seconds: Seconds | None = Field(
         default=None,
@@ -128,6 +130,10 @@ class Ports(ConnectorPorts, HttpPorts):
     )
     lmcache: Port = Field(default=5555, description="LMCache request socket.")
     lmcache_http: Port = Field(default=8080, description="LMCache HTTP API (no authentication: stays on loopback).")
+    mooncake_master: Port = Field(default=5051, description="Master of the Mooncake store (RPC), on the first node.")
+    mooncake_master_http: Port = Field(
+        default=9003, description="Health and figures of that master (no authentication: stays on loopback)."
+    )
     dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")
 
 
@@ -146,6 +152,9 @@ class Timeouts(Strict):
     )
     lmcache_seconds: Seconds = Field(
         default=240, description="LMCache until healthy: 4-9 s seen, pinning takes longer."
+    )
+    store_master_seconds: Seconds = Field(
+        default=60, description="The master of a Mooncake store until healthy; it needs about a second."
     )
     engine_seconds: Seconds = Field(default=3600, description="An engine until healthy: 1.7 TB of weights take 30 min.")
     proxy_seconds: Seconds = Field(default=30, description="The proxy until healthy; it needs about a second.")
@@ -253,6 +262,9 @@ class Recipe(Strict):
     )
     lmcache: Lmcache | None = Field(
         default=None, description="LMCache servers that keep KV in host memory; null: none."
+    )
+    mooncake_store: MooncakeStore | None = Field(
+        default=None, description="A pool of host memory that the engines share, with its master; null: none."
     )
     proxy: Proxy = Field(default=Proxy(), description="The process that clients talk to.")
     ports: Ports = Field(default=Ports(), description="First port of each kind.")

@@ -73,26 +73,29 @@ async def prove_reload(target: Target, trials: Trials) -> Outcome:
     attempts = 1 if len(target.plan.lmcache) == 1 else len(target.producers) + 1
     numbers: Numbers = {"chunks expected": wanted}
     for attempt in range(attempts):
-        await _clear_engines(target)
+        await clear_engines(target)
         before, use_before = await read_counters(target), await _use(target, {trial.salt})
         began = time.monotonic()
         again = await target.complete(
             target.proxy_url, trial.prompt, salt=trial.salt, max_tokens=target.plan.verify.output_tokens
         )
         numbers["seconds"] = round(time.monotonic() - began, 2)
-        received = await _received(target, before, wanted * target.chunk)
+        received = await received_meanwhile(target, before, wanted * target.chunk)
         use_after = await _use(target, {trial.salt})
         read = use_after.chunks_read - use_before.chunks_read if use_before and use_after else None
         numbers |= {"attempts": attempt + 1, "tokens loaded": received, "chunks read from LMCache": read}
         if received is None and read is None:
             return not_proven("neither the engines nor LMCache report counters", numbers)
         if (received is None or received >= wanted * target.chunk) and (read is None or read >= wanted):
-            return await _same_output(target, trial, again.tokens, numbers)
+            return await same_output(target, trial, again.tokens, numbers)
     logs = ", ".join(target.log(name) for server in target.plan.lmcache for name in (server.process, *server.engines))
     return failed(f"a prompt that LMCache has stored was computed again instead of being reloaded: see {logs}", numbers)
 
 
-async def _same_output(target: Target, trial: Trial, tokens: tuple[int, ...], numbers: Numbers) -> Outcome:
+async def same_output(
+    target: Target, trial: Trial, tokens: tuple[int, ...], numbers: Numbers, *, keeper: str = "LMCache"
+) -> Outcome:
+    """`keeper`: what the prompt was reloaded from."""
     numbers["same tokens"] = tokens == trial.answer.tokens
     if tokens == trial.answer.tokens:
         return proven(numbers)
@@ -102,13 +105,13 @@ async def _same_output(target: Target, trial: Trial, tokens: tuple[int, ...], nu
     if gap <= target.plan.verify.logprob_tolerance:
         return proven(numbers)
     return failed(
-        f"the output on reloaded KV is not what one instance would choose (by {gap:.3f} in logprob): LMCache returned "
-        "other KV than was stored",
+        f"the output on reloaded KV is not what one instance would choose (by {gap:.3f} in logprob): {keeper} "
+        "returned other KV than was stored",
         numbers,
     )
 
 
-async def _clear_engines(target: Target) -> None:
+async def clear_engines(target: Target) -> None:
     """Decode's too: the KV that it works on shall be the reloaded one. LMCache is left alone."""
     for worker in target.plan.proxy.workers:
         until = time.monotonic() + _CLEAR_SECONDS
@@ -125,7 +128,7 @@ async def _clear_engines(target: Target) -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _received(target: Target, before: Counters, wanted: int) -> int | None:
+async def received_meanwhile(target: Target, before: Counters, wanted: int) -> int | None:
     """Tokens that all producers loaded since; None: none of them counts. Engines count a little after they answer."""
     until = time.monotonic() + _READ_SECONDS
     while True:

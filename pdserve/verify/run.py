@@ -10,7 +10,7 @@ import httpx
 from pdserve.errors import NotProvenError, VerifyError
 from pdserve.observe.engine_metrics import view_client
 from pdserve.plan.model import Plan
-from pdserve.verify import cache, cleanliness, endpoints, output, transfer
+from pdserve.verify import cache, cleanliness, endpoints, output, pool, transfer
 from pdserve.verify.outcome import Outcome, failed, not_proven
 from pdserve.verify.report import Proof, Report
 from pdserve.verify.target import Target
@@ -98,9 +98,15 @@ def _proofs(plan: Plan) -> list[tuple[str, str, Prove]]:
         proofs.append(("transfer", transfer.CLAIM, transfer.prove))
     if plan.lmcache:
         proofs.append(("stored", cache.STORED_CLAIM, cache.prove_stored))
+    if pool.engines_with_store(plan):
+        proofs.append(("pool-stored", pool.STORED_CLAIM, pool.prove_stored))
     proofs.append(("output", output.CLAIM, output.prove))
     if plan.lmcache:
         proofs.append(("reload", cache.RELOAD_CLAIM, cache.prove_reload))
+    if pool.engines_with_store(plan):
+        proofs.append(("pool-reload", pool.RELOAD_CLAIM, pool.prove_store_reload))
+    if pool.engines_that_offload(plan):
+        proofs.append(("offload-reload", pool.OFFLOAD_CLAIM, pool.prove_offload_reload))
     proofs.append(("clean", cleanliness.CLAIM, cleanliness.prove))
     return proofs
 

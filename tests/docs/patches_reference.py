@@ -87,6 +87,8 @@ def _needed_by(patch: Patch) -> str:
         parts.append(f"lmcache {_escaped(patch.lmcache)}")
     if patch.connectors:
         parts.append(" and ".join(sorted(patch.connectors)))
+    if others := sorted(patch.spared - patch.connectors):
+        parts.append(f"with a connector that is none of {', '.join(others)}")
     if len(patch.platforms) < 3:
         parts.append(" or ".join(patch.platforms))
     if patch.settings:

@@ -12,8 +12,8 @@ from pdserve.pd.config import routing, settings
 from pdserve.reach import cluster_file
 from pdserve.recipe import model
 from pdserve.recipe.base import SecretRef
-from pdserve.recipe.connectors import lmcache_mp, mooncake, nixl, registry
-from pdserve.recipe.sections import container, lmcache, nodes, proxy, restart, slurm
+from pdserve.recipe.connectors import registry
+from pdserve.recipe.sections import container, lmcache, mooncake_store, nodes, proxy, restart, slurm
 from tests.docs.markdown import anchor
 
 _HEAD = """\
@@ -48,6 +48,13 @@ def _policies() -> Iterator[tuple[str, str, type[BaseModel]]]:
         yield f"policy: {kind}", f"`{{kind: {kind}}}`", policy
 
 
+def _connectors() -> Iterator[tuple[str, str, type[BaseModel]]]:
+    """Whatever is registered."""
+    for section in registry.SECTIONS:
+        kind = section.model_fields["kind"].default
+        yield f"connector: {kind}", f"`connector: {{kind: {kind}}}`", section
+
+
 _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("Top level", "", model.Recipe),
     ("model", "`model:`", model.Model),
@@ -55,13 +62,12 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("prefill, decode, aggregated", "`prefill:`, `decode:` and `aggregated:`, one shape", model.Role),
     ("parallel", "`prefill.parallel:` and those of the other roles", model.Parallel),
     ("restart", "`prefill.restart:`, those of the other roles, and `proxy.restart:`", restart.RestartPolicy),
-    ("connector: mooncake", "`connector: {kind: mooncake}`", mooncake.MooncakeSection),
-    ("connector: nixl", "`connector: {kind: nixl}`", nixl.NixlSection),
-    ("connector: lmcache-mp", "`connector: {kind: lmcache-mp}`", lmcache_mp.LmcacheMpSection),
+    *_connectors(),
     ("connector: multi", "`connector: {kind: multi}`", registry.MultiSection),
     ("connector: raw", "`connector: {kind: raw}`", registry.RawSection),
     ("lmcache", "`lmcache:`", lmcache.Lmcache),
     ("lmcache.eviction", "`lmcache.eviction:`", lmcache.Eviction),
+    ("mooncake_store", "`mooncake_store:`", mooncake_store.MooncakeStore),
     ("proxy", "`proxy:`", proxy.Proxy),
     ("proxy.routing", "`proxy.routing:`", routing.RoutingSettings),
     *_policies(),

@@ -19,7 +19,7 @@ FAKE_DUMMY_WEIGHTS=1          output ignores the prompt       FAKE_IGNORE_SALT=1
 FAKE_PREFILL_SECONDS=S    time of a prefill                    FAKE_TOKEN_SECONDS=S    time of a token
 FAKE_PREFILL_STATUS=N     prefill legs are refused so          FAKE_DECODE_STATUS=N    all others are refused so
 FAKE_EOS=1|2              1st token EOS (2: always)             FAKE_DROP_AFTER=N       cuts streams after N tokens
-FAKE_KV_FAILS=1           decode cannot load KV
+FAKE_KV_FAILS=1           decode cannot load KV                FAKE_STORE_FAILS=1      the Mooncake store takes nothing
 FAKE_KEEPS_NOTHING=1      NIXL: prefill keeps no KV
 FAKE_HOLD=POINT           waits at arrival, prefill, first, token, answer or metrics until changed over /fake/script
 

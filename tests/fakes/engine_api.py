@@ -51,6 +51,8 @@ class Engine:
         default_factory=lambda: {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
     )
     generated: int = 0
+    stored_keys: int = 0
+    loaded_keys: int = 0
     _next_rank: int = 0
 
     def __post_init__(self) -> None:
@@ -284,7 +286,11 @@ class Engine:
             hit = self.external.lookup(tokens, salt) if self.connectors.external else 0
             state, external = prefill(tokens), max(0, hit - local)
             if self.connectors.external:
-                await self._report_to_lmcache(salt, read=external, written=self.external.store(tokens, salt))
+                blocks = len(tokens) // self.external.block
+                written = 0 if self.script.store_fails else self.external.store(tokens, salt)
+                self.stored_keys += blocks if self.script.store_fails else written
+                self.loaded_keys += external // self.external.block
+                await self._report_to_lmcache(salt, read=external, written=written)
         self.local.store(tokens, salt)
         if not job.started:
             job.started = True

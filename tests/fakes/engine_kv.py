@@ -20,6 +20,9 @@ from tests.fakes.microhttp import Request, Responder, get_json
 ABORT_SECONDS = float(os.environ.get("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", "480"))
 
 
+_CACHES = ("MooncakeStoreConnector", "OffloadingConnector")
+
+
 class KvLoadError(Exception):
     """Decode could not get the KV that its request named."""
 
@@ -34,7 +37,9 @@ class Connectors:
     lease: float = 30
     """NIXL: how long prefill keeps KV that nobody pulls."""
     external: bool = False
-    """An LMCache child: prompts survive a reset of the engine's own prefix cache."""
+    """A child that caches: prompts survive a reset of the engine's own prefix cache."""
+    store: bool = False
+    """That child is a Mooncake store, whose keys the engine counts."""
 
     @classmethod
     def parse(cls, config: str | None) -> Connectors:
@@ -50,7 +55,8 @@ class Connectors:
             mooncake=mooncake is not None,
             nixl=nixl is not None,
             lease=transfer.get("kv_connector_extra_config", {}).get("kv_lease_duration", 30),
-            external=any(child["kv_connector"].startswith("LMCache") for child in children),
+            external=any(name.startswith("LMCache") or name in _CACHES for name in by_name),
+            store="MooncakeStoreConnector" in by_name,
         )
 
 

@@ -52,6 +52,8 @@ class Script:
     """* cache_salt does not keep caches apart."""
     kv_fails: bool = False
     """* Decode cannot load the KV that it was sent (kv_load_failure_policy: fail)."""
+    store_fails: bool = False
+    """* The Mooncake store takes nothing: every key counts as failed."""
     eos: int = 0
     """* 1: the first token is EOS, unless the request says ignore_eos; 2: always (an operator's stop token)."""
     poison: str = ""

@@ -59,6 +59,8 @@ def test_the_device_shim_is_for_cpu_only(platform: str) -> None:
         (PATH, True, True),
         (frozenset({"MooncakeConnector"}), False, True),
         (frozenset({"MultiConnector", "NixlConnector", "LMCacheMPConnector"}), False, False),
+        (frozenset({"MultiConnector", "NixlConnector", "MooncakeStoreConnector"}), True, False),
+        (frozenset({"MultiConnector", "OtherConnector"}), True, False),
         (frozenset[str](), False, False),
     ],
 )

@@ -1,6 +1,7 @@
 """Run as a script by test_real.py in an interpreter with the engines: their own parsers read planned command lines.
 
-stdin: {"vllm": {name: arguments}, "lmcache": {name: arguments}, "keys": {connector class: keys of its extra config}}
+stdin: {"vllm": {name: arguments}, "lmcache": {name: arguments}, "keys": {connector class: keys of its extra config},
+"stores": {file name: content}, "offloading": [extra config]}
 stdout: one JSON object, see `main`.
 """
 
@@ -12,6 +13,7 @@ import importlib
 import io
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,33 @@ def _plain(value: Any) -> Any:
 def unread_keys(class_name: str, keys: list[str]) -> list[str]:
     """Keys that occur neither in the code beside the connector's class nor in a patch: nothing can read them."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.v1 import kv_offload
 
     file = sys.modules[KVConnectorFactory.get_connector_class_by_name(class_name).__module__].__file__
-    folders = (Path(file or "").parent, Path(patches.__file__).parent)
+    # Those of OffloadingConnector are read by the memory that it keeps KV in.
+    folders = (Path(file or "").parent, Path(kv_offload.__file__).parent, Path(patches.__file__).parent)
     code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     # LMCache's adapter adds its prefix to the bare names.
     return [key for key in keys if f'"{key}"' not in code and f"{key.removeprefix('lmcache.mp.')} =" not in code]
+
+
+def read_store(content: str) -> dict[str, Any]:
+    """A file of MOONCAKE_CONFIG_PATH, as the connector's own class reads it."""
+    from vllm.distributed.mooncake_store import MooncakeStoreConfig
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(content)
+        file.flush()
+        return dict(vars(MooncakeStoreConfig.from_file(file.name)))
+
+
+def read_offloading(extra: dict[str, Any]) -> list[Any]:
+    """The classes that OffloadingConnector would choose for these settings, and the threshold that they take."""
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+    manager = CPUOffloadingManager(8, extra["eviction_policy"], store_threshold=extra["store_threshold"])
+    return [OffloadingSpecFactory.get_spec_cls(extra).__name__, type(manager._policy).__name__, manager.store_threshold]
 
 
 def main() -> None:
@@ -72,6 +95,8 @@ def main() -> None:
         "vllm": {name: read_vllm(arguments) for name, arguments in asked["vllm"].items()},
         "lmcache": {name: read_lmcache(arguments) for name, arguments in asked["lmcache"].items()},
         "unread": {name: unread_keys(name, keys) for name, keys in asked["keys"].items()},
+        "stores": {name: read_store(content) for name, content in asked["stores"].items()},
+        "offloading": [read_offloading(extra) for extra in asked["offloading"]],
         "control": unread_keys("MooncakeConnector", ["num_workers", "no_such_key"]),
         "lmcache_connector": hasattr(importlib.import_module(LMCACHE_MODULE), "LMCacheMPConnector"),
         "environment": sorted(envs.environment_variables),

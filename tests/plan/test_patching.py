@@ -122,6 +122,21 @@ def test_a_raw_connector_keeps_the_class_that_its_author_chose() -> None:
     assert "kv_connector_module_path" not in config_of(planned)
 
 
+def test_a_raw_multi_gets_the_patch_for_whatever_its_children_are_called() -> None:
+    store, mooncake = {"kv_connector": "MooncakeStoreConnector"}, {"kv_connector": "MooncakeConnector"}
+    nixl = {"kv_connector": "NixlConnector"}
+
+    def chosen(*children: dict[str, Any]) -> bool:
+        both = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(children)}}
+        raw = {"connector": {"kind": "raw", "config": both}}
+        return CRASH in plan(recipe({"prefill": raw, "decode": raw})).process("prefill-0").patches
+
+    assert chosen(mooncake, store)
+    assert chosen(nixl, store)
+    assert chosen(nixl, {"kv_connector": "OtherConnector"})
+    assert not chosen(nixl, nixl)
+
+
 def test_what_runs_inside_an_engine_is_known_for_the_proof_of_its_patches() -> None:
     planned = plan(recipe(with_lmcache()))
     ranks = planned.process("prefill-0").ranks

@@ -101,5 +101,7 @@ def test_another_command_node_port_or_limit_is_another_process(change: dict[str,
 
 def test_every_registered_connector_can_be_planned_for() -> None:
     assert {"MooncakeConnector", "NixlConnector", "LMCacheMPConnector"} <= KINDS.keys()
-    keys = [port.key for kind in KINDS.values() for port in kind.ports]
-    assert len(keys) == len(set(keys)), "two connectors take the same key of `ports`"
+    shapes: dict[str, set[tuple[object, ...]]] = {}
+    for port in (port for kind in KINDS.values() for port in kind.ports):
+        shapes.setdefault(port.key, set()).add((port.purpose, port.count, port.per_rank, port.chosen, port.everywhere))
+    assert all(len(shape) == 1 for shape in shapes.values()), "two connectors share a key of `ports`, and not its ports"

@@ -27,6 +27,12 @@ pytestmark = pytest.mark.real
 SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "ep": True, "nodes": 2}, "connector": NIXL}}
 
 
+def offloading(**section: Any) -> dict[str, Any]:
+    """vLLM's own offloading in an aggregated engine on CUDA."""
+    connector = {"kind": "offloading", "cpu_gib": 4, **section}
+    return {**aggregated(connector=connector), "lmcache": None, "platform": "cuda"}
+
+
 def plans() -> dict[str, Plan]:
     """All shipped recipes, and recipes that use every flag that no shipped one does."""
     section = with_lmcache(per="tp-rank", transfer_mode="lmcache_driven", l2=[{"type": "fs", "base_path": "/x"}])
@@ -36,6 +42,7 @@ def plans() -> dict[str, Plan]:
         "tp-rank": plan(recipe(on_gpus(2, 1), section), *hosts(8)),
         "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
         "aggregated": plan(recipe(aggregated())),
+        "offloading": plan(recipe(offloading(store_threshold=2, eviction="arc"))),
     }
 
 
@@ -108,6 +115,12 @@ def answer(built: dict[str, Process]) -> dict[str, Any]:
         "vllm": {key: arguments(p) for key, p in built.items() if p.role in ENGINE_ROLES},
         "lmcache": {key: arguments(p) for key, p in built.items() if p.role == "lmcache"},
         "keys": extra_keys(built.values()),
+        "stores": {key: text for p in built.values() for key, text in p.files.items() if p.is_engine},
+        "offloading": [
+            json.loads(value_of(p, "--kv-transfer-config"))["kv_connector_extra_config"]
+            for key, p in built.items()
+            if key == "offloading/aggregated-0"
+        ],
     }
     return ask("real_parsers", json.dumps(asked))
 
@@ -157,12 +170,34 @@ def test_every_key_of_a_connector_is_read_by_its_code(answer: dict[str, Any]) ->
         "MooncakeConnector": [],
         "NixlConnector": [],
         "LMCacheMPConnector": [],
+        "MooncakeStoreConnector": [],
+        "OffloadingConnector": [],
     }
     assert answer["control"] == ["no_such_key"]
 
 
 def test_the_lmcache_connector_is_in_the_module_that_is_named(answer: dict[str, Any]) -> None:
     assert answer["lmcache_connector"] is True
+
+
+def test_vllm_reads_the_file_of_a_store_as_it_was_meant(answer: dict[str, Any]) -> None:
+    (store,) = answer["stores"].values()
+    assert store == {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": "127.0.0.1:5051",
+        "protocol": "tcp",
+        "device_name": "",
+        "mode": "embedded",
+        "global_segment_size": 1 << 30,
+        "local_buffer_size": 1 << 28,
+        "enable_offload": False,
+        "tenant_id": "default",
+    }
+
+
+def test_vllm_has_what_offloading_asks_for(answer: dict[str, Any]) -> None:
+    """No CPU can build its worker: the classes that read its settings are asked."""
+    assert answer["offloading"] == [["CPUOffloadingSpec", "ARCCachePolicy", 2]]
 
 
 def test_every_vllm_variable_exists(answer: dict[str, Any], built: dict[str, Process]) -> None:

@@ -36,8 +36,8 @@ def test_broken_rules_are_reported_together_with_wrong_values(tmp_path: Path) ->
 def test_what_only_follows_from_a_wrong_value_is_not_reported(tmp_path: Path) -> None:
     message = refused(tmp_path, CPU.replace("kind: lmcache-mp}", "kind: lmcache}"))
     assert message == (
-        'recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"; there are mooncake, nixl and '
-        "lmcache-mp\n  what to do:   did you mean lmcache-mp?"
+        'recipe.yaml:12: prefill.connector.of.1.kind: no connector is called "lmcache"; there are mooncake, nixl, '
+        "lmcache-mp, mooncake-store and offloading\n  what to do:   did you mean lmcache-mp?"
     )
 
 

@@ -35,10 +35,18 @@ class FakeLmcache(Child):
 
 
 class FakeEngine(Child):
-    """A fake engine; beside an LMCache server it also stores."""
+    """A fake engine; beside an LMCache server, or with the connector `beside`, it also stores."""
 
     def __init__(
-        self, name: str, role: str, lmcache: str | None, *, model: str = MODEL, flags: tuple[str, ...], **faults: object
+        self,
+        name: str,
+        role: str,
+        lmcache: str | None,
+        *,
+        model: str = MODEL,
+        flags: tuple[str, ...],
+        beside: str | None = None,
+        **faults: object,
     ) -> None:
         self.name, self.role = name, role
         argv = [sys.executable, "tests/fakes/engine.py", "--served-model-name", model, "--port", "0", *flags]
@@ -47,6 +55,8 @@ class FakeEngine(Child):
             connectors.append({"kv_connector": "MooncakeConnector", "kv_role": MOONCAKE[role]})
         if lmcache and role != "decode":
             connectors.append({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"})
+        if beside and role != "decode":
+            connectors.append({"kv_connector": beside, "kv_role": "kv_both"})
         if connectors:
             multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": connectors}}
             argv += ["--kv-transfer-config", json.dumps(multi)]
@@ -94,12 +104,14 @@ class Deployment:
         aggregated: int = 0,
         lmcache: dict[str, object] | None = None,
         cached: bool = True,
+        beside: str | None = None,
         flags: tuple[str, ...] = (DETAILS,),
         naive_proxy: tuple[str, ...] = (),
         faults: dict[str, dict[str, object]] | None = None,
         **plan: Any,
     ) -> Self:
-        """`cached`: with LMCache, whose faults are `lmcache`; `flags`: of all engines; `faults`: by engine or role;
+        """`cached`: with LMCache, whose faults are `lmcache`; `beside`: another connector that caches;
+        `flags`: of all engines; `faults`: by engine or role;
         `plan`: other fields of the plan. `naive_proxy`: tests/verify/naive_proxy.py with these engines, instead of the
         real proxy."""
         if cached:
@@ -110,10 +122,12 @@ class Deployment:
         for role in roles:
             name = f"{role}-{sum(engine.role == role for engine in self.engines.values())}"
             own = (faults or {}).get(role, {}) | (faults or {}).get(name, {})
-            engine = FakeEngine(name, role, self.lmcache and self.lmcache.url, **{"flags": flags, **own})  # type: ignore[arg-type]
+            url = self.lmcache.url if self.lmcache else None
+            engine = FakeEngine(name, role, url, beside=beside, **{"flags": flags, **own})  # type: ignore[arg-type]
             self._stack.callback(engine.end)
             engine.ready()
             self.engines[name] = engine
+        self._beside = beside
         self.plan = self._plan("aggregated" if aggregated else "mooncake", flags, naive_proxy, plan)
         return self
 
@@ -135,7 +149,10 @@ class Deployment:
             prewarm=False,
         )
         port = self._proxy(config, naive)
-        processes = [_process(name, engine.role, flags) for name, engine in self.engines.items()]
+        processes = [
+            _process(name, engine.role, flags, None if engine.role == "decode" else self._beside)
+            for name, engine in self.engines.items()
+        ]
         servers = []
         if self.lmcache:
             processes.append(_process("lmcache-0", "lmcache", ()))
@@ -186,7 +203,7 @@ class Deployment:
         self._stack.close()
 
 
-def _process(name: str, role: str, flags: tuple[str, ...]) -> Process:
+def _process(name: str, role: str, flags: tuple[str, ...], beside: str | None = None) -> Process:
     return Process.model_validate(
         {
             "name": name,
@@ -200,5 +217,6 @@ def _process(name: str, role: str, flags: tuple[str, ...]) -> Process:
             "stop_stage": 0,
             "ready_seconds": 10,
             "stop_seconds": 10,
+            "connectors": () if beside is None else ({"class_name": beside},),
         }
     )

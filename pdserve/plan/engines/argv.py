@@ -85,8 +85,9 @@ def _program(recipe: Recipe, model: str, python: str) -> tuple[str, ...]:
 def _free_flags(recipe: Recipe, instance: Instance) -> dict[str, Any]:
     defaults = dict(DEFAULTS)
     attached = recipe.lmcache is not None and instance.role_name in recipe.lmcache.on
-    if attached or effective.publishes_kv_events(recipe, instance.role_name):
-        # LMCache stores and looks up by the engine's block hashes, and events are about cached blocks.
+    connector = effective.connector_of(recipe, instance.role_name, instance.role)
+    if attached or effective.caches(connector) or effective.publishes_kv_events(recipe, instance.role_name):
+        # Caches store and look up by the engine's block hashes, and events are about cached blocks.
         defaults["enable-prefix-caching"] = True
     return {**defaults, **recipe.engine.args, **instance.role.args}
 

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.plan import mooncake_store
 from pdserve.plan.engines import kv_transfer
 from pdserve.plan.engines.argv import vllm_argv
 from pdserve.plan.engines.patching import select_patches
 from pdserve.plan.environment import engine_env
 from pdserve.plan.lmcache.servers import CacheServer, servers_of
-from pdserve.plan.model import HttpProbe, PlannedConnector, Process, Ranks, Versions
+from pdserve.plan.model import HttpProbe, Node, PlannedConnector, Process, Ranks, Versions
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import ConnectorPort, Context
-from pdserve.recipe.connectors.registry import AnyConnector, kinds_of
+from pdserve.recipe.connectors.registry import AnyConnector, kinds_of, ports_of
 from pdserve.recipe.flags import Rendezvous
 from pdserve.recipe.model import Recipe
 from pdserve.roles import EngineRole, ProcessRole
@@ -38,8 +39,17 @@ class EngineInputs:
     model: str
     versions: Versions
     python: str
-    hosts: Sequence[str]
-    """Addresses of all nodes."""
+    nodes: Sequence[Node]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Addresses of all nodes."""
+        return [node.address for node in self.nodes]
+
+    @property
+    def first_node(self) -> Node:
+        """Where the proxy is, and the master of a store."""
+        return self.nodes[0]
 
 
 def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
@@ -82,6 +92,9 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             connector=connector,
             hosts=inputs.hosts,
         )
+        client = mooncake_store.client_of(recipe, connector, name, ports, inputs.first_node, run_dir=inputs.run_dir)
+        env = env.model_copy(update={"set": {**env.set, **client.variables}})
+        memory = mooncake_store.host_memory(recipe, instance, rank)
         connectors = () if config is None else kv_transfer.planned_connectors(config, env.set)
         yield Process(
             name=name,
@@ -102,6 +115,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             devices=share.devices,
             ports=ports.pinned(name),
             log=f"logs/{name}@{share.node.name}.log",
+            files=dict(client.files),
             probe=HttpProbe(host=share.node.address, port=port, path="/health") if port is not None else None,
             start_stage=START_STAGE,
             stop_stage=_STOP_STAGE[instance.role_name],
@@ -116,12 +130,14 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
             packages=_packages(recipe, connectors),
             libraries=_libraries(recipe, connector),
             port_ranges=ports.chosen(name),
+            host_bytes=memory.total,
+            shm_bytes=memory.in_shm,
             reached_by=_reached_by(recipe, instance, rank, connector),
         )
 
 
 def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | None) -> Iterator[ConnectorPort]:
-    for port in (port for kind in kinds_of(connector) for port in kind.ports):
+    for port in ports_of(connector):
         if instance.role_name in port.roles and (rank == 0 or not port.leader_only):
             yield port
 

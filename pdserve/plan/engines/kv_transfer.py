@@ -21,7 +21,6 @@ from pdserve.recipe.connectors.registry import (
     AnyConnector,
     AnyLeaf,
     RawSection,
-    attaches_lmcache,
     kinds_of,
     leaf_configs,
     transfer_kinds,
@@ -74,8 +73,9 @@ def planned_connectors(config: Config, variables: Mapping[str, str]) -> tuple[Pl
 
 
 def failure_policy(connector: AnyConnector, role: Role) -> str:
-    """Recompute where LMCache may lose what it promised; otherwise fail, so that the proxy reports the failure."""
-    return role.kv_load_failure_policy or ("recompute" if attaches_lmcache(connector) else "fail")
+    """Recompute where a cache may lose what it promised; otherwise fail, so that the proxy reports the failure."""
+    caches = any(kind.caches for kind in kinds_of(connector))
+    return role.kv_load_failure_policy or ("recompute" if caches else "fail")
 
 
 def proxy_protocol(recipe: Recipe) -> Protocol:

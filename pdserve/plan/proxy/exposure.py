@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdserve.pd.config.proxy import ProxyConfig
+from pdserve.plan import mooncake_store
 from pdserve.plan.lmcache.servers import CacheServer
-from pdserve.plan.model import Exposure
+from pdserve.plan.model import Exposure, Node
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy.vllm_router import METRICS_HOST
 from pdserve.recipe import effective
-from pdserve.recipe.connectors.registry import kinds_of
+from pdserve.recipe.connectors.registry import kinds_of, ports_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.server_flags import LOOPBACK
 
@@ -21,6 +22,7 @@ RANDOM_PORT = 0
 
 def exposed(
     recipe: Recipe,
+    nodes: Sequence[Node],
     instances: Sequence[Instance],
     servers: Sequence[CacheServer],
     ports: AssignedPorts,
@@ -29,6 +31,7 @@ def exposed(
     """In process order, the proxy last."""
     return (
         *(entry for server in servers for entry in _server(server, ports)),
+        *mooncake_store.exposed(recipe, nodes, ports),
         *(entry for instance in instances for entry in _instance(recipe, instance, ports)),
         *(_router(proxy, ports) if recipe.proxy.kind == "vllm-router" else _proxy(proxy)),
     )
@@ -100,15 +103,16 @@ def _instance(recipe: Recipe, instance: Instance, ports: AssignedPorts) -> Itera
 def _connectors(
     recipe: Recipe, instance: Instance, process: str, address: str, ports: AssignedPorts
 ) -> Iterator[Exposure]:
-    for kind in kinds_of(effective.connector_of(recipe, instance.role_name, instance.role)):
-        for port in kind.ports:
-            if taken := ports.range(process, port.purpose):
-                yield Exposure(
-                    process=process,
-                    address=EVERYWHERE if port.everywhere else address,
-                    port=taken.start,
-                    last_port=taken.stop - 1 if len(taken) > 1 else None,
-                    what=port.exposes,
-                )
+    connector = effective.connector_of(recipe, instance.role_name, instance.role)
+    for port in ports_of(connector):
+        if taken := ports.range(process, port.purpose):
+            yield Exposure(
+                process=process,
+                address=EVERYWHERE if port.everywhere else address,
+                port=taken.start,
+                last_port=taken.stop - 1 if len(taken) > 1 else None,
+                what=port.exposes,
+            )
+    for kind in kinds_of(connector):
         if what := kind.random_ports.get(instance.role_name):
             yield Exposure(process=process, address=address, port=RANDOM_PORT, what=what)

@@ -111,7 +111,9 @@ def _worker(instance: Instance, ports: AssignedPorts) -> WorkerConfig:
 
 def _connector_settings(recipe: Recipe) -> dict[str, Any]:
     """Of prefill's connector. Of a raw one nothing is known: the defaults of all connectors are taken to hold."""
-    settings = {key: value for section in SECTIONS for key, value in section().proxy_settings().items()}
+    # Constructed with its defaults alone: a section may have keys without one.
+    defaults = [section.model_construct().proxy_settings() for section in SECTIONS]
+    settings = {key: value for section in defaults for key, value in section.items()}
     prefill = next((connector for name, _, connector in effective.roles(recipe) if name == "prefill"), None)
     transfer = effective.transfer_of(prefill)
     return settings if transfer is None else {**settings, **transfer.proxy_settings()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -47,6 +47,16 @@ class ConnectorPort:
     everywhere: bool = False
     """Bound on every interface; otherwise on the node's address."""
 
+    def shared_with(self, other: ConnectorPort) -> ConnectorPort:
+        """The same port of a process that has both connectors."""
+        roles = {*self.reached_by, *other.reached_by}
+        peers = {
+            role: tuple(dict.fromkeys((*self.reached_by.get(role, ()), *other.reached_by.get(role, ()))))
+            for role in sorted(roles)
+        }
+        both = tuple(role for role in ENGINE_ROLES if role in self.roles or role in other.roles)
+        return replace(self, roles=both, reached_by=peers)
+
     def how_many(self, dp: int) -> int:
         """Ports of one engine process."""
         return self.count * (dp if self.per_rank else 1)
@@ -60,6 +70,18 @@ class EngineSide:
     ports: Mapping[str, range]
     """Purpose -> ports; those of the leader on every node of an instance."""
     transfer_abort_seconds: int
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """What a connector takes of a node's memory, in bytes."""
+
+    total: int = 0
+    in_shm: int = 0
+    """The part of it that is in /dev/shm."""
+
+    def __add__(self, other: HostMemory) -> HostMemory:
+        return HostMemory(self.total + other.total, self.in_shm + other.in_shm)
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,10 @@ class ConnectorKind:
     in rules/connectors.py)."""
     attaches_lmcache: bool = False
     """Whether its engines register at the node's LMCache server."""
+    uses_store: bool = False
+    """Whether its engines need the master of a Mooncake store."""
+    caches: bool = False
+    """It keeps KV by the block hashes of prefix caching. What it has promised may be gone when it is loaded."""
     ports: tuple[ConnectorPort, ...] = ()
     random_ports: Mapping[EngineRole, str] = field(default_factory=dict)
     """Role -> what its engines open at ports of the system's choice, which cannot be pinned."""
@@ -149,6 +175,10 @@ class LeafSection(Strict, ABC):
     def features(self) -> frozenset[str]:
         """What it uses, in the words of the table of known defects (plan/versions.py)."""
         return frozenset()
+
+    def host_memory(self, *, ranks: int, workers: int, platform: str) -> HostMemory:
+        """Of the part of one instance that is on one node: so many data-parallel ranks, so many workers."""
+        return HostMemory()
 
     def proxy_settings(self) -> dict[str, Any]:
         """Fields of the proxy's configuration that follow from it, when it moves KV from prefill to decode."""

@@ -22,6 +22,7 @@ class LmcacheMpSection(LeafSection):
         class_name="LMCacheMPConnector",
         package="lmcache",
         attaches_lmcache=True,
+        caches=True,
         owned_variables={"LMCACHE_MP_TRANSFER_MODE": "set transfer_mode of the lmcache-mp connector"},
     )
 

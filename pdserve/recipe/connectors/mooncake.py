@@ -13,7 +13,23 @@ from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort,
 TRANSFER_PORTS = 100
 """Ports in the range of one engine process: two a worker would do, the rest keeps the random choice from failing."""
 
-_FORCE_TCP = "MC_FORCE_TCP"
+FORCE_TCP = "MC_FORCE_TCP"
+"""Without it a transfer engine looks for RDMA devices first, and takes them, whatever the protocol is."""
+TRANSFER = ConnectorPort(
+    key="transfer",
+    purpose="transfer",
+    what="Mooncake transfers",
+    exposes="Mooncake transfer engine: reads and writes KV memory",
+    used_by="other engines; binds 0.0.0.0",
+    reached_by={"decode": ("prefill",)},
+    count=TRANSFER_PORTS,
+    chosen=True,
+    everywhere=True,
+)
+"""One range for all transfer engines of a process: the variables that set it are the process's."""
+LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1", "libnuma.so.1": "libnuma1"}
+"""Linked by its wheels, whatever the protocol. vLLM hides the failing import behind "Mooncake is not available"."""
+OWNED_RANGE = {"MC_MIN_RPC_PORT": "set ports.transfer", "MC_MAX_RPC_PORT": "set ports.transfer"}
 
 
 class MooncakePorts(Strict):
@@ -27,11 +43,17 @@ class MooncakePorts(Strict):
     )
 
 
+def transfer_range(side: EngineSide) -> dict[str, str]:
+    """The variables that keep transfer engines within their range."""
+    if not (ports := side.ports.get(TRANSFER.purpose)):
+        return {}
+    return {"MC_MIN_RPC_PORT": str(ports.start), "MC_MAX_RPC_PORT": str(ports.stop - 1)}
+
+
 def _environment(side: EngineSide) -> dict[str, str]:
-    setting = {}
-    if transfer := side.ports.get("transfer"):
-        setting["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = str(side.transfer_abort_seconds)
-        setting["MC_MIN_RPC_PORT"], setting["MC_MAX_RPC_PORT"] = str(transfer.start), str(transfer.stop - 1)
+    setting = transfer_range(side)
+    if setting:
+        setting = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(side.transfer_abort_seconds), **setting}
     if bootstrap := side.ports.get("bootstrap"):
         setting["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(bootstrap.start)
     return setting
@@ -41,7 +63,7 @@ def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tu
     """Its protocol is rdma unless the mapping names another one."""
     extra = config.get("kv_connector_extra_config")
     extra = extra if isinstance(extra, Mapping) else {}
-    if variables.get(_FORCE_TCP) == "1" or extra.get("mooncake_protocol", "rdma") != "rdma":
+    if variables.get(FORCE_TCP) == "1" or extra.get("mooncake_protocol", "rdma") != "rdma":
         return None
     return tuple(name.strip() for name in str(extra.get("device_name", "")).split(",") if name.strip())
 
@@ -67,28 +89,16 @@ class MooncakeSection(LeafSection):
                 leader_only=True,
                 everywhere=True,
             ),
-            ConnectorPort(
-                key="transfer",
-                purpose="transfer",
-                what="Mooncake transfers",
-                exposes="Mooncake transfer engine: reads and writes KV memory",
-                used_by="the other role; binds 0.0.0.0",
-                reached_by={"decode": ("prefill",)},
-                count=TRANSFER_PORTS,
-                chosen=True,
-                everywhere=True,
-            ),
+            TRANSFER,
         ),
         random_ports={"prefill": "Mooncake side channel, one a worker: asks prefill to send KV"},
         environment=_environment,
         owned_variables={
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": "set ports.bootstrap",
             "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "set timeouts.transfer_abort_seconds",
-            "MC_MIN_RPC_PORT": "set ports.transfer",
-            "MC_MAX_RPC_PORT": "set ports.transfer",
+            **OWNED_RANGE,
         },
-        # Linked by its wheels, whatever the protocol. vLLM hides the failing import behind "Mooncake is not available".
-        libraries={"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1", "libnuma.so.1": "libnuma1"},
+        libraries=LIBRARIES,
         rdma_devices=_rdma_devices,
     )
     AGREED = ("protocol",)
@@ -116,9 +126,7 @@ class MooncakeSection(LeafSection):
         }
 
     def default_environment(self) -> dict[str, str]:
-        """Without the variable the transfer engine looks for RDMA devices first, and takes them, whatever the protocol
-        is."""
-        return {_FORCE_TCP: "1"} if self.protocol == "tcp" else {}
+        return {FORCE_TCP: "1"} if self.protocol == "tcp" else {}
 
     def doubts(self, platform: str) -> tuple[tuple[str, str], ...]:
         if platform != "cpu" or self.protocol != "rdma":

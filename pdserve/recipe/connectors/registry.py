@@ -8,13 +8,21 @@ from typing import Annotated, Any, Literal, assert_never
 from pydantic import Field
 
 from pdserve.recipe.base import Strict
-from pdserve.recipe.connectors.base import Config, ConnectorKind, LeafSection
+from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort, LeafSection
 from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakePorts, MooncakeSection
+from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
 from pdserve.recipe.connectors.nixl import NixlPorts, NixlSection
+from pdserve.recipe.connectors.offloading import OffloadingSection
 
-AnyLeaf = MooncakeSection | NixlSection | LmcacheMpSection
-SECTIONS: tuple[type[AnyLeaf], ...] = (MooncakeSection, NixlSection, LmcacheMpSection)
+AnyLeaf = MooncakeSection | NixlSection | LmcacheMpSection | MooncakeStoreSection | OffloadingSection
+SECTIONS: tuple[type[AnyLeaf], ...] = (
+    MooncakeSection,
+    NixlSection,
+    LmcacheMpSection,
+    MooncakeStoreSection,
+    OffloadingSection,
+)
 
 
 class ConnectorPorts(NixlPorts, MooncakePorts):
@@ -59,6 +67,17 @@ def leaf_configs(config: Config) -> Iterator[Config]:
             yield from leaf_configs(child)
 
 
+def child_mappings(config: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    """The children of a raw MultiConnector, and theirs, each with the keys that lead to it."""
+    extra = config.get("kv_connector_extra_config")
+    children = extra.get("connectors") if isinstance(extra, Mapping) else None
+    for index, child in enumerate(children if isinstance(children, list) else ()):
+        if isinstance(child, Mapping):
+            path = ("kv_connector_extra_config", "connectors", index)
+            yield path, child
+            yield from (((*path, *deeper), inner) for deeper, inner in child_mappings(child))
+
+
 def class_names(connector: AnyConnector | None) -> frozenset[str]:
     """vLLM's class names of the connector and its children: what patches and known defects are about."""
     match connector:
@@ -80,6 +99,20 @@ def kinds_of(connector: AnyConnector | None) -> tuple[ConnectorKind, ...]:
     return tuple(kind for name, kind in KINDS.items() if name in names)
 
 
+def ports_of(connector: AnyConnector | None) -> tuple[ConnectorPort, ...]:
+    """The ports of the connector and its children. What two of them share is one port, reached by the peers of both."""
+    ports: dict[str, ConnectorPort] = {}
+    for port in (port for kind in kinds_of(connector) for port in kind.ports):
+        known = ports.get(port.key)
+        ports[port.key] = port if known is None else known.shared_with(port)
+    return tuple(ports.values())
+
+
+def uses_store(connector: AnyConnector | None) -> bool:
+    """Whether engines with this connector need the master of a Mooncake store."""
+    return any(kind.uses_store for kind in kinds_of(connector))
+
+
 def attaches_lmcache(connector: AnyConnector | None) -> bool:
     """Whether engines with this connector register at the node's LMCache server."""
     return any(kind.attaches_lmcache for kind in kinds_of(connector))
@@ -91,11 +124,7 @@ def transfer_kinds() -> str:
 
 
 def _raw_names(config: Mapping[str, Any]) -> Iterator[str]:
-    name = config.get("kv_connector")
-    if isinstance(name, str):
-        yield name
-    extra = config.get("kv_connector_extra_config")
-    children = extra.get("connectors") if isinstance(extra, Mapping) else None
-    for child in children if isinstance(children, list) else ():
-        if isinstance(child, Mapping):
-            yield from _raw_names(child)
+    for mapping in (config, *(child for _, child in child_mappings(config))):
+        name = mapping.get("kv_connector")
+        if isinstance(name, str):
+            yield name

@@ -144,6 +144,9 @@ def _hint(value: Any, details: list[ErrorDetails]) -> str | None:
 def _unknown_key(path: Path, document: _Document) -> Problem:
     """A key that the format does not have, and the one that was probably meant."""
     key, parent = str(path[-1]), path[:-1]
+    if key == "kv_load_failure_policy" and parent[1:2] == ("connector",):
+        what = "unknown key: vLLM has one policy for all connectors of an engine, and reads none of a child"
+        return Problem(path, what, f"set {parent[0]}.{key}")
     known = [k for model in document.shape.models_at(parent, document.data) for k in keys(model)]
     guess = did_you_mean(key, known)
     role = parent[0] if len(parent) == 1 and parent[0] in (*ENGINE_ROLES, "engine") else None

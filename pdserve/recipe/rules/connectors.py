@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdserve.recipe.connectors.registry import MultiSection, RawSection, kinds_of, transfer_kinds
-from pdserve.recipe.effective import args_of, roles, transfer_of, transfers_of
+from pdserve.recipe.connectors.registry import (
+    MultiSection,
+    RawSection,
+    child_mappings,
+    class_names,
+    kinds_of,
+    transfer_kinds,
+)
+from pdserve.recipe.effective import args_of, roles, sections, transfer_of, transfers_of
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import flag_path
@@ -127,15 +134,50 @@ def duplicates(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
+_TOP_LEVEL_ONLY = {
+    "kv_load_failure_policy": (
+        "vLLM reads it at the top level only, for all children, and ignores it here",
+        "move it to the top level of the mapping, beside the kv_connector of the MultiConnector",
+    ),
+    "engine_id": (
+        "vLLM gives every child the engine_id of the MultiConnector, and refuses a second one",
+        "move it to the top level of the mapping, or remove it",
+    ),
+}
+"""Keys of a KVTransferConfig that a child of a MultiConnector must not have -> why not, and what to do."""
+
+
+def raw_children(recipe: Recipe) -> Iterator[Problem]:
+    """Keys that vLLM ignores or refuses in a child of a raw MultiConnector."""
+    for name, _, connector in roles(recipe):
+        if isinstance(connector, RawSection):
+            for path, child in child_mappings(connector.config):
+                for key, (what, todo) in _TOP_LEVEL_ONLY.items():
+                    if key in child:
+                        yield Problem((name, "connector", "config", *path, key), what, todo)
+
+
+def push(recipe: Recipe) -> Iterator[Problem]:
+    """NIXL's push mode, which no section has."""
+    for name, _, connector in roles(recipe):
+        if "NixlPushConnector" in class_names(connector):
+            yield Problem(
+                (name, "connector"),
+                "NixlPushConnector: if prefill dies, aborts a prompt or drops its KV before decode has asked for it, "
+                "vLLM 0.32 only logs that: decode's request waits for ever, and its blocks are lost",
+                "use kind: nixl, where decode pulls",
+            )
+
+
 def unverified(recipe: Recipe) -> Iterator[Problem]:
     """Connectors that nothing was checked about, or that rarely work where they are."""
     for name, _, connector in roles(recipe):
         path: Path = (name, "connector")
         if isinstance(connector, RawSection):
             yield Problem(path, "a raw connector is handed to vLLM unchecked: this deployment is unverified")
-        leaf = transfer_of(connector)
-        for what, todo in leaf.doubts(recipe.platform) if leaf is not None else ():
-            yield Problem(path, what, todo)
+        for leaf in sections(connector):
+            for what, todo in leaf.doubts(recipe.platform):
+                yield Problem(path, what, todo)
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdserve.recipe.connectors.base import ConnectorPort
-from pdserve.recipe.effective import publishes_kv_events, roles, transfer_of
+from pdserve.recipe.connectors.registry import RawSection, ports_of
+from pdserve.recipe.effective import publishes_kv_events, roles
 from pdserve.recipe.load.problems import Path, Problem
 from pdserve.recipe.model import Ports, Recipe
 from pdserve.recipe.sections.vllm_router import KIND
@@ -67,8 +68,7 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
     events = 0
     for name, role, connector in roles(recipe):
         yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
-        leaf = transfer_of(connector)
-        for port in leaf.ABOUT.ports if leaf is not None else ():
+        for port in ports_of(connector) if not isinstance(connector, RawSection) else ():
             if name not in port.roles:
                 continue
             needed = role.instances * port.how_many(role.parallel.dp)
@@ -82,6 +82,9 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _of(port, ports, needed)
     if events:
         yield _Range("kv_events", ports.kv_events, events, f"KV events x{events}")
+    if recipe.mooncake_store is not None:
+        yield _Range("mooncake_master", ports.mooncake_master, 1, "the master of the Mooncake store")
+        yield _Range("mooncake_master_http", ports.mooncake_master_http, 1, "that master's HTTP side")
     if recipe.lmcache is not None:
         servers = 1
         if recipe.lmcache.per == "tp-rank":
