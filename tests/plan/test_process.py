@@ -11,6 +11,7 @@ from pdserve.plan.model import Plan, PlannedConnector, PortRange, Process
 from pdserve.recipe.connectors.registry import KINDS
 from pdserve.roles import ProcessRole
 from tests.plan.kit import MOONCAKE, NIXL, hosts, on_gpus, plan, recipe, with_lmcache
+from tests.plan.test_mooncake_store import alone
 
 DESCRIPTION = ("connectors", "packages", "libraries", "port_ranges", "reached_by")
 RDMA = {"kind": "mooncake", "protocol": "rdma", "device_name": "a, b"}
@@ -80,9 +81,18 @@ def test_ranges_out_of_which_an_engine_chooses() -> None:
 
 def test_every_role_answers_to_one_predicate() -> None:
     built = plan(recipe(with_lmcache(), {"model": {"id": "a/b", "path": None}, "setup": ["true"]}))
-    assert {process.role for process in built.processes} == {*get_args(ProcessRole)} - {"aggregated"}
-    for process in built.processes:
-        answers = [process.is_engine, process.is_lmcache, process.is_proxy, process.fetches_weights, process.is_setup]
+    store = plan(alone())
+    processes = [*built.processes, *store.processes]
+    assert {process.role for process in processes} == {*get_args(ProcessRole)}
+    for process in processes:
+        answers = [
+            process.is_engine,
+            process.is_lmcache,
+            process.is_store_master,
+            process.is_proxy,
+            process.fetches_weights,
+            process.is_setup,
+        ]
         assert answers.count(True) == 1, process.name
 
 

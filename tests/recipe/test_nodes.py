@@ -41,7 +41,6 @@ REFUSED = [
     (("slurm.options=['--signal=B:TERM@5']",), "slurm.options.0: pdserve sets --signal", "time to drain"),
     (("slurm.options=['-p gpu']",), 'slurm.options.0: "-p gpu" is not an option of sbatch', "--name=value"),
     (("slurm.options=['--comment gpu', gpu]",), 'slurm.options.1: "gpu" is not an option of sbatch', "--name=value"),
-    (("container={kind: docker, image: x, options: ['--label=\"x\"']}",), "container.options.0: quotes and", ""),
     (('slurm.options=["--comment=a\\nb"]',), "slurm.options.0:", "is not an option of sbatch"),
     (("container={kind: podman}",), "container.kind: expected one of docker, apptainer and pyxis", ""),
     (("container={image: x}",), "container.kind: missing", ""),
