@@ -9,6 +9,7 @@ from pathlib import Path
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.reach import Local, term_seconds
 from pdserve.reach.channel import Channel
+from pdserve.reach.containers import in_docker
 from pdserve.reach.link import BEATS, AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
@@ -19,9 +20,11 @@ def open_agent(
 ) -> AgentLink:
     """Starts agent and guard, in a session of their own here, so that a Ctrl-C of the terminal is not their business.
 
-    They end when the link is closed or this process dies; on another node also when they hear nothing for their lease.
+    They end when the link is closed or this process dies. On another node, and in docker, whose daemon holds the pipe,
+    that may not be seen: there they also end when they hear nothing for their lease.
     """
-    remote = not isinstance(node.reach, Local)
+    contained = in_docker(node)
+    remote = contained or not isinstance(node.reach, Local)
     argv = [
         *(node.command or (sys.executable,)),
         *("-m", "pdserve.node.agent"),
@@ -34,4 +37,9 @@ def open_agent(
         argv += ["--term-seconds", f"{seconds:g}"]
     log = run_dir / "logs" / f"agent@{node.name}.log"
     channel = Channel.open(node.reach, node.name, f"pdserve-{node.name}", argv, log=log)
-    return AgentLink(node.name, channel, receive, heartbeat=timeouts.heartbeat_seconds if remote else None)
+    heartbeat = timeouts.heartbeat_seconds if remote else None
+    return AgentLink(node.name, channel, receive, heartbeat=heartbeat, program=_program(node) if contained else None)
+
+
+def _program(node: Node) -> str:
+    return "docker run" if isinstance(node.reach, Local) else f"docker run through {node.reach.kind}"

@@ -1,0 +1,117 @@
+"""What keeps a container from starting: named before anything else starts, with its cause and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pdserve import __version__
+from tests.cluster.deployments import PDSERVE, measured
+from tests.containers.boxes import Boxes
+from tests.launch.deployment import REPOSITORY
+
+pytestmark = pytest.mark.container
+
+
+def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
+    """What `up` says of it, on stderr; nothing of it is left."""
+    with measured(fault) as note:
+        done = box.pdserve(box.node, "up", recipe, *arguments)
+        note(time.time(), done.stderr.splitlines()[0])
+    assert done.returncode == 3, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_an_image_that_is_not_there(box: Boxes) -> None:
+    said = refused(box, box.boxed(), "--set", "container.image=registry.invalid/vllm:9", fault="image missing")
+    assert f"probe@{box.node}: nothing can be started on {box.node}" in said
+    assert "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled" in said
+    assert "docker pull registry.invalid/vllm:9" in said
+
+
+def test_an_image_without_an_interpreter(box: Boxes) -> None:
+    said = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
+    assert "likely cause: the image has no /opt/no/python3" in said
+    assert "container.python" in said
+
+
+def test_an_image_without_programs(box: Boxes) -> None:
+    recipe = box.boxed(container__mounts=[])
+    said = refused(box, recipe, fault="an empty image")
+    assert "likely cause: the image has no env" in said
+
+
+@pytest.fixture
+def without_vllm(tmp_path: Path) -> Path:
+    """An interpreter that has all that this one has, but vLLM."""
+    packages = tmp_path / "bare/lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "bare/bin").mkdir()
+    (tmp_path / "bare/bin/python3").symlink_to(Path(sys.executable).resolve())
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", tmp_path / "bare/pyvenv.cfg")
+    there = Path(sys.prefix).resolve() / packages.relative_to(tmp_path / "bare")
+    for entry in there.iterdir():
+        if not entry.name.startswith("vllm"):
+            (packages / entry.name).symlink_to(entry)
+    return tmp_path / "bare"
+
+
+def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
+    recipe = box.boxed(engine__command=None)
+    mounts = [f"{without_vllm}:{without_vllm}:ro"]
+    text = recipe.read_text()
+    recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {mounts[0]}\n"))
+    said = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3", fault="no vLLM")
+    assert "vllm is not installed" in said, said
+
+
+def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
+    other = tmp_path / "other/pdserve"
+    shutil.copytree(REPOSITORY / "pdserve", other, ignore=shutil.ignore_patterns("__pycache__"))
+    (other / "health.py").write_text((other / "health.py").read_text() + "\n# another one\n")
+    recipe = box.boxed()
+    text = recipe.read_text()
+    recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {other}:{REPOSITORY}/pdserve:ro\n"))
+    said = refused(box, recipe, fault="another pdserve")
+    assert f"pdserve {__version__} (" in said
+    assert "the same pdserve there as here" in said
+
+
+def test_a_user_who_may_not_use_docker(box: Boxes, tmp_path: Path) -> None:
+    recipe = box.boxed()
+    for folder in (tmp_path, *tmp_path.parents):
+        assert folder.stat().st_mode & 0o001 or folder.chmod(folder.stat().st_mode | 0o055) is None
+    home, runtime = tmp_path / "nobody", tmp_path / "nobody-runtime"
+    for folder in (home, runtime):
+        folder.mkdir(mode=0o700)
+        shutil.chown(folder, 65534, 65534)
+    env = {**box.env, "PDSERVE_HOME": str(home), "XDG_RUNTIME_DIR": str(runtime)}
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = box.cluster.run(box.node, [*as_nobody, *PDSERVE, "up", str(recipe)], env=env)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "likely cause: this user may not use the socket of docker there" in done.stderr
+    assert "usermod -aG docker" in done.stderr
+
+
+def test_a_docker_that_does_not_run(box: Boxes) -> None:
+    box.docker.stop()
+    try:
+        said = refused(box, box.boxed(), fault="no docker daemon")
+    finally:
+        box.docker.start()
+    assert "likely cause: no docker daemon answers at unix:///var/run/docker.sock" in said
+    assert "systemctl start docker" in said
+
+
+def test_a_docker_that_is_not_installed(box: Boxes) -> None:
+    recipe = box.boxed()
+    folder = box.folder / "bin"
+    folder.mkdir()
+    done = box.cluster.run(box.node, ["env", f"PATH={folder}", *PDSERVE, "up", str(recipe)], env=box.env)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "docker cannot be run here: No such file or directory" in done.stderr
+    assert "install docker on the machine where pdserve is called" in done.stderr
