@@ -51,7 +51,7 @@ async def _on_each(nodes: Iterable[Node], run_id: str, *, stop: bool) -> LeftCon
     there = [node for node in nodes if in_docker(node)]
     seen = await asyncio.gather(*(asyncio.to_thread(_on, node, run_id, stop=stop) for node in there))
     return LeftContainers(
-        tuple(name for each in seen for name in each.names), tuple(name for each in seen for name in each.unknown)
+        tuple(name for there in seen for name in there.names), tuple(name for there in seen for name in there.unknown)
     )
 
 

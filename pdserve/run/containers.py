@@ -40,17 +40,17 @@ class Cleared:
 
     def lines(self) -> list[str]:
         """For people; none where nothing was left."""
-        found = []
+        lines = []
         if self.containers.names:
-            found.append(
+            lines.append(
                 f"containers that outlived their agent's pipe were stopped: {', '.join(self.containers.names)}"
             )
         if self.containers.unknown:
-            found.append(
+            lines.append(
                 f"docker could not be asked for containers of this run on {', '.join(self.containers.unknown)}; once "
                 "it answers, pdserve down clears up"
             )
-        return found
+        return lines
 
 
 async def clear_containers(plan: Plan, state: DeploymentState, run: RunDir, *, lost_only: bool) -> Cleared:

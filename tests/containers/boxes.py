@@ -57,8 +57,8 @@ class Boxes(Lab):
 
     def container(self, node: str | None = None) -> str:
         """The id of the only container on a node."""
-        (found,) = self.dockers[node or self.node].containers()
-        return found
+        (container,) = self.dockers[node or self.node].containers()
+        return container
 
     def processes_of(self, word: str, node: str | None = None) -> list[int]:
         """PIDs, as the test process sees them, of Python processes of a node that have `word` among their arguments."""
@@ -75,21 +75,21 @@ class Boxes(Lab):
 
     def client(self, node: str | None = None) -> int:
         """The PID of the `docker run` that holds the agent."""
-        (found,) = [
+        (client,) = [
             pid
             for pid, argv in self.cluster.processes(node or self.node)
             if argv[:2] == ["docker", "run"] and "pdserve.node.agent" in argv
         ]
-        return found
+        return client
 
     def left(self) -> list[str]:
         """What a deployment has not taken away from any node: besides what every cluster looks for, containers and
         mounts."""
-        found = self.cluster.left()
+        left = self.cluster.left()
         for node, docker in self.dockers.items():
-            found += [f"{node}: container {each}" for each in (docker.containers() if docker.lives else [])]
-            found += [f"{node}: mount {point}" for point in sorted(docker.new_mounts())]
-        return found
+            left += [f"{node}: container {each}" for each in (docker.containers() if docker.lives else [])]
+            left += [f"{node}: mount {point}" for point in sorted(docker.new_mounts())]
+        return left
 
     def assert_nothing_left(self) -> None:
         wait_until("nothing left", lambda: not self.left(), _LIMIT, why=lambda: "\n" + "\n".join(self.left()))

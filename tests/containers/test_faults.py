@@ -67,7 +67,7 @@ def test_a_docker_daemon_that_is_killed(box: Boxes) -> None:
         assert "docker itself failed" in up.expect("likely cause:")
         assert "systemctl status docker" in up.expect("what to do:")
         assert up.ended() == "5"
-        assert "docker could not be asked for containers of this run" in up.said()
+        assert "docker could not be asked for containers of this run" in up.printed()
     wait_until("nothing runs without a daemon", lambda: not box.processes_of("pdserve.node.agent"), LATE_SECONDS)
     box.docker.start()
     box.pdserve(box.node, "down")
@@ -78,8 +78,8 @@ def test_a_docker_daemon_that_is_stopped_by_its_owner(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
         box.docker.stop()
-        assert up.ended() == "5", up.said()
-        assert "is lost while serving" in up.said()
+        assert up.ended() == "5", up.printed()
+        assert "is lost while serving" in up.printed()
     box.docker.start()
     box.pdserve(box.node, "down")
     box.assert_nothing_left()

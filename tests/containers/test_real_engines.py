@@ -34,10 +34,10 @@ def until_ready(up: Deployment) -> None:
     up.name = "tiny-box"
 
     def over() -> bool:
-        return "serving tiny at" in up.said() or "\nerror: " in f"\n{up.said()}"
+        return "serving tiny at" in up.printed() or "\nerror: " in f"\n{up.printed()}"
 
-    wait_until("ready", over, _START_SECONDS, why=up.said)
-    assert "serving tiny at" in up.said(), up.said()
+    wait_until("ready", over, _START_SECONDS, why=up.printed)
+    assert "serving tiny at" in up.printed(), up.printed()
 
 
 @pytest.fixture

@@ -27,22 +27,22 @@ def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
 
 
 def test_an_image_that_is_not_there(box: Boxes) -> None:
-    said = refused(box, box.boxed(), "--set", "container.image=registry.invalid/vllm:9", fault="image missing")
-    assert f"probe@{box.node}: nothing can be started on {box.node}" in said
-    assert "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled" in said
-    assert "docker pull registry.invalid/vllm:9" in said
+    output = refused(box, box.boxed(), "--set", "container.image=registry.invalid/vllm:9", fault="image missing")
+    assert f"probe@{box.node}: nothing can be started on {box.node}" in output
+    assert "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled" in output
+    assert "docker pull registry.invalid/vllm:9" in output
 
 
 def test_an_image_without_an_interpreter(box: Boxes) -> None:
-    said = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
-    assert "likely cause: the image has no /opt/no/python3" in said
-    assert "container.python" in said
+    output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
+    assert "likely cause: the image has no /opt/no/python3" in output
+    assert "container.python" in output
 
 
 def test_an_image_without_programs(box: Boxes) -> None:
     recipe = box.boxed(container__mounts=[])
-    said = refused(box, recipe, fault="an empty image")
-    assert "likely cause: the image has no env" in said
+    output = refused(box, recipe, fault="an empty image")
+    assert "likely cause: the image has no env" in output
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
     mounts = [f"{without_vllm}:{without_vllm}:ro"]
     text = recipe.read_text()
     recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {mounts[0]}\n"))
-    said = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3", fault="no vLLM")
-    assert "vllm is not installed" in said, said
+    output = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3", fault="no vLLM")
+    assert "vllm is not installed" in output, output
 
 
 def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
     recipe = box.boxed()
     text = recipe.read_text()
     recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {other}:{REPOSITORY}/pdserve:ro\n"))
-    said = refused(box, recipe, fault="another pdserve")
-    assert f"pdserve {__version__} (" in said
-    assert "the same pdserve there as here" in said
+    output = refused(box, recipe, fault="another pdserve")
+    assert f"pdserve {__version__} (" in output
+    assert "the same pdserve there as here" in output
 
 
 def test_a_user_who_may_not_use_docker(box: Boxes, tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_a_user_who_may_not_use_docker(box: Boxes, tmp_path: Path) -> None:
 def test_a_docker_that_does_not_run(box: Boxes) -> None:
     box.docker.stop()
     try:
-        said = refused(box, box.boxed(), fault="no docker daemon")
+        output = refused(box, box.boxed(), fault="no docker daemon")
     finally:
         box.docker.start()
-    assert "likely cause: no docker daemon answers at unix:///var/run/docker.sock" in said
-    assert "systemctl start docker" in said
+    assert "likely cause: no docker daemon answers at unix:///var/run/docker.sock" in output
+    assert "systemctl start docker" in output
 
 
 def test_a_docker_that_is_not_installed(box: Boxes) -> None:
