@@ -15,7 +15,7 @@ from tests.containers.daemon import Docker
 from tests.containers.image import IMAGE, host_mounts, limits
 from tests.launch import deployment
 
-_LIMIT = 120.0
+_LIMIT = 60.0
 
 
 class Boxes(Lab):

@@ -35,13 +35,19 @@ def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[
                 docker.stop()
 
 
-@pytest.fixture(scope="module")
-def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
+@contextmanager
+def _one_node(folder: Path) -> Iterator[With]:
     with (
         Cluster.up(nodes=1, slurm=False, ssh=False, layers=docker_layers()) as cluster,
-        docker_on(cluster, tmp_path_factory.mktemp("docker"), cluster.nodes) as dockers,
+        docker_on(cluster, folder, cluster.nodes) as dockers,
     ):
         yield lambda folder: Boxes(cluster, dockers, folder)
+
+
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
+    with _one_node(tmp_path_factory.mktemp("docker")) as boxes:
+        yield boxes
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +63,14 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
 def box(one_node: With, tmp_path: Path) -> Iterator[Boxes]:
     """One node with docker."""
     yield from _as_before(one_node(tmp_path))
+
+
+@pytest.fixture
+def own_box(tmp_path: Path) -> Iterator[Boxes]:
+    """One node with a docker of its own, for a test that starts the daemon again."""
+    (tmp_path / "docker").mkdir()
+    with _one_node(tmp_path / "docker") as boxes:
+        yield from _as_before(boxes(tmp_path))
 
 
 @pytest.fixture

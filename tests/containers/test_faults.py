@@ -43,7 +43,7 @@ def test_docker_stop(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
         box.docker.output("stop", "--time=60", box.container())
-        lost(up, "docker stop", "it was told to end by SIGTERM")
+        lost(up, "docker stop", "it received SIGTERM")
         assert "its container was stopped (docker stop" in up.expect("likely cause:")
         assert up.ended() == "5"
     box.assert_nothing_left()
@@ -59,42 +59,39 @@ def test_docker_stop_without_patience(box: Boxes) -> None:
     box.assert_nothing_left()
 
 
-def test_a_docker_daemon_that_is_killed(box: Boxes) -> None:
-    with box.up(box.node, box.boxed()) as up:
+def test_a_docker_daemon_that_is_killed(own_box: Boxes) -> None:
+    with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
-        box.docker.kill()
+        own_box.docker.kill()
         lost(up, "SIGKILL of dockerd", "docker run ended with exit code 125")
         assert "docker itself failed" in up.expect("likely cause:")
         assert "systemctl status docker" in up.expect("what to do:")
         assert up.ended() == "5"
         assert "docker could not be asked for containers of this run" in up.printed()
-    wait_until("nothing runs without a daemon", lambda: not box.processes_of("pdserve.node.agent"), LATE_SECONDS)
-    box.docker.start()
-    box.pdserve(box.node, "down")
-    box.assert_nothing_left()
+    wait_until("nothing runs without a daemon", lambda: not own_box.processes_of("pdserve.node.agent"), LATE_SECONDS)
+    own_box.docker.start()
+    own_box.pdserve(own_box.node, "down")
+    own_box.assert_nothing_left()
 
 
-def test_a_docker_daemon_that_is_stopped_by_its_owner(box: Boxes) -> None:
-    with box.up(box.node, box.boxed()) as up:
+def test_a_docker_daemon_that_is_stopped_by_its_owner(own_box: Boxes) -> None:
+    with own_box.up(own_box.node, own_box.boxed()) as up:
         up.ready()
-        box.docker.stop()
+        own_box.docker.stop()
         assert up.ended() == "5", up.printed()
         assert "is lost while serving" in up.printed()
-    box.docker.start()
-    box.pdserve(box.node, "down")
-    box.assert_nothing_left()
+    own_box.docker.start()
+    own_box.pdserve(own_box.node, "down")
+    own_box.assert_nothing_left()
 
 
 def test_a_container_that_is_paused_is_missed_within_the_heartbeat(box: Boxes) -> None:
     with box.up(box.node, box.boxed()) as up:
         up.ready()
-        container = box.container()
-        box.docker.output("pause", container)
+        box.docker.output("pause", box.container())
         lost(up, "docker pause", "not heard for")
         assert "docker or its container was stopped, paused or killed" in up.expect("likely cause:")
-        box.docker.output("unpause", container)
         assert up.ended() == "5"
-    box.pdserve(box.node, "down")
     box.assert_nothing_left()
 
 
@@ -129,7 +126,7 @@ def test_an_agent_that_is_killed(box: Boxes) -> None:
         up.ready()
         _, agent = box.guard_and_agent()
         os.kill(agent, signal.SIGKILL)
-        lost(up, "SIGKILL of the agent", "it was killed by SIGKILL")
+        lost(up, "SIGKILL of the agent", "killed by SIGKILL")
         assert up.ended() == "5"
     box.assert_nothing_left()
 
