@@ -29,11 +29,12 @@ from pdserve.launch.start_proofs import StartProofs
 from pdserve.plan.model import Node, Plan, Process
 from pdserve.plan.nodes.reach import Local
 from pdserve.preflight import ENGINE_KEY
-from pdserve.reach.containers import stop_left_containers
+from pdserve.reach.containers import in_docker
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Health, Shutdown
 from pdserve.run import inbox
 from pdserve.run.change import LIVING, change
+from pdserve.run.containers import clear_containers
 from pdserve.run.directory import BEAT_SECONDS, RunDir
 from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
@@ -46,7 +47,7 @@ OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
 
 _HELLO_SECONDS = 20.0
 _FAR_HELLO_SECONDS = 120.0
-"""On another node: a scheduler, a login and perhaps a container come before the agent."""
+"""A scheduler, a login or a container comes before the agent."""
 _LEAVE_SECONDS = 60.0
 _REACH_SECONDS = 3.0
 
@@ -194,7 +195,8 @@ class Launcher:
                 self._fleet.links[node.name] = link
                 self._links.append(link)
         nodes = self._fleet.plan.nodes
-        seconds = _HELLO_SECONDS if all(isinstance(node.reach, Local) for node in nodes) else _FAR_HELLO_SECONDS
+        near = all(isinstance(node.reach, Local) and not in_docker(node) for node in nodes)
+        seconds = _HELLO_SECONDS if near else _FAR_HELLO_SECONDS
         try:
             await asyncio.wait_for(
                 self._race(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
@@ -406,10 +408,9 @@ class Launcher:
             for link in self._links:
                 link.send(Shutdown())
             left = await asyncio.gather(*(link.close(_LEAVE_SECONDS) for link in self._links))
+        await self._clear_containers()  # first: an agent in one of them may still be stopping in order
         if left_by_agents := await stop_left(self._state, self._run_dir):
             self._note(left_by_agents)
-        if containers := await stop_left_containers(self._fleet.plan.nodes, self._run_dir.run_id):
-            self._fleet.record("containers_stopped", containers=containers)
         self._run_dir.forget_key()
         self._state.note = error.what if error else ""
         self._state.phase = phase
@@ -421,6 +422,13 @@ class Launcher:
         self._answer_downs(busy)
         if busy and error is None:
             raise _still_stopping(busy)
+
+    async def _clear_containers(self) -> None:
+        cleared = await clear_containers(self._fleet.plan, self._state, self._run_dir, lost_only=True)
+        if cleared.memory:
+            self._fleet.record("memory_removed", names=list(cleared.memory))
+        for line in cleared.lines():
+            self._note(line)
 
     def _note(self, text: str) -> None:
         """Something out of order about the stop, for the terminal and for who asked for it."""

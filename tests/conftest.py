@@ -19,7 +19,7 @@ from tests import own_cgroup, own_memory, own_network
 from tests.launch.deployment import DELAYS, Deployment
 from tests.launch.post_mortem import post_mortem
 
-ON_THE_MACHINE = ("real", "upstream", "cluster")
+ON_THE_MACHINE = ("real", "upstream", "cluster", "container")
 """Markers of tests that need the machine's own network."""
 
 # How long an example takes says something about the machine, and nothing about what is tested.

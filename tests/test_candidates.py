@@ -176,6 +176,16 @@ def test_a_container_is_around_whatever_is_started_there(tmp_path: Path) -> None
 
 
 @pytest.mark.process
+def test_a_container_in_a_job_has_the_devices_that_slurm_gave_it(scontrol: Path) -> None:
+    there = of_job(JOB, ())
+    assert there is not None
+    image = Container(kind="docker", image="vllm:1")
+    boxed = in_containers(there, recipe(image), run_id="r1", run_dir="/s", recipe_dir="/r", store="/i")
+    command = boxed.machines[0].command
+    assert {"--env=CUDA_VISIBLE_DEVICES", "--env=ROCR_VISIBLE_DEVICES", "--env=SLURM_JOB_ID"} <= set(command)
+
+
+@pytest.mark.process
 def test_pyxis_is_an_option_of_srun(scontrol: Path) -> None:
     there = of_job(JOB, ())
     assert there is not None

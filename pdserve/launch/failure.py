@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TypeVar, assert_never
 
 from pdserve.errors import ServeError, StartError
+from pdserve.launch.container_end import container_end
 from pdserve.launch.fleet import Trouble
 from pdserve.lmcache_server import Attachment
 from pdserve.logs.causes import explain
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.reach import Local, Ssh
+from pdserve.reach.containers import in_docker
 from pdserve.reach.protocol import STOPPED, Died, Gone, Health, Late
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
@@ -92,6 +94,8 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
         todo = (
             "what holds the launcher must not do so, or timeouts.agent_lease_seconds must be longer; pdserve up again"
         )
+    elif (ended := container_end(gone.exit_code)) is not None:
+        todo += f"; {ended.todo}"
     elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
         todo += f"; `pdserve down {plan.name}`, typed on {gone.node}, clears up what an agent that was killed has left"
     tail: tuple[str, ...] = _tail(log)
@@ -120,6 +124,10 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
                 "orders of the launcher do not arrive there, although events of the agent arrive here: the network, or "
                 "the srun or ssh in between"
             )
+        case "signal" if in_docker(plan.node(gone.node)):
+            return (
+                "its container was stopped (docker stop, the stop of docker or of the machine); it stops what it owned"
+            )
         case "signal":
             return "it was ended there, or what it ran in was (a session, a container); it stops what it owned"
         case "killed":
@@ -127,12 +135,17 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
                 "it was killed there, or the kernel killed it because the machine is out of memory (dmesg shows it); "
                 "its guard stops what it owned"
             )
-    if isinstance(plan.node(gone.node).reach, Local):
+    if (ended := container_end(gone.exit_code)) is not None:
+        return ended.cause
+    near = isinstance(plan.node(gone.node).reach, Local)
+    if near and not in_docker(plan.node(gone.node)):
         return "it was killed, or the machine is out of memory; its guard stops what it owned"
-    return (
-        "the node, its network, or the srun or ssh that holds the agent went away, or the agent was stopped or killed; "
-        f"an agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
+    way = (
+        "docker or its container was" if near else "the node, its network, or the srun or ssh that holds the agent went"
     )
+    how = "stopped, paused or killed" if near else "away, or the agent was stopped or killed"
+    stops = f"an agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
+    return f"{way} {how}; {stops}"
 
 
 def not_reached(state: DeploymentState, plan: Plan) -> dict[str, str]:

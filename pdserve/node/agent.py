@@ -32,6 +32,7 @@ from typing import Any, assert_never
 from pdserve.errors import AgentProtocolError
 from pdserve.node import agent_record
 from pdserve.node.http_request import NodeHttp
+from pdserve.node.ledger_file import ledger_file
 from pdserve.node.supervised import Supervised, reap_adopted, report_failure
 from pdserve.reach.channel import line_of
 from pdserve.reach.protocol import (
@@ -313,7 +314,7 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    ledger = ShmLedger(_ledger_file(run_dir, node), strangers=strangers, until=time.time())
+    ledger = ShmLedger(ledger_file(run_dir, node), strangers=strangers, until=time.time())
 
     def members() -> set[int]:
         reap_adopted(())
@@ -369,8 +370,8 @@ def main() -> int:
     parser.add_argument("--term-seconds", type=float, help="what all stops may take after a TERM from outside")
     options = parser.parse_args()
     strangers = existing()
-    ledger_file = _ledger_file(options.run_dir, options.node)
-    ShmLedger(ledger_file, strangers=strangers).save()
+    kept = ledger_file(options.run_dir, options.node)
+    ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()
     cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
     agent_record.note(options.run_dir, options.node, cgroups.cgroup)
@@ -378,13 +379,9 @@ def main() -> int:
         return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
-    ledger = ShmLedger(ledger_file, strangers=strangers)
+    ledger = ShmLedger(kept, strangers=strangers)
     asyncio.run(serve(options, ledger, cgroups))
     return 0
-
-
-def _ledger_file(run_dir: Path, node: str) -> Path:
-    return run_dir / f"shm@{node}.json"
 
 
 async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:

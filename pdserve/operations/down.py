@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pdserve.errors import ReportedError, StateError
+from pdserve.run.containers import Cleared, clear_containers
 from pdserve.run.directory import LIVES_SECONDS, RunDir, check_no_launcher, find, home, lives, unheard
 from pdserve.run.inbox import Down, NotAskedError, ask
 from pdserve.run.orphans import living, none_held, stop_left
@@ -20,6 +21,7 @@ from pdserve.system.procfs import is_stopped
 
 _DOWN_SECONDS = 300.0
 _SUPERVISORS_SECONDS = 60.0
+_OVER = ("stopped", "failed")
 
 
 Report = Callable[[str], None]
@@ -38,6 +40,7 @@ def down(name: str | None, report: Report) -> None:
         # Who holds it may live in another PID namespace: its processes, key and memory are not left over.
         check_no_launcher(run.path.parent.parent, run.path.parent.name)
         run.forget_key()
+    cleared = _clear_containers(run, state, report)
     if living(state, run):
         report(f"{state.name}: its launcher is gone; clearing up what it left")
         asyncio.run(_clear(state, run, report))
@@ -51,9 +54,29 @@ def down(name: str | None, report: Report) -> None:
         report(f"{state.name}: stopped")
     else:
         asyncio.run(stop_left(state, run))
-        report(f"{state.name}: not running")
+        report(f"{state.name}: {'stopped' if cleared.containers.names else 'not running'}")
     remove_empty_cgroups(run.path.parent)
-    _others(run, state, report)
+    _others(run, state, report, cleared=cleared.nodes)
+    if cleared.containers.unknown and (state.phase not in _OVER or any(node.lost for node in state.nodes.values())):
+        raise StateError(
+            f"docker does not answer on {', '.join(cleared.containers.unknown)}",
+            where=str(run.path),
+            cause="containers of this deployment may still run there; their agents stop what is in them once their "
+            f"pipe is closed, at the latest {run.read_plan().timeouts.agent_lease_seconds:g} s after it",
+            todo="start docker there (systemctl start docker), then the same again",
+        )
+
+
+def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> Cleared:
+    """Nothing where the plan is not to be read: then no container of it is known."""
+    try:
+        plan = run.read_plan()
+    except StateError:
+        return Cleared()
+    cleared = asyncio.run(clear_containers(plan, state, run, lost_only=False))
+    if cleared.containers.names:
+        report(f"{state.name}: its launcher is gone; stopped the containers {', '.join(cleared.containers.names)}")
+    return cleared
 
 
 def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
@@ -99,21 +122,21 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
     )
 
 
-def _others(run: RunDir, state: DeploymentState, report: Report) -> None:
-    """What to know of other nodes, which this machine cannot see."""
+def _others(run: RunDir, state: DeploymentState, report: Report, *, cleared: Collection[str] = ()) -> None:
+    """What to know of other nodes, which this machine cannot see. `cleared`: nodes whose containers it could see."""
     for node, known in state.nodes.items():
         # Under this name, but of no other container: of an earlier boot, and ended with it.
         named = is_named_here(known.hostname) and not is_beside(known.hostname, known.place)
-        if named or is_here(known.hostname, known.place):
+        if named or node in cleared or is_here(known.hostname, known.place):
             # The record may be gone or another user's: the hint then stays, which does no harm.
             with contextlib.suppress(OSError):
                 run.write(run.cleared(node), "")
     there = {
         node: known
         for node, known in state.nodes.items()
-        if not is_here(known.hostname, known.place) and not run.cleared(node).exists()
+        if not is_here(known.hostname, known.place) and node not in cleared and not run.cleared(node).exists()
     }
-    over = state.phase in ("stopped", "failed")
+    over = state.phase in _OVER
     if beside := [node for node, known in there.items() if is_beside(known.hostname, known.place)]:
         if any(there[node].lost or not over for node in beside):
             report(

@@ -27,9 +27,11 @@ from pdserve.preflight import resolve_secrets
 from pdserve.preflight.finding import strange
 from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.run.containers import left_of
 from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
 from pdserve.run.orphans import living, stop_left, supervised
 from pdserve.run.retention import mebibytes, prune
+from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
@@ -123,6 +125,7 @@ def check_no_orphans(root: Path, name: str) -> None:
         state = run.read_state()
     except StateError:
         return
+    _check_no_containers(run, state)
     if supervised(state):
         return
     if left := living(state, run):
@@ -134,6 +137,21 @@ def check_no_orphans(root: Path, name: str) -> None:
             evidence=tuple(left),
         )
     asyncio.run(stop_left(state, run))
+
+
+def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
+    try:
+        plan = run.read_plan()
+    except StateError:
+        return
+    if left := asyncio.run(left_of(plan, state, run)):
+        raise StateError(
+            f"{len(left)} container(s) of the last run of {plan.name} still run",
+            where=str(run.path),
+            cause="its launcher was killed, or lost them; their agents stop what is in them",
+            todo=f"pdserve down {plan.name}",
+            evidence=left,
+        )
 
 
 def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:

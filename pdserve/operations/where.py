@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pdserve.operations.plan_recipe import located
 from pdserve.plan.nodes.allocation import check_allocation
-from pdserve.reach.candidates import Candidates, of_cluster, of_job
+from pdserve.reach.candidates import Candidates, of_cluster, of_job, of_this_machine
 from pdserve.reach.cluster_file import load_cluster
 from pdserve.recipe.load.loader import LoadedRecipe
 
 
 @dataclass(frozen=True)
 class Where:
-    """`machines` None: this machine."""
+    """`machines` None: this machine, and no container."""
 
     machines: Candidates | None
     warnings: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def where(loaded: LoadedRecipe, cluster: Path | None, *, this_machine: bool, wor
         return Where(of_cluster(load_cluster(cluster, environ=os.environ), recipe.exclude_nodes))
     machines = None if this_machine else of_job(os.environ, recipe.exclude_nodes)
     if machines is None:
-        return Where(None)
+        return Where(of_this_machine(recipe.platform) if recipe.container is not None else None)
     with located(loaded):
         warning = check_allocation(recipe, machines.all_names, machines.gpus_per_node, words=words)
     return Where(machines, () if warning is None else (warning,))

@@ -68,6 +68,20 @@ class NodeFacts(Frozen):
     """CAP_IPC_LOCK: the memlock limit does not bind."""
     open_files: Limit
 
+    @property
+    def pdserve(self) -> str:
+        """Version and code."""
+        return _pdserve(self.pdserve_version, self.pdserve_digest)
+
+
+def own_pdserve() -> str:
+    """Of the one that runs here."""
+    return _pdserve(pdserve.__version__, source_digest())
+
+
+def _pdserve(version: str, digest: str) -> str:
+    return f"{version} ({digest})"
+
 
 def gather(
     *,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.agent_line import agent_argv, has_lease, step_name
+from pdserve.plan.nodes.reach import Local
 from pdserve.reach.channel import Channel
+from pdserve.reach.containers import in_docker
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
@@ -18,9 +20,17 @@ def open_agent(
 ) -> AgentLink:
     """Starts agent and guard, in a session of their own here, so that a Ctrl-C of the terminal is not their business.
 
-    They end when the link is closed or this process dies; on another node also when they hear nothing for their lease.
+    They end when the link is closed or this process dies. On another node, and in docker, whose daemon holds the pipe,
+    that may not be seen: there they also end when they hear nothing for their lease.
     """
     argv = agent_argv(node, run_dir=str(run_dir), run_id=run_id, timeouts=timeouts)
     log = run_dir / "logs" / f"agent@{node.name}.log"
     channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
-    return AgentLink(node.name, channel, receive, heartbeat=timeouts.heartbeat_seconds if has_lease(node) else None)
+    heartbeat = timeouts.heartbeat_seconds if has_lease(node) else None
+    return AgentLink(
+        node.name, channel, receive, heartbeat=heartbeat, program=_program(node) if in_docker(node) else None
+    )
+
+
+def _program(node: Node) -> str:
+    return "docker run" if isinstance(node.reach, Local) else f"docker run through {node.reach.kind}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pdserve
 from pdserve.errors import PreflightError
+from pdserve.plan.engines.devices import ALL_VARIABLES
 from pdserve.plan.nodes.container import Around, cache_of, image_of, needed_paths, source_folder, wrap
 from pdserve.plan.nodes.image import shared_file
 from pdserve.plan.nodes.nodelist import expand
@@ -21,6 +22,7 @@ from pdserve.reach.ssh_destination import machine_of
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rdma import uses_rdma
 from pdserve.recipe.sections.nodes import Network
+from pdserve.system.host import local_node
 from pdserve.system.process import output_of
 
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)\s*sec", re.MULTILINE)
@@ -91,6 +93,12 @@ def of_cluster(loaded: LoadedCluster, exclude: Sequence[str]) -> Candidates:
     return Candidates(str(loaded.path), machines, file=loaded)
 
 
+def of_this_machine(platform: str) -> Candidates:
+    """This one alone, reached as others are: through a container its packages and devices are seen from inside."""
+    name = local_node(platform).name
+    return Candidates("this machine", (Candidate(name=name, reach=Local(), target="127.0.0.1"),))
+
+
 def of_job(environ: Mapping[str, str], exclude: Sequence[str]) -> Candidates | None:
     """The nodes of the Slurm job that this runs in; None outside of one.
 
@@ -148,6 +156,8 @@ def in_containers(
             paths=paths,
             user=f"{os.getuid()}:{os.getgid()}",
             groups=tuple(os.getgroups()),
+            # What Slurm, or the user's shell, has narrowed this down to. An image is given all devices of the node.
+            forward=(*ALL_VARIABLES, *(("SLURM_JOB_ID",) if in_slurm else ())),
             in_slurm=in_slurm,
             rdma=rdma,
             compile_cache=cache,

@@ -86,6 +86,14 @@ class Channel:
             # Nothing is in the object's own buffer: the outlet writes to the descriptor.
             self._popen.stdin.close()
 
+    async def exit_code(self, seconds: float) -> int | None:
+        """With which it ended, negative for a signal; None if it still lives after `seconds`."""
+        try:
+            await asyncio.wait_for(self.left(), seconds)
+        except TimeoutError:
+            return None
+        return self._popen.returncode
+
     async def left(self) -> None:
         """Returns once the process that was started here has ended."""
         await pid_end(self._popen.pid)

@@ -32,6 +32,8 @@ _MANY_BYTES = 1024 * 1024
 """Of orders that an agent has not read: then none is sent that can be done without."""
 _SHORTEST_SECONDS = 0.01
 _ASK_MARGIN_SECONDS = 5.0
+_EXIT_SECONDS = 3.0
+"""How long a program whose pipe has closed gets to end, so that its exit code is known."""
 _SILENT_SECONDS = 5.0
 """What an agent that fell silent gets to leave in order, in case that only it was held up, before its way is cut."""
 
@@ -49,10 +51,13 @@ class AgentLink:
         receive: Callable[[Event], None],
         *,
         heartbeat: float | None = None,
+        program: str | None = None,
     ) -> None:
         """`heartbeat`: seconds without a sign of life after which the agent is lost; None on this machine, where a pipe
-        closes with its owner and a launcher that is held in a debugger must not end a deployment."""
+        closes with its owner and a launcher that is held in a debugger must not end a deployment. `program`: what holds
+        the agent, if its exit code has the reason for which it ended."""
         self.node = node
+        self._program = program
         self._channel = channel
         self._receive = receive
         self._gone = False
@@ -107,16 +112,19 @@ class AgentLink:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         how = "its pipe closed"
+        code: int | None = None
         try:
             # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
             while not self._gone and (line := await self._channel.line()):
                 self._heard = loop.time()
                 self._received(decode_event(line, self.node))
+            if self._program is not None and (code := await self._channel.exit_code(_EXIT_SECONDS)) is not None:
+                how = f"{self._program} ended with exit code {code}"
         except AgentProtocolError as error:
             how = error.render()
         finally:
             self._channel.close_reading()
-        self._lost(how)
+        self._lost(how, exit_code=code)
 
     def _received(self, message: AgentMessage) -> None:
         if isinstance(message, Answered):
@@ -163,7 +171,7 @@ class AgentLink:
                 self.silent = True
                 self._lost(f"not heard for {silent:.1f} s: the node or its network is down, or the agent hangs")
 
-    def _lost(self, how: str, *, because: Because | None = None) -> None:
+    def _lost(self, how: str, *, because: Because | None = None, exit_code: int | None = None) -> None:
         """Reports it once. The pipe is closed at once, so that an agent whose network comes back stops, and not before
         its lease is over."""
         if self._gone:
@@ -174,7 +182,8 @@ class AgentLink:
         for id_, asked in self._asked.items():
             if not asked.done():
                 asked.set_result(Answered(id=id_, status=None, error=f"the agent of {self.node} is gone: {how}"))
-        self._receive(Gone(node=self.node, how=how, because=because, held=self._held_lately()))
+        gone = Gone(node=self.node, how=how, because=because, exit_code=exit_code, held=self._held_lately())
+        self._receive(gone)
 
     def _held_lately(self) -> float:
         """Seconds for which this process has just not run; 0 without a heartbeat."""

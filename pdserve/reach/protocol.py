@@ -245,6 +245,8 @@ class Gone(Message):
     how: str
     because: Because | None = None
     """None: there was none before."""
+    exit_code: int | None = None
+    """Of the `docker run` that held it. None: another program, or it had not ended."""
     held: float = 0.0
     """Seconds for which the launcher itself had not run when that became known."""
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 from pdserve.node import agent_record
 from pdserve.node.agent_record import AgentRecord
+from pdserve.node.ledger_file import ledger_file
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
 from pdserve.system import cgroup, markers, procfs
@@ -190,7 +191,7 @@ async def stop_left(state: DeploymentState, run: RunDir) -> str:
     """Stops all `members`, and removes their cgroups and the shared memory of this machine that is recorded as the
     run's, also when nothing lives that had it. What became of those that lived; empty: none did."""
     ledgers = [
-        ShmLedger(run.path / f"shm@{node}.json")
+        ShmLedger(ledger_file(run.path, node))
         for node, agents in state.nodes.items()
         if is_here(agents.hostname, agents.place)
     ]

@@ -1,6 +1,7 @@
-"""Cgroups that slurmd and agents make, the only thing of a cluster outside of its sandbox.
+"""Cgroups that slurmd, docker and agents make, the only thing of a cluster outside of its sandbox.
 
-An agent removes its own; one whose node was cut off the power did not.
+An agent removes its own; one whose node was cut off the power did not. A container's are removed by its daemon, while
+that lives.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from pathlib import Path
 from tests.cluster.machine import FREEZER, UNIFIED
 
 _GONE_SECONDS = 120.0
+_DOCKER = "pdserve-docker-"
+
+
+def docker_parent(node: str) -> str:
+    """In which a docker daemon of a node has those of its containers (--cgroup-parent)."""
+    return f"/{_DOCKER}{node}"
 
 
 def cgroups(prefix: str) -> list[Path]:
     """Those of a cluster's nodes, the innermost first."""
     folders: list[Path] = []
     agents = [top for mount in UNIFIED for top in mount.glob(f"pdserve-*@{prefix}[0-9]*")]
-    for top in (*FREEZER.glob(f"slurm_{prefix}[0-9]*"), *agents):
+    mounts = [*UNIFIED, *(folder for folder in FREEZER.parent.iterdir() if folder.is_dir())]
+    containers = [top for mount in mounts for top in mount.glob(f"{_DOCKER}{prefix}[0-9]*")]
+    for top in (*FREEZER.glob(f"slurm_{prefix}[0-9]*"), *agents, *containers):
         folders += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
     return folders
 

@@ -47,8 +47,10 @@ class Cluster:
         gpus: int = 8,
         shm: str = "3g",
         networks: int = 1,
+        layers: Sequence[Path] = (),
     ) -> Iterator[Cluster]:
-        """`gpus` fake ones on each node; `shm` the size of each /dev/shm; `networks` makes eth0, eth1, ..."""
+        """`gpus` fake ones on each node; `shm` the size of each /dev/shm; `networks` makes eth0, eth1, ...; `layers`:
+        folders of further packages (`packages.unpacked`)."""
         settings = SlurmSettings() if slurm is True else slurm or None
         guard_host_network()
         check_machine(slurm=settings is not None)
@@ -56,7 +58,7 @@ class Cluster:
         prefix, claim = claim_prefix()
         with claim:
             folder = CACHE / "clusters" / prefix
-            spec = Spec(prefix, nodes, folder, packages, settings, ssh, gpus, shm, networks)
+            spec = Spec(prefix, nodes, folder, packages, settings, ssh, gpus, shm, networks, tuple(layers))
             write_files(spec)
             cluster = cls(spec, SandboxLink(spec, claim))
         try:

@@ -33,6 +33,7 @@ def _write_etc(spec: Spec) -> None:
     if "\nsshd:" not in passwd:  # the user to which sshd drops before a login
         passwd += "sshd:x:109:65534::/run/sshd:/usr/sbin/nologin\n"
     (spec.etc / "passwd").write_text(passwd)
+    (spec.etc / "docker").mkdir()  # for who starts a docker daemon on a node: it keeps a key there
 
 
 def _write_slurm(spec: Spec, slurm: SlurmSettings) -> None:

@@ -8,17 +8,20 @@ from pathlib import Path
 from pdserve.system import procfs
 
 _DAEMONS = ("slurmctld", "slurmd", "sshd")
+_OF_DOCKER = ("dockerd", "containerd")
 
 
 def node_processes(init: int) -> list[tuple[int, list[str]]]:
-    """(PID outside, argv) of all processes in the node's PID namespace but its first one and its daemons."""
+    """(PID outside, argv) of all processes in the node's PID namespace, and in those of containers below it, but its
+    first one and its daemons."""
     space = _namespace(init)
+    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    inside = {pid for pid in pids if _namespace(pid) == space}
     processes = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (pid := int(entry.name)) != init and _namespace(pid) == space:
-            argv = _argv(pid)
-            if argv and not _is_daemon(pid, init, argv):
-                processes.append((pid, argv))
+    for pid in procfs.family(inside) - {init}:
+        argv = _argv(pid)
+        if argv and not _is_daemon(pid, init, argv):
+            processes.append((pid, argv))
     return sorted(processes)
 
 
@@ -31,7 +34,7 @@ def node_segments(init: int) -> list[str]:
 def _is_daemon(pid: int, init: int, argv: list[str]) -> bool:
     """Direct children of the first process, of which sshd's listener gives itself a title as its sessions do, and the
     helper that slurmctld forks."""
-    if argv[0] == "slurmctld: slurmscriptd":
+    if argv[0] == "slurmctld: slurmscriptd" or argv[0].rpartition("/")[2] in _OF_DOCKER:
         return True
     if _parent(pid) != init:
         return False

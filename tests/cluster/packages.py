@@ -1,6 +1,6 @@
 """Slurm, munge and OpenSSH from the machine's own Debian packages, unpacked into .cache/cluster and never installed.
 
-apt reads the machine's configuration and package status, and writes into .cache/cluster only. What the packages need
+apt reads the machine's configuration and package status, and writes into that folder only. What the packages need
 and the machine lacks is fetched with them.
 """
 
@@ -12,43 +12,58 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.errors import LabError
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "cluster"
-PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "munge",
-    "openssh-server",
-    "openssh-client",
-)
-_ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
-"""Named NAME-wlm in the packages; update-alternatives would make the names (also for slurmstepd)."""
-_PROGRAMS = ("sbin/slurmctld", "sbin/slurmd", "sbin/munged", "sbin/sshd", "bin/srun", "bin/ssh")
 _FETCH_SECONDS = 300
 
 
-def unpacked(cache: Path = CACHE) -> Path:
-    """The folder whose `usr` is laid over /usr inside the sandbox. Fetched once; raises LabError without a route."""
+@dataclass(frozen=True)
+class PackageSet:
+    """Packages that are unpacked into one folder."""
+
+    names: tuple[str, ...]
+    programs: tuple[str, ...]
+    """Below /usr; there must be each of them, in the folder or on the machine."""
+    alternatives: tuple[str, ...] = ()
+    """Named NAME-wlm in the packages; update-alternatives would make the names."""
+
+
+SLURM = PackageSet(
+    (
+        "slurmctld",
+        "slurmd",
+        "slurm-client",
+        "slurm-wlm-basic-plugins",
+        "munge",
+        "openssh-server",
+        "openssh-client",
+    ),
+    programs=("sbin/slurmctld", "sbin/slurmd", "sbin/munged", "sbin/sshd", "bin/srun", "bin/ssh"),
+    alternatives=("slurmctld", "slurmd", "slurmstepd"),
+)
+
+
+def unpacked(cache: Path = CACHE, wanted: PackageSet = SLURM) -> Path:
+    """The folder whose `usr` has them, to be laid over /usr. Fetched once; raises LabError without a route."""
     root, stamp = cache / "root", cache / "packages.txt"
-    key = _key()
+    key = _key(wanted)
     with _alone(cache):
         if not (stamp.exists() and stamp.read_text().startswith(key)):
-            versions = _unpack(_download(cache / "apt"), root)
+            versions = _unpack(_download(cache / "apt", wanted), root, wanted)
             shutil.rmtree(cache / "apt")
             stamp.write_text(key + "".join(f"{version}\n" for version in versions))
     return root
 
 
-def _key() -> str:
+def _key(wanted: PackageSet) -> str:
     """For which packages and which system the folder was filled."""
     release = Path("/etc/os-release")
     system = [line for line in release.read_text().splitlines() if line.startswith(("ID=", "VERSION_ID="))]
-    return f"# {' '.join(sorted(system))}: {' '.join(PACKAGES)}\n"
+    return f"# {' '.join(sorted(system))}: {' '.join(wanted.names)}\n"
 
 
 @contextmanager
@@ -59,11 +74,11 @@ def _alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def _download(apt: Path) -> list[Path]:
+def _download(apt: Path, wanted: PackageSet) -> list[Path]:
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise LabError(f"{tool} is missing: the cluster's Slurm and OpenSSH come from Debian's packages")
-    runs = []
+            raise LabError(f"{tool} is missing: {', '.join(wanted.names)} come from Debian's packages")
+    names, runs = wanted.names, []
     # The machine's own lists are used as they are; where they are missing or stale, lists of our own are made.
     for private_lists in (False, True):
         config = _apt_config(apt, private_lists=private_lists)
@@ -71,14 +86,14 @@ def _download(apt: Path) -> list[Path]:
             runs.append(_apt(config, "update"))
         shutil.rmtree(apt / "archives", ignore_errors=True)
         (apt / "archives" / "partial").mkdir(parents=True)
-        runs.append(_apt(config, "install", "--download-only", "--no-install-recommends", "--yes", *PACKAGES))
+        runs.append(_apt(config, "install", "--download-only", "--no-install-recommends", "--yes", *names))
         packages = sorted((apt / "archives").glob("*.deb"))
         if packages and runs[-1].returncode == 0:
             return packages
         if runs[-1].returncode == 0:
-            raise LabError(f"nothing to fetch: {' '.join(PACKAGES)} are installed here, which is not supported")
+            raise LabError(f"nothing to fetch: {' '.join(names)} are installed here, which is not supported")
     text = "\n".join(f"$ {' '.join(run.args)}\n{(run.stdout + run.stderr).strip()}" for run in runs)
-    raise LabError(f"the packages {' '.join(PACKAGES)} could not be fetched (is there a route to a mirror?):\n{text}")
+    raise LabError(f"the packages {' '.join(names)} could not be fetched (is there a route to a mirror?):\n{text}")
 
 
 def _apt_config(apt: Path, *, private_lists: bool) -> Path:
@@ -114,7 +129,7 @@ def _apt(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         raise LabError(f"{' '.join(argv)} did not end within {_FETCH_SECONDS} s") from error
 
 
-def _unpack(packages: list[Path], root: Path) -> list[str]:
+def _unpack(packages: list[Path], root: Path, wanted: PackageSet) -> list[str]:
     """Fills `root` anew. Returns `name version` of each package."""
     partial = root.with_name("root.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -129,9 +144,10 @@ def _unpack(packages: list[Path], root: Path) -> list[str]:
             text=True,
         )
         versions.append(shown.stdout)
-    for name in _ALTERNATIVES:
+    for name in wanted.alternatives:
         (partial / "usr" / "sbin" / name).symlink_to(f"{name}-wlm")
-    missing = [name for name in _PROGRAMS if not ((partial / "usr" / name).exists() or Path("/usr", name).exists())]
+    there = (partial / "usr", Path("/usr"))
+    missing = [name for name in wanted.programs if not any((usr / name).exists() for usr in there)]
     if missing:
         raise LabError(f"the packages have no {', '.join(missing)}: {'; '.join(versions)}")
     shutil.rmtree(root, ignore_errors=True)

@@ -62,7 +62,8 @@ def main(folder: Path) -> None:
 
 def prepare(spec: Spec) -> None:
     """Everything that all nodes see: programs, configuration, keys, devices, the switch."""
-    kernel.mount("overlay", Path("/usr"), "overlay", options=f"lowerdir={spec.packages}/usr:/usr")
+    layers = ":".join(f"{folder}/usr" for folder in (*spec.layers, spec.packages))
+    kernel.mount("overlay", Path("/usr"), "overlay", options=f"lowerdir={layers}:/usr")
     kernel.mount("overlay", Path("/etc"), "overlay", options=f"lowerdir={spec.etc}:/etc")
     kernel.mount("tmpfs", Path("/run"), "tmpfs", options="mode=755")
     for name in ("dev", "nodes"):

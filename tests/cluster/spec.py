@@ -42,6 +42,8 @@ class Spec:
     gpus: int = 8
     shm: str = "3g"
     networks: int = 1
+    layers: tuple[Path, ...] = ()
+    """Folders whose `usr` is laid over /usr besides `packages`."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -80,6 +82,7 @@ class Spec:
     def read(cls, folder: Path) -> Spec:
         values = json.loads((folder / "spec.json").read_text())
         values |= {name: Path(values[name]) for name in ("folder", "packages")}
+        values["layers"] = tuple(map(Path, values["layers"]))
         if (slurm := values["slurm"]) is not None:
             values["slurm"] = SlurmSettings(**slurm | {"more": tuple(slurm["more"])})
         return cls(**values)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.plan.model import Node
-from pdserve.reach.containers import stop_left_containers
+from pdserve.reach.containers import LeftContainers, left_containers, stop_left_containers
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ BOXED = Node(name="gpu1", command=("docker", "run", "--rm", "vllm:1", "python3")
 
 def test_what_is_left_of_this_run_on_this_node_is_stopped(docker: Path) -> None:
     (docker / "ids").write_text("0123456789abcdef\n")
-    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == ["0123456789ab on gpu1"]
+    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers(("0123456789ab on gpu1",))
     listed, stopped = (docker / "calls").read_text().splitlines()
     assert "label=pdserve.run=run-1" in listed
     assert "label=pdserve.node=gpu1" in listed
@@ -41,10 +41,24 @@ def test_what_is_left_of_this_run_on_this_node_is_stopped(docker: Path) -> None:
 
 
 def test_nothing_left_is_nothing_to_stop(docker: Path) -> None:
-    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == []
+    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers()
     assert "stop" not in (docker / "calls").read_text()
 
 
 def test_docker_is_not_asked_where_no_agent_was_in_it(docker: Path) -> None:
-    assert asyncio.run(stop_left_containers([Node(name="bare"), Node(name="venv", command=("/v/python",))], "r")) == []
+    nodes = [Node(name="bare"), Node(name="venv", command=("/v/python",))]
+    assert asyncio.run(stop_left_containers(nodes, "r")) == LeftContainers()
     assert not (docker / "calls").exists()
+
+
+def test_a_look_stops_nothing(docker: Path) -> None:
+    (docker / "ids").write_text("0123456789abcdef\n")
+    assert asyncio.run(left_containers([BOXED], "run-1")).names == ("0123456789ab on gpu1",)
+    assert (docker / "ids").read_text() == "0123456789abcdef\n"
+
+
+def test_a_docker_that_does_not_answer_is_no_docker_without_containers(docker: Path) -> None:
+    (docker / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    assert asyncio.run(stop_left_containers([BOXED], "run-1")) == LeftContainers(
+        unknown=("gpu1 (Cannot connect to the Docker daemon)",)
+    )

@@ -44,6 +44,15 @@ def test_nodes_that_agree() -> None:
     assert "vllm 0.32.0" in {finding.value for finding in findings}
 
 
+def test_a_pdserve_that_is_not_the_launchers() -> None:
+    """In an image, say, while all nodes have the same."""
+    node = {"host0": facts(pdserve_version="0.0.1", pdserve_digest="0123")}
+    assert [one.status for one in compare(plan(), node, ours="0.0.1 (0123)")].count("failed") == 0
+    failed = [one for one in compare(plan(), node, ours="0.0.2 (4567)") if one.status == "failed"]
+    assert [(one.node, one.check) for one in failed] == [("host0", "versions")]
+    assert failed[0].value == "pdserve 0.0.1 (0123) there, 0.0.2 (4567) here"
+
+
 def test_one_node_alone_has_only_versions_to_compare() -> None:
     findings = compare(plan(), {"host0": facts()}, {"host0": Skew(99, 0)})
     assert {(finding.node, finding.check) for finding in findings} == {("host0", "versions")}

@@ -34,11 +34,18 @@ def clock_skew(facts: NodeFacts, *, sent: float, received: float) -> Skew:
     return Skew(ahead, max(0.0, (received - sent - facts.gather_seconds) / 2))
 
 
-def compare(plan: Plan, facts: Mapping[str, NodeFacts], skews: Mapping[str, Skew] | None = None) -> list[Finding]:
-    """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: not measured."""
+def compare(
+    plan: Plan,
+    facts: Mapping[str, NodeFacts],
+    skews: Mapping[str, Skew] | None = None,
+    *,
+    ours: str | None = None,
+) -> list[Finding]:
+    """Findings over the facts of all nodes of the plan, by name of the node. `skews`: None: not measured. `ours`:
+    `facts.own_pdserve` of the launcher, where it may be another one than that of the nodes."""
     findings = [
         *_versions(plan, facts),
-        *_pdserve(facts),
+        *_pdserve(facts, ours),
         *(_clocks(skews) if skews and len(facts) > 1 else ()),
         *(_hostnames(facts) if len(facts) > 1 else ()),
     ]
@@ -82,12 +89,17 @@ def _versions(plan: Plan, facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
             yield _finding("versions", ALL_NODES, "ok", f"{package} {used.pop()}", need)
 
 
-def _pdserve(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
-    there = {node: f"{node_facts.pdserve_version} ({node_facts.pdserve_digest})" for node, node_facts in facts.items()}
+def _pdserve(facts: Mapping[str, NodeFacts], ours: str | None) -> Iterator[Finding]:
+    there = {node: node_facts.pdserve for node, node_facts in facts.items()}
     need = "the same pdserve on all nodes: agents, patches and messages belong together"
     if len(set(there.values())) > 1:
         fix = "run all nodes from one installation on a shared folder, or install the same one on each"
         yield _finding("versions", ALL_NODES, "failed", f"pdserve {_by_value(there)}", need, fix)
+    elif there and ours not in (None, *there.values()):
+        value = f"pdserve {next(iter(there.values()))} there, {ours} here"
+        need = "the same pdserve there as here: the agents obey this one's launcher"
+        fix = "install this one's version there, or in the image; or run pdserve from there"
+        yield _finding("versions", ALL_NODES, "failed", value, need, fix)
     elif there:
         yield _finding("versions", ALL_NODES, "ok", f"pdserve {next(iter(there.values()))}", need)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from pdserve.installed.versions import Versions
 from pdserve.plan.model import Node, Plan
 from pdserve.plan.nodes.agent_line import with_agent
 from pdserve.plan.nodes.reach import Ssh, reach_argv
-from pdserve.preflight.facts import NodeFacts
+from pdserve.preflight.facts import NodeFacts, own_pdserve
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.memory import given_back
 from pdserve.preflight.nodes.address import Asked, Chosen, choose_all, find_addresses
@@ -42,6 +41,7 @@ from pdserve.preflight.nodes.unnamed_network import find_unnamed_network
 from pdserve.preflight.run_dir import remove_mark, write_mark
 from pdserve.reach.candidates import Candidate, Candidates
 from pdserve.reach.channel import Channel
+from pdserve.reach.container_causes import container_cause
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
@@ -77,6 +77,7 @@ class _Probe:
         reach = candidate.reach
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
         self.log = run_dir / "logs" / f"probe@{candidate.name}.log"
+        self._contained = len(candidate.command) > 1
         self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         """By earlier probes of this run directory, in bytes of the log."""
         argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
@@ -102,7 +103,7 @@ class _Probe:
         except TimeoutError:
             raise self._error(f"{self.name} has not answered within {seconds:.0f} s") from None
         if not line:
-            raise self._error(f"nothing can be started on {self.name}")
+            raise self._not_started()
         try:
             answer = ANSWERS.validate_json(line)
         except ValidationError:
@@ -115,9 +116,21 @@ class _Probe:
             )
         return answer
 
+    def _not_started(self) -> PreflightError:
+        known = container_cause(self._logged()) if self._contained else None
+        error = self._error(f"nothing can be started on {self.name}", known.cause if known is not None else None)
+        if known is not None:
+            error.todo = f"{known.todo}; the whole output: {self.log}"
+        return error
+
+    def _logged(self) -> str:
+        try:
+            return self.log.read_bytes()[self._logged_before :].decode(errors="replace")
+        except OSError:
+            return ""
+
     def _error(self, what: str, cause: str | None = None, output: str = "") -> PreflightError:
-        with contextlib.suppress(OSError):
-            output = output or self.log.read_bytes()[self._logged_before :].decode(errors="replace")
+        output = output or self._logged()
         return PreflightError(
             what,
             where=f"probe@{self.name}",
@@ -197,7 +210,7 @@ async def survey(
         findings = [
             *find_addresses(addresses, same_subnet=network is not None),
             *find_unnamed_network(addresses, facts, named=bool(network or any(each.configured for each in asked))),
-            *compare(plan, facts, {name: skew for name, (_, skew) in known.items()}),
+            *compare(plan, facts, {name: skew for name, (_, skew) in known.items()}, ours=own_pdserve()),
         ]
         mark = write_mark(run_dir)
         try:

@@ -1,0 +1,30 @@
+"""python -m tests.containers: whether docker can run on this machine, below a cluster's nodes. Fetches the package.
+
+Exit code 3, with what is missing, if it cannot.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cluster.errors import LabError
+from tests.cluster.machine import check_machine
+from tests.cluster.packages import unpacked
+from tests.containers.programs import docker_layers
+
+CANNOT = 3
+
+
+def main() -> int:
+    try:
+        check_machine(slurm=True)
+        unpacked()
+        docker_layers()
+    except LabError as error:
+        print(error)
+        return CANNOT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""`pdserve` as a user runs it on nodes with docker, over fake engines inside of containers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import Lab
+from tests.cluster.waiting import wait_until
+from tests.containers.daemon import Docker
+from tests.containers.image import IMAGE, host_mounts, limits
+from tests.launch import deployment
+
+_LIMIT = 60.0
+
+
+class Boxes(Lab):
+    """A cluster whose nodes have docker and the image."""
+
+    def __init__(self, cluster: Cluster, dockers: dict[str, Docker], folder: Path) -> None:
+        super().__init__(cluster, folder)
+        self.dockers = dockers
+
+    @property
+    def node(self) -> str:
+        """The only one, or the first."""
+        return self.cluster.nodes[0]
+
+    @property
+    def docker(self) -> Docker:
+        """Of that node."""
+        return self.dockers[self.node]
+
+    def boxed(self, **changes: Any) -> Path:
+        """1P1D with LMCache in a container on this machine. Every fake engine has a segment of shared memory."""
+        ours: dict[str, Any] = {
+            "container": {
+                "kind": "docker",
+                "image": IMAGE,
+                "python": sys.executable,
+                "mounts": host_mounts(),
+                "options": limits(),
+            },
+            "engine__env": {"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1"},
+            "timeouts__heartbeat_seconds": 5.0,
+            "timeouts__agent_lease_seconds": 8.0,
+        }
+        return deployment.recipe(self.folder, **ours | changes)
+
+    def over_two(self, **changes: Any) -> Path:
+        """The same over two nodes."""
+        return self.boxed(**{"slurm__nodes": 2} | changes)
+
+    def container(self, node: str | None = None) -> str:
+        """The id of the only container on a node."""
+        (container,) = self.dockers[node or self.node].containers()
+        return container
+
+    def processes_of(self, word: str, node: str | None = None) -> list[int]:
+        """PIDs, as the test process sees them, of Python processes of a node that have `word` among their arguments."""
+        return [
+            pid
+            for pid, argv in self.cluster.processes(node or self.node)
+            if word in argv and Path(argv[0]).name.startswith("python")
+        ]
+
+    def guard_and_agent(self, node: str | None = None) -> tuple[int, int]:
+        """PIDs as the test process sees them: the agent is the younger one, in the guard's PID namespace."""
+        guard, agent = sorted(self.processes_of("pdserve.node.agent", node), key=_inner_pid)
+        return guard, agent
+
+    def client(self, node: str | None = None) -> int:
+        """The PID of the `docker run` that holds the agent."""
+        (client,) = [
+            pid
+            for pid, argv in self.cluster.processes(node or self.node)
+            if argv[:2] == ["docker", "run"] and "pdserve.node.agent" in argv
+        ]
+        return client
+
+    def left(self) -> list[str]:
+        """What a deployment has not taken away from any node: besides what every cluster looks for, containers and
+        mounts."""
+        left = self.cluster.left()
+        for node, docker in self.dockers.items():
+            left += [f"{node}: container {each}" for each in (docker.containers() if docker.lives else [])]
+            left += [f"{node}: mount {point}" for point in sorted(docker.new_mounts())]
+        return left
+
+    def assert_nothing_left(self) -> None:
+        wait_until("nothing left", lambda: not self.left(), _LIMIT, why=lambda: "\n" + "\n".join(self.left()))
+
+    def reset(self) -> None:
+        """After a test that failed half-way."""
+        for docker in self.dockers.values():
+            if not docker.lives:
+                docker.start()
+            for each in docker.containers():
+                docker.call("rm", "--force", each)
+        self.cluster.reset()
+
+
+def _inner_pid(pid: int) -> int:
+    lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    (numbers,) = [line.split()[1:] for line in lines if line.startswith("NSpid:")]
+    return int(numbers[-1])
+
+
+def kill(*pids: int) -> None:
+    """By SIGKILL, and stopped first, so that none of them sees another one die."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)

@@ -1,0 +1,89 @@
+"""Nodes with docker that the tests of a module share; each test must have taken its things away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.containers.boxes import Boxes
+from tests.containers.daemon import Docker
+from tests.containers.image import IMAGE, write_image
+from tests.containers.programs import docker_layers
+
+With = Callable[[Path], Boxes]
+"""A `Boxes` for a folder."""
+
+
+@contextmanager
+def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[dict[str, Docker]]:
+    """A daemon with the image on each of these nodes."""
+    tar = folder / "image.tar"
+    write_image(tar)
+    dockers = {node: Docker(cluster, node, folder / f"dockerd-{node}.log") for node in nodes}
+    try:
+        for docker in dockers.values():
+            docker.start()
+            docker.output("import", str(tar), IMAGE)
+        yield dockers
+    finally:
+        for docker in dockers.values():
+            if docker.lives:
+                docker.stop()
+
+
+@contextmanager
+def _one_node(folder: Path) -> Iterator[With]:
+    with (
+        Cluster.up(nodes=1, slurm=False, ssh=False, layers=docker_layers()) as cluster,
+        docker_on(cluster, folder, cluster.nodes) as dockers,
+    ):
+        yield lambda folder: Boxes(cluster, dockers, folder)
+
+
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
+    with _one_node(tmp_path_factory.mktemp("docker")) as boxes:
+        yield boxes
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
+    with (
+        Cluster.up(nodes=2, layers=docker_layers()) as cluster,
+        docker_on(cluster, tmp_path_factory.mktemp("docker"), cluster.nodes) as dockers,
+    ):
+        yield lambda folder: Boxes(cluster, dockers, folder)
+
+
+@pytest.fixture
+def box(one_node: With, tmp_path: Path) -> Iterator[Boxes]:
+    """One node with docker."""
+    yield from _as_before(one_node(tmp_path))
+
+
+@pytest.fixture
+def own_box(tmp_path: Path) -> Iterator[Boxes]:
+    """One node with a docker of its own, for a test that starts the daemon again."""
+    (tmp_path / "docker").mkdir()
+    with _one_node(tmp_path / "docker") as boxes:
+        yield from _as_before(boxes(tmp_path))
+
+
+@pytest.fixture
+def boxes(two_nodes: With, tmp_path: Path) -> Iterator[Boxes]:
+    """Two nodes with docker, Slurm and sshd."""
+    yield from _as_before(two_nodes(tmp_path))
+
+
+def _as_before(boxes: Boxes) -> Iterator[Boxes]:
+    """One test's failure is not the next one's."""
+    yield boxes
+    try:
+        boxes.assert_nothing_left()
+    except AssertionError:
+        boxes.reset()
+        raise

@@ -1,0 +1,94 @@
+"""A docker daemon on a node, with all that is its own on the node's /run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.cluster.cgroups import docker_parent
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import NodeProcess
+from tests.cluster.waiting import wait_until
+from tests.containers.programs import SYSTEM_PATH
+
+_LIMIT = 120.0
+
+
+class Docker:
+    """Its daemon can be killed, stopped and started again; ends with the node."""
+
+    def __init__(self, cluster: Cluster, node: str, log: Path) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._log = log
+        self._environment = {"PATH": SYSTEM_PATH}
+        self._daemon: NodeProcess | None = None
+        self._mounts: set[str] = set()
+        """When it was started for the first time."""
+        cluster.output(node, ["mount", "-t", "tmpfs", "none", "/etc/docker"])
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        with self._log.open("a") as log:
+            self._daemon = self._cluster.popen(
+                self._node,
+                [
+                    *("dockerd", "--host=unix:///run/docker.sock", "--pidfile=/run/docker.pid"),
+                    *("--data-root=/run/docker-data", "--exec-root=/run/docker", "--storage-driver=vfs"),
+                    # The node's network is all that there is, and nothing of the kernel's tables is touched.
+                    *("--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"),
+                    f"--cgroup-parent={docker_parent(self._node)}",
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until("docker answers", self._answers, _LIMIT, why=lambda: self._log.read_text()[-3000:])
+        self._mounts = self._mounts or self._mount_points()
+
+    def _answers(self) -> bool:
+        assert self._daemon is not None
+        assert self._daemon.poll() is None, self._log.read_text()[-3000:]
+        return self.call("version").returncode == 0
+
+    def kill(self) -> None:
+        """SIGKILL: its containers live on, as they do after a crash."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGKILL)
+        self._daemon.wait(_LIMIT)
+        self._daemon = None
+
+    def stop(self) -> None:
+        """TERM, as from `systemctl stop docker`: it ends its containers."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGTERM)
+        self._daemon.wait(_LIMIT)
+        self._daemon = None
+
+    @property
+    def lives(self) -> bool:
+        return self._daemon is not None
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`docker ARGUMENTS` on the node."""
+        return self._cluster.run(self._node, ["docker", *arguments], env=self._environment)
+
+    def output(self, *arguments: str) -> str:
+        """Of one that must succeed."""
+        done = self.call(*arguments)
+        assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def new_mounts(self) -> set[str]:
+        """Mount points of the node that were not there at the daemon's first start; the network of the node itself has
+        one from its first container on."""
+        return self._mount_points() - self._mounts - {"/run/docker/netns/default"}
+
+    def _mount_points(self) -> set[str]:
+        lines = self._cluster.output(self._node, ["cat", "/proc/self/mountinfo"]).splitlines()
+        return {line.split()[4] for line in lines}
+
+    def containers(self) -> list[str]:
+        """Ids of all that there are, ended ones too."""
+        return self.output("ps", "--all", "--quiet", "--no-trunc").split()

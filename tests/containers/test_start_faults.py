@@ -1,0 +1,115 @@
+"""What keeps a container from starting: named before anything else starts, with its cause and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pdserve import __version__
+from tests.cluster.deployments import PDSERVE, measured
+from tests.containers.boxes import Boxes
+from tests.launch.deployment import REPOSITORY
+
+pytestmark = pytest.mark.container
+
+
+def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
+    """What `up` says of it, on stderr; nothing of it is left."""
+    with measured(fault) as note:
+        done = box.pdserve(box.node, "up", recipe, *arguments)
+        note(time.time(), done.stderr.splitlines()[0])
+    assert done.returncode == 3, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_an_image_that_is_not_there(box: Boxes) -> None:
+    output = refused(box, box.boxed(), "--set", "container.image=registry.invalid/vllm:9", fault="image missing")
+    assert f"probe@{box.node}: nothing can be started on {box.node}" in output
+    assert "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled" in output
+    assert "docker pull registry.invalid/vllm:9" in output
+
+
+def test_an_image_without_an_interpreter(box: Boxes) -> None:
+    output = refused(box, box.boxed(), "--set", "container.python=/opt/no/python3", fault="no interpreter")
+    assert "likely cause: the image has no /opt/no/python3" in output
+    assert "container.python" in output
+
+
+def test_an_image_without_programs(box: Boxes) -> None:
+    recipe = box.boxed(container__mounts=[])
+    output = refused(box, recipe, fault="an empty image")
+    assert "likely cause: the image has no env" in output
+
+
+@pytest.fixture
+def without_vllm(tmp_path: Path) -> Path:
+    """An interpreter that has all that this one has, but vLLM."""
+    packages = tmp_path / "bare/lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "bare/bin").mkdir()
+    (tmp_path / "bare/bin/python3").symlink_to(Path(sys.executable).resolve())
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", tmp_path / "bare/pyvenv.cfg")
+    there = Path(sys.prefix).resolve() / packages.relative_to(tmp_path / "bare")
+    for entry in there.iterdir():
+        if not entry.name.startswith("vllm"):
+            (packages / entry.name).symlink_to(entry)
+    return tmp_path / "bare"
+
+
+def test_an_image_without_vllm(box: Boxes, without_vllm: Path) -> None:
+    recipe = box.boxed(engine__command=None)
+    mounts = [f"{without_vllm}:{without_vllm}:ro"]
+    text = recipe.read_text()
+    recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {mounts[0]}\n"))
+    output = refused(box, recipe, "--set", f"container.python={without_vllm}/bin/python3", fault="no vLLM")
+    assert "vllm is not installed" in output, output
+
+
+def test_an_image_with_another_pdserve(box: Boxes, tmp_path: Path) -> None:
+    other = tmp_path / "other/pdserve"
+    shutil.copytree(REPOSITORY / "pdserve", other, ignore=shutil.ignore_patterns("__pycache__"))
+    (other / "health.py").write_text((other / "health.py").read_text() + "\n# another one\n")
+    recipe = box.boxed()
+    text = recipe.read_text()
+    recipe.write_text(text.replace("  mounts:\n", f"  mounts:\n  - {other}:{REPOSITORY}/pdserve:ro\n"))
+    output = refused(box, recipe, fault="another pdserve")
+    assert f"pdserve {__version__} (" in output
+    assert "the same pdserve there as here" in output
+
+
+def test_a_user_who_may_not_use_docker(box: Boxes) -> None:
+    """Root is such a user of a socket without any permission, once it may not override them."""
+    recipe = box.boxed()
+    box.cluster.output(box.node, ["chmod", "000", "/run/docker.sock"])
+    try:
+        as_user = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        done = box.cluster.run(box.node, [*as_user, *PDSERVE, "up", str(recipe)], env=box.env)
+    finally:
+        box.cluster.output(box.node, ["chmod", "660", "/run/docker.sock"])
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "likely cause: this user may not use the socket of docker there" in done.stderr
+    assert "usermod -aG docker" in done.stderr
+
+
+def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
+    own_box.docker.stop()
+    try:
+        output = refused(own_box, own_box.boxed(), fault="no docker daemon")
+    finally:
+        own_box.docker.start()
+    assert "likely cause: no docker daemon answers at unix:///var/run/docker.sock" in output
+    assert "systemctl start docker" in output
+
+
+def test_a_docker_that_is_not_installed(box: Boxes) -> None:
+    recipe = box.boxed()
+    folder = box.folder / "bin"
+    folder.mkdir()
+    done = box.cluster.run(box.node, ["env", f"PATH={folder}", *PDSERVE, "up", str(recipe)], env=box.env)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "docker cannot be run here: No such file or directory" in done.stderr
+    assert "install docker on the machine where pdserve is called" in done.stderr

@@ -1,0 +1,96 @@
+"""What docker and the interpreter inside say of a container that cannot be had, and what a user is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.launch.container_end import container_end
+from pdserve.reach.container_causes import container_cause
+
+RUN = "See 'docker run --help'."
+PULL = "Unable to find image 'registry.invalid/vllm:9' locally\n"
+CAUSES = {
+    "docker: Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: "
+    f"Post ...: dial unix /var/run/docker.sock: connect: permission denied.\n{RUN}": (
+        "this user may not use the socket of docker there",
+        "usermod -aG docker USER",
+    ),
+    "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?.\n": (
+        "no docker daemon answers at unix:///var/run/docker.sock",
+        "systemctl start docker",
+    ),
+    f"{PULL}docker: Error response from daemon: Get https://registry.invalid/v2/: dial tcp: no such host.\n{RUN}": (
+        "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled: Get",
+        "docker pull registry.invalid/vllm:9",
+    ),
+    f"{PULL}docker: Error response from daemon: pull access denied for vllm, repository does not exist.\n{RUN}": (
+        "the image registry.invalid/vllm:9 is not on that node, and its registry has none of that name",
+        "docker login",
+    ),
+    f"{PULL}9: Pulling from library/vllm\ndocker: Error response from daemon: write /x: no space left on device.": (
+        "it could not be pulled: write /x: no space left on device",
+        "docker pull",
+    ),
+    'docker: Error response from daemon: failed to create shim task: exec: "env": executable file not found in $PATH': (
+        "the image has no env",
+        "container.python",
+    ),
+    "[FATAL tini (7)] exec env failed: No such file or directory": ("the image has no env", "container.python"),
+    "env: ‘/opt/no/python3’: No such file or directory": ("the image has no /opt/no/python3", "container.python"),
+    "env: '/opt/no/python3': No such file or directory": ("the image has no /opt/no/python3", "container.python"),
+    "/usr/bin/python3: Error while finding module specification for 'pdserve.preflight.nodes.node_probe' "
+    "(ModuleNotFoundError: No module named 'pdserve')": (
+        "the interpreter of the image has no pdserve",
+        "the same version as here",
+    ),
+    "Traceback (most recent call last):\nModuleNotFoundError: No module named 'pydantic'": (
+        "the interpreter of the image lacks pydantic",
+        "pip install pydantic",
+    ),
+    'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].': (
+        "docker there cannot give the container its GPUs",
+        "NVIDIA Container Toolkit",
+    ),
+    'docker: Error response from daemon: error gathering device information while adding custom device "/dev/kfd": no '
+    "such file or directory.": ("the node has no device /dev/kfd", "ls -l /dev/kfd"),
+    "docker: Error response from daemon: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: error setting rlimits for ready process: error "
+    "setting rlimit type 8: operation not permitted: unknown.": (
+        "docker there may not raise a limit",
+        "--ulimit=memlock=",
+    ),
+    "sh: 1: docker: not found": ("there is no docker on that node", "install docker there"),
+}
+
+
+@pytest.mark.parametrize("output", CAUSES)
+def test_a_cause_is_named_with_what_to_do(output: str) -> None:
+    cause, todo = CAUSES[output]
+    hint = container_cause(f"an earlier line\n{output}\n")
+    assert hint is not None
+    assert cause in hint.cause
+    assert todo in hint.todo
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert container_cause("Welcome to node 7\n") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (125, "docker itself failed"),
+        (127, "cannot be run in this image"),
+        (137, "everything in the container was killed at once"),
+        (143, "the container was stopped from outside"),
+    ],
+)
+def test_the_exit_code_of_docker_run_has_a_meaning(code: int, words: str) -> None:
+    hint = container_end(code)
+    assert hint is not None
+    assert words in hint.cause
+
+
+@pytest.mark.parametrize("code", [None, 0, 1, -9, 255])
+def test_another_code_has_none(code: int | None) -> None:
+    assert container_end(code) is None
