@@ -27,9 +27,8 @@ from pdserve.launch.recovery import Recovery
 from pdserve.launch.start_account import shares
 from pdserve.launch.start_proofs import StartProofs
 from pdserve.plan.model import Node, Plan, Process
-from pdserve.plan.nodes.reach import Local
+from pdserve.plan.nodes.agent_line import has_lease
 from pdserve.preflight import ENGINE_KEY
-from pdserve.reach.containers import in_docker
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event, Gone, Health, Shutdown
 from pdserve.run import inbox
@@ -195,8 +194,7 @@ class Launcher:
                 self._fleet.links[node.name] = link
                 self._links.append(link)
         nodes = self._fleet.plan.nodes
-        near = all(isinstance(node.reach, Local) and not in_docker(node) for node in nodes)
-        seconds = _HELLO_SECONDS if near else _FAR_HELLO_SECONDS
+        seconds = _FAR_HELLO_SECONDS if any(map(has_lease, nodes)) else _HELLO_SECONDS
         try:
             await asyncio.wait_for(
                 self._race(self._fleet.until(lambda: all(node.name in self._state.nodes for node in nodes))), seconds
@@ -239,8 +237,7 @@ class Launcher:
             return start_error(trouble, self._fleet.plan, self._run_dir)
 
     def _account(self, processes: tuple[Process, ...], canary: float) -> None:
-        total = time.monotonic() - self._began
-        seconds = shares(processes, self._state.processes, total=total, canary=canary)
+        seconds = shares(processes, self._state.processes, total=time.monotonic() - self._began, canary=canary)
         self._state.ready_at = time.time()
         self._state.orchestration_seconds = seconds["orchestration_seconds"]
         self._fleet.record("up", endpoint=self._state.endpoint, **seconds)
