@@ -215,6 +215,7 @@ def test_who_copies_the_environment_of_an_engine_is_no_part_of_it(
             finally:
                 for process in (experiment, procfs.identify(stranger.pid)):
                     assert process is None or send(process, signal.SIGKILL) or not process.alive()
+                until(lambda: not experiment.alive())
 
 
 @pytest.mark.parametrize("held", [("agent",), ("guard",), ("agent", "guard")], ids="+".join)
