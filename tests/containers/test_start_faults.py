@@ -27,10 +27,18 @@ def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
 
 
 def test_an_image_that_is_not_there(box: Boxes) -> None:
-    output = refused(box, box.boxed(), "--set", "container.image=registry.invalid/vllm:9", fault="image missing")
-    assert f"probe@{box.node}: nothing can be started on {box.node}" in output
-    assert "the image registry.invalid/vllm:9 is not on that node, and it could not be pulled" in output
-    assert "docker pull registry.invalid/vllm:9" in output
+    keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=0.01")
+    output = refused(box, box.boxed(), *keys, fault="image missing")
+    assert f"image@{box.node}: registry.invalid/vllm:9 cannot be fetched on {box.node}" in output
+    assert "likely cause: the registry cannot be reached from there" in output
+    assert "docker load" in output
+
+
+def test_an_image_for_which_there_is_no_room(box: Boxes) -> None:
+    keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=1000000")
+    output = refused(box, box.boxed(), *keys, fault="no room for the image")
+    assert f"the disk of /run/docker-data on {box.node} has " in output
+    assert "container.disk_gib" in output
 
 
 def test_an_image_without_an_interpreter(box: Boxes) -> None:
