@@ -134,7 +134,7 @@ def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster
     reset_nulls(document.data, shape)
     problems = list(document.problems)
     known_bad = failed.union(*(p.spoils for p in problems))
-    cluster, invalid = validate(Cluster, document.data, known_bad, _STAND_INS)
+    cluster, invalid = validate(Cluster, document.data, known_bad, _STAND_INS, document.spellings)
     problems += invalid
     if cluster is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
@@ -13,6 +14,7 @@ from pdserve.roles import EngineRole
 
 SINGLE_NODE = Node(name="localhost")
 _MOST_NODES = 254
+_ONE = {"instances": 1}
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,29 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
         nodes = _hypothetical(count, size)
         if not isinstance(_try(recipe, nodes), _NoRoom):
             return nodes
+    single = recipe.model_copy(update={name: role.model_copy(update=_ONE) for name, role in recipe.roles()})
+    if all(role.devices is None for _, role in recipe.roles()) and fits(single, _hypothetical(_MOST_NODES, size)):
+        raise _too_many_instances(recipe, size)
     raise RecipeError(
         f"no number of nodes with {size} devices each can run this: {device_sum(recipe)}",
         where="devices_per_node",
         cause="one instance wants more devices, or other device ids, than such a node has",
         todo="let an instance span nodes (<role>.parallel.nodes), lower its parallelism, or correct devices_per_node",
+    )
+
+
+def _too_many_instances(recipe: Recipe, size: int) -> RecipeError:
+    """Each instance alone fits; their number does not."""
+    name, role = max(recipe.roles(), key=lambda item: item[1].instances * world_size(item[1].parallel))
+    others = devices_needed(recipe) - role.instances * world_size(role.parallel)
+    most = max((_MOST_NODES * size - others) // world_size(role.parallel), 1)
+    while most > 1 and not fits(_with(recipe, name, {"instances": most}), _hypothetical(_MOST_NODES, size)):
+        most -= 1
+    return RecipeError(
+        f"{device_sum(recipe)}, and a deployment has at most {_MOST_NODES} nodes of {size} devices",
+        where=f"{name}.instances",
+        cause=f"{role.instances} instances of {name} are too many",
+        todo=f"write `instances: {most}`, or less; or start several deployments",
     )
 
 
@@ -238,6 +258,11 @@ def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
                 if role.parallel.tp != before[name].parallel.tp
             )
     return None
+
+
+def _with(recipe: Recipe, name: str, changes: dict[str, Any]) -> Recipe:
+    role = dict(recipe.roles())[name]  # type: ignore[index]
+    return recipe.model_copy(update={name: role.model_copy(update=changes)})
 
 
 def _with_tp(role: Role, tp: int) -> Role:

@@ -66,7 +66,7 @@ def load_recipe(
     leaked = list(secrets.literal(document.data))
     problems = [*document.problems, *leaked]
     known_bad = failed.union(*(p.spoils for p in problems))
-    recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS)
+    recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS, document.spellings)
     problems += invalid
     if recipe is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))

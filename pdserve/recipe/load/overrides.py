@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pdserve.errors import RecipeError
 from pdserve.recipe.load import show, yaml12
 from pdserve.recipe.load.extends import Document
-from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted
+from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted, error
 
 
 def apply(document: Document, set_: Sequence[str], unset: Sequence[str]) -> None:
@@ -47,7 +48,9 @@ def _set(document: Document, text: str) -> None:
     parsed = yaml12.parse(value_text, option)
     if parsed.problems:
         problem = parsed.problems[0]
-        raise RecipeError(f"{dotted(path)}: {problem.what}", where=option, todo=problem.todo)
+        fix = None if problem.write is None else replace(problem.write, path=(*path, *problem.write.path))
+        there = replace(problem, path=(*path, *problem.path), origin=Origin(option), write=fix)
+        raise error([there], document.origins, option)
     parent = _create(document, path, option)
     last = _key(parent, path[-1])
     if isinstance(parent, dict):
@@ -62,6 +65,7 @@ def _set(document: Document, text: str) -> None:
     document.origins[path] = Origin(option)
     document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
     document.quoted.update((*path, *below) for below in parsed.quoted)
+    document.spellings.update({(*path, *below): text for below, text in parsed.spellings.items()})
 
 
 def _create(document: Document, path: Path, option: str) -> dict[str, Any] | list[Any]:

@@ -45,6 +45,30 @@ class Shape:
         field = self.field_at(path, data)
         return [] if field is None else _literals(field.annotation)
 
+    def limits_at(self, path: Path, data: Any) -> dict[str, float]:
+        """The bounds of the number at `path`, by pydantic's names: ge, gt, le and lt."""
+        info = self.field_at(path, data)
+        marks = [] if info is None else [*info.metadata, *_marks(info.annotation)]
+        return {key: getattr(m, key) for m in marks for key in ("ge", "gt", "le", "lt") if hasattr(m, key)}
+
+    def range_at(self, path: Path, data: Any) -> str | None:
+        """The bounds in words, where there are two: `1 to 65535`."""
+        limits = self.limits_at(path, data)
+        low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+        if low is None or high is None:
+            return None
+        return f"{low:g} to {high:g}" if "gt" not in limits else f"more than {low:g} and at most {high:g}"
+
+    def items_at(self, path: Path, data: Any) -> str | None:
+        """What the items of the list at `path` are: int, str or mapping; None where no list may stand."""
+        for option in _walk(self.root, path, data):
+            if get_origin(option) is list:
+                kinds = list(_flatten(get_args(option)[0]))
+                if any(k is dict or get_origin(k) is dict or _is_model(k) for k in kinds):
+                    return "mapping"
+                return "int" if int in kinds else "str"
+        return None
+
     def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
         """Whether text, and whether a number or boolean, may stand at `path`."""
         options = _walk(self.root, path, data)
@@ -108,6 +132,17 @@ def _flatten(annotation: Any) -> Iterator[Any]:
             yield from _flatten(option)
     else:
         yield annotation
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """What Annotated adds, at any depth of a union."""
+    if get_origin(annotation) is Annotated:
+        for mark in get_args(annotation)[1:]:
+            yield from getattr(mark, "metadata", [mark])
+        yield from _marks(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for option in get_args(annotation):
+            yield from _marks(option)
 
 
 def _is_model(annotation: Any) -> bool:
