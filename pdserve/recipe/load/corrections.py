@@ -16,6 +16,8 @@ _BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off"
 _MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
 _NUMBERS = ("int_type", "float_type", "int_from_float")
 _LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_LACKING = (True, "auto", "multi", "raw", "docker", "apptainer", "pyxis")
+"""Short forms that leave something open."""
 _QUOTES = str.maketrans("", "", "\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb")
 _EXAMPLES: Mapping[str, Any] = {
     "name": "my-deployment",
@@ -134,7 +136,9 @@ def _mapping(wrong: Wrong) -> Correction | None:
         siblings = _at(path[:-1], wrong.data) if path and isinstance(path[-1], int) else None
         if kinds and isinstance(siblings, list) and len(siblings) == 1 and path[-2:-1] == ("of",):
             path = path[:-2]  # a multi of one connector is that connector
-        return Correction(None, None, Line(path, yaml12.flow(whole)))
+        return Correction(None, None, Line(path, yaml12.flow(whole), example=wrong.value in _LACKING))
+    if wrong.path == ("proxy",) and isinstance(wrong.value, int):
+        return Correction(None, "remove it; the port is a key of ports", Line(("ports", "proxy"), str(wrong.value)))
     known = sorted({key for model in wrong.shape.models_at(wrong.path, wrong.data) for key in _keys(model)})
     return Correction(None, f"write its keys below it: {', '.join(known)}" if known else None)
 
@@ -175,7 +179,7 @@ def _choice(wrong: Wrong) -> Correction | None:
     allowed = wrong.shape.choices(wrong.path, wrong.data)
     if isinstance(wrong.value, str):
         if (other := _OTHER_WORDS.get(wrong.value.lower())) in allowed:
-            return Correction(None, None, Line(wrong.path, str(other), example=wrong.value.lower() == "gpu"))
+            return Correction(None, _BY_MAKER if other == "cuda" else None, Line(wrong.path, str(other)))
         if (guess := did_you_mean(wrong.value, [str(a) for a in allowed])) is not None and guess in allowed:
             return Correction(None, f"did you mean {guess}?")
     if len(allowed) == 1:
@@ -202,6 +206,7 @@ _OTHER_WORDS = {
     "infiniband": "rdma",
 }
 """What others call it."""
+_BY_MAKER = "cuda is for NVIDIA, rocm for AMD"
 
 
 def _number(wrong: Wrong) -> Correction | None:
@@ -215,7 +220,9 @@ def _number(wrong: Wrong) -> Correction | None:
     number = units.meant(value, wrong.key, whole=whole)
     if number is None:
         return None
-    line = None if number.value is None else Line(wrong.path, f"{number.value}")
+    if number.value is None:
+        return Correction(number.why, None, _default(wrong).line)
+    line = Line(wrong.path, f"{number.value}", example=not number.exact)
     return Correction(number.why or None, None if number.why else "remove the quotes", line)
 
 

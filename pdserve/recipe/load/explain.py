@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pydantic_core import ErrorDetails
 from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
 from pdserve.recipe.load import misplaced, show
 from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind, missing
-from pdserve.recipe.load.problems import Path, Problem, did_you_mean
+from pdserve.recipe.load.problems import Line, Path, Problem, did_you_mean
 from pdserve.recipe.load.shape import RECIPE, Shape, keys
 from pdserve.recipe.load.short_forms import kind_of
 from pdserve.roles import ENGINE_ROLES
@@ -93,7 +94,10 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
         guess = kind_of(str(given), known)
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
         raw = "for another connector of vLLM: `kind: raw`, with its mapping as `config`" if "raw" in known else None
-        return Problem((*path, "kind"), what, f"did you mean {guess}?" if guess else raw)
+        kind_path = (*path, "kind")
+        if guess or raw:
+            return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw)
+        return Problem(kind_path, what, write=Line(kind_path, "least_loaded" if "least_loaded" in known else known[0], True))
     return _wrong_value(path, details, value, shown, document)
 
 
@@ -130,7 +134,11 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
     if isinstance(value, list) and "too_short" in {d["type"] for d in details}:
         shown = f"{len(value) or 'an empty one'}"
     what = f"expected {', '.join(dict.fromkeys(expected[:-1]))}{' or ' if expected[1:] else ''}{expected[-1]}"
-    wrong = Wrong(path, value, frozenset(d["type"] for d in details), document.data, document.shape, document.spelling(path))
+    spelling = document.spelling(path)
+    if spelling is not None and "${" in spelling:
+        what = f"{what}, got {shown} from {spelling}"
+        return Problem(path, what, "export another value", write=None)
+    wrong = Wrong(path, value, frozenset(d["type"] for d in details), document.data, document.shape, spelling)
     what, todo, line = correction(wrong).applied_to(f"{what}, got {shown}")
     return Problem(path, what, todo, write=line)
 
@@ -148,16 +156,18 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
     todo: str | None
     if guess and guess.replace("_", "").replace("-", "") == key.lower().replace("_", "").replace("-", ""):
         todo = f"did you mean {guess}?"
+    elif document.shape == RECIPE and (other := misplaced.place(path)) is not None:
+        return Problem(path, "unknown key", f"did you mean {other}?")
+    elif document.shape != RECIPE and len(path) == 1 and key in keys(RECIPE.root):
+        return Problem(path, "unknown key", "it belongs into the recipe: remove it here")
     elif role and flag in ENGINE_FLAGS:
         todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
     elif role and flag in known_flags():
         todo = f"vLLM flags go under {role}.args: {flag}"
     elif guess is not None:
         todo = f"did you mean {guess}?"
-    elif document.shape == RECIPE and (other := misplaced.place(path)) is not None:
-        todo = f"did you mean {other}?"
     else:
-        places = list(document.shape.places(key))
+        places = [p for p in document.shape.places(key) if p != ".".join(map(str, path))]
         inside = [p for p in places if parent and p.startswith(f"{parent[0]}.")]
         todo = f"did you mean {(inside or places)[0]}?" if places else f"known here: {_list(sorted(set(known)))}"
     return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
@@ -173,8 +183,10 @@ def _bad_key(path: Path) -> Problem:
             return Problem(path, "not the name of a flag", f"write a mapping below {flag.split('.')[0]}:")
         return Problem(path, "flags are written with hyphens and without the leading dashes", f"write {flag}")
     if parent == "requires":
-        return Problem(path, "versions can be required of vllm, lmcache and mooncake")
-    return Problem(path, "not the name of an environment variable: letters, digits and _ only")
+        return Problem(path, "versions can be required of vllm, lmcache and mooncake", "remove it")
+    fitting = re.sub(r"\W", "_", key, flags=re.ASCII)
+    todo = f"did you mean {fitting}?" if fitting and not fitting[0].isdigit() else "begin it with a letter"
+    return Problem(path, "not the name of an environment variable: letters, digits and _ only", todo)
 
 
 def _path(loc: tuple[int | str, ...], data: Any) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import similar_files, yaml12
+from pdserve.recipe.load import show, similar_files, yaml12
 from pdserve.recipe.load.problems import Origin, Path, Problem
 
 MAX_BYTES = 1 << 20
@@ -66,6 +66,7 @@ def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...
         raise RecipeError(
             f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
             where=f"{path}:1",
+            todo="begin with the line `schema: 1`, one `key: value` on each line; clusters/ and recipes/ have examples",
         )
     return Document(
         parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems), dict(parsed.spellings)
@@ -83,7 +84,7 @@ def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...])
         seen = (*chain, path)
         if any(_same(target, other) for other in seen):
             loop = " -> ".join(str(p) for p in (*seen, target))
-            raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin))
+            raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin), todo="remove this `extends`")
         try:
             inherited = _read(target, interpolate, seen)
         except _MissingFileError as missing:
@@ -126,7 +127,8 @@ def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tupl
     for i, item in enumerate(items):
         origin = own.origins.get(("extends", i), here)
         if not isinstance(item, str) or not item:
-            raise RecipeError("extends: expected the path of a recipe, or a list of them", where=str(origin))
+            what = f"extends: expected the path of a recipe, or a list of them, got {show.value(item)}"
+            raise RecipeError(what, where=str(origin), todo="write for example `extends: base.yaml`")
         try:
             bases.append((interpolate(item), origin))
         except ValueError as error:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import show, yaml12
+from pdserve.recipe.load import invisible, show, yaml12
 from pdserve.recipe.load.extends import Document
 from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted, error
 
@@ -45,6 +45,7 @@ def _set(document: Document, text: str) -> None:
     option = f"--set {key}={value_text}"
     if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
+    option = invisible.escaped(option)
     parsed = yaml12.parse(value_text, option)
     if parsed.problems:
         problem = parsed.problems[0]
@@ -77,7 +78,7 @@ def _create(document: Document, path: Path, option: str) -> dict[str, Any] | lis
             document.origins[path[: depth + 1]] = Origin(option)
         current = _step(current, path[: depth + 1], option)
     if not isinstance(current, dict | list):
-        raise RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+        raise _no_keys(path[:-1], current, option)
     return current
 
 
@@ -85,7 +86,7 @@ def _walk(data: Any, path: Path, option: str) -> dict[str, Any] | list[Any]:
     for depth in range(len(path)):
         data = _step(data, path[: depth + 1], option)
     if not isinstance(data, dict | list):
-        raise RecipeError(f"{dotted(path)} is {show.value(data)}, it has no keys", where=option)
+        raise _no_keys(path, data, option)
     return data
 
 
@@ -101,12 +102,23 @@ def _step(current: Any, path: Path, option: str) -> Any:
 def _absent(current: Any, path: Path, option: str) -> RecipeError:
     name = dotted(path)
     if isinstance(current, list):
-        return RecipeError(f"{name}: the list has {len(current)} items, numbered from 0", where=option)
+        return RecipeError(
+            f"{name}: the list has {len(current)} items, numbered from 0",
+            where=option,
+            todo=f"the next item is {dotted((*path[:-1], len(current)))}; --set {dotted(path[:-1])}=[...] gives the whole",
+        )
     if isinstance(current, dict):
         guess = did_you_mean(str(path[-1]), current)
-        todo = f"did you mean {dotted((*path[:-1], guess))}?" if guess else None
+        there = f"{dotted(path[:-1])} has " if path[1:] else "the recipe has "
+        known = there + (", ".join(current) or "no keys") + ": leave the option out, or name one of them"
+        todo = f"did you mean {dotted((*path[:-1], guess))}?" if guess else known
         return RecipeError(f"{name} is not in the recipe", where=option, todo=todo)
-    return RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+    return _no_keys(path[:-1], current, option)
+
+
+def _no_keys(path: Path, value: Any, option: str) -> RecipeError:
+    what = f"{dotted(path)} is {show.value(value)}, it has no keys"
+    return RecipeError(what, where=option, todo=f"change it itself: --set {dotted(path)}=VALUE")
 
 
 def _key(container: Any, part: str | int) -> str | int:
@@ -116,7 +128,7 @@ def _key(container: Any, part: str | int) -> str | int:
 def _path(text: str, option: str) -> Path:
     parts = [part.replace("\\.", ".") for part in re.split(r"(?<!\\)\.", text)]
     if not all(parts):
-        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo="write a.b.c")
+        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo=f"did you mean {'.'.join(filter(None, parts))}?")
     if parts[0] == "extends":
-        raise RecipeError("extends is read before the options of the command line", where=option)
+        raise RecipeError("extends is read before the options of the command line", where=option, todo="write it into a file")
     return tuple(parts)

@@ -32,12 +32,17 @@ class Line:
     yaml: str
     example: bool = False
 
-    def typed(self, origin: Origin) -> str:
-        """As it is typed where `origin` is: a line of the file, an item of a list there, or an option."""
+    def typed(self, origin: Origin, origins: Mapping[Path, Origin]) -> str:
+        """As it is typed where `origin` is: a line of the file, with the sections that are not there yet (`origins`
+        has those that are), an item of a list, or an option."""
         if origin.line == 0 and origin.source.startswith("--"):
             return f"--set {shlex.quote(f'{dotted(self.path)}={self.yaml}')}"
-        last = self.path[-1]
-        return f"{last}: {self.yaml}" if isinstance(last, str) else self.yaml
+        text = self.yaml if isinstance(self.path[-1], int) else f"{self.path[-1]}: {self.yaml}"
+        for end in range(len(self.path) - 1, 0, -1):
+            if self.path[:end] in origins:
+                break
+            text = f"{self.path[end - 1]}: {{{text}}}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,11 @@ class Problem:
         """Whether the problem may be a mere consequence of another one at `path`."""
         return any(_related(mine, path) for mine in (self.path, *self.also))
 
-    def advice(self, origin: Origin) -> str | None:
+    def advice(self, origin: Origin, origins: Mapping[Path, Origin]) -> str | None:
         """What to do, with the line to write as it is typed at `origin`."""
         if self.write is None:
             return self.todo
-        line = f"write {'for example ' if self.write.example else ''}`{self.write.typed(origin)}`"
+        line = f"write {'for example ' if self.write.example else ''}`{self.write.typed(origin, origins)}`"
         return line if self.todo is None else f"{self.todo}: {line}"
 
 
@@ -89,7 +94,7 @@ def error(problems: Sequence[Problem], origins: Mapping[Path, Origin], name: str
     placed = [(p, p.origin or locate(p.path, origins) or Origin(name)) for p in unique]
     if len(placed) == 1:
         problem, origin = placed[0]
-        return RecipeError(_sentence(problem, origins), where=str(origin), todo=problem.advice(origin))
+        return RecipeError(_sentence(problem, origins), where=str(origin), todo=problem.advice(origin, origins))
     placed.sort(key=lambda item: (item[1].line == 0, item[1].source, item[1].line))
     lines = [_as_line(problem, origin, origins) for problem, origin in placed]
     return RecipeError(f"{len(lines)} problems", where=name, evidence=tuple(lines))
@@ -109,7 +114,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def _as_line(problem: Problem, origin: Origin, origins: Mapping[Path, Origin]) -> str:
-    advice = problem.advice(origin)
+    advice = problem.advice(origin, origins)
     return f"{origin}: {_sentence(problem, origins)}" + (f" -> {advice}" if advice else "")
 
 

@@ -38,7 +38,8 @@ class Shape:
     def kinds(self, path: Path) -> list[str]:
         """The kinds of the union at `path`: of connectors, or of policies."""
         places = tuple(0 if isinstance(part, int) else part for part in path)
-        return [kind for model in self.models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
+        models = self.models_at(places, _MULTIS if "of" in path else {})
+        return [kind for model in models for kind in _kinds(model)] if len(models) > 1 else []
 
     def choices(self, path: Path, data: Any) -> list[Any]:
         """The literal values that are allowed at `path`."""

@@ -14,6 +14,7 @@ from pdserve.recipe.load import invisible, show
 
 _PAIR = re.compile(r"(\s*(?:- +)*)([^\s:#'\"\[\]{},&*!|>%@`][^:]*?):\s+(\S.*?)\s*")
 _NO_SPACE = re.compile(r"\s*(?:- +)?([A-Za-z_][\w.-]*):(\S+)\s*")
+_STAR = re.compile(r"(?<=[\s\[{,])\*[^\s\]},]*")
 _LATER = re.compile(r"^([^\s].*?)\s+#.*$")
 
 
@@ -122,7 +123,8 @@ def _characters(spot: _Spot) -> _Finding | None:
 
 def _blocks(spot: _Spot) -> _Finding | None:
     """Lines that do not fit each other."""
-    problem = spot.problem
+    problem, pair = spot.problem, _PAIR.fullmatch(spot.text)
+    written = None if pair is None else f"write `{pair.group(2)}: {_quoted(pair.group(3).replace(chr(34), ''))}`"
     if "another document" in problem or "single document" in problem or "single document" in spot.context:
         return _Finding(
             "a second YAML document begins here", "a file is one document",
@@ -140,8 +142,8 @@ def _blocks(spot: _Spot) -> _Finding | None:
         )
     if "<block end>" in problem and "mapping start" in problem:
         return _Finding(
-            "not YAML: this line is indented more than the keys beside it",
-            f"the keys beside it begin at line {(spot.opened or 0) + 1}, in another column",
+            "not YAML: this line begins in a column of its own",
+            "it lines up with no key above",
             "give all keys of one level the same number of spaces in front",
         )
     if "<block end>" in problem and ("'-'" in problem or "sequence start" in problem):
@@ -154,9 +156,9 @@ def _blocks(spot: _Spot) -> _Finding | None:
         return _Finding(
             "not YAML: text after the closing quote",
             "a quoted value ends at its second quote",
-            "put the whole value in one pair of quotes",
+            written or "put the whole value in one pair of quotes",
         )
-    if "sequence entries are not allowed" in problem and (pair := _PAIR.fullmatch(spot.text)) is not None:
+    if "sequence entries are not allowed" in problem and pair is not None:
         items = [item for item in re.split(r"\s*-\s+", pair.group(3)) if item]
         return _Finding(
             "not YAML: a list item (-) on the line of its key",
@@ -168,34 +170,42 @@ def _blocks(spot: _Spot) -> _Finding | None:
 
 def _no_colon(spot: _Spot) -> _Finding:
     line = spot.line if spot.opened is None else spot.opened
-    text = spot.at(line)
-    if (close := _NO_SPACE.fullmatch(text)) is not None:
-        todo = f"write `{close.group(1)}: {close.group(2)}`"
-        return _Finding("not YAML: no space after the colon", "a key ends with a colon and a space", todo, line)
+    if _NO_SPACE.fullmatch(spot.at(line)) is not None:
+        return _no_space(spot, line)
     return _Finding("not YAML: no colon in this line", "every line is `key: value`, or `- item`", "add the colon", line)
+
+
+def _no_space(spot: _Spot, line: int) -> _Finding:
+    key, _, value = spot.at(line).strip().partition(":")
+    what, why = "not YAML: no space after the colon", "a key ends with a colon and a space"
+    return _Finding(what, why, f"write `{key}: {value}`", line)
 
 
 def _second_colon(spot: _Spot) -> _Finding:
     pair = _PAIR.fullmatch(spot.text)
-    if pair is not None and re.search(r":(\s|$)", pair.group(3)):
+    above = next((n for n in range(spot.line - 1, -1, -1) if spot.at(n).strip()), None)
+    if above is not None and _NO_SPACE.fullmatch(spot.at(above)) is not None:
+        return _no_space(spot, above)
+    if pair is not None and pair.group(3)[0] not in "{['\"" and re.search(r":(\s|$)", pair.group(3)):
         return _Finding(
             "not YAML: a second `: ` in one line", "a value with a colon and a space in it needs quotes",
             f"write `{pair.group(2)}: {_quoted(pair.group(3))}`",
         )  # fmt: skip
-    before = next((n for n in range(spot.line - 1, -1, -1) if spot.at(n).strip()), None)
-    if before is None:
+    if above is None:
         return _Finding(f"not YAML: {spot.problem}", None, "put a value with a colon in it in quotes")
     return _Finding(
         "not YAML: this line is indented, and the line above has a value already",
-        f"line {before + 1} is `{_shown(spot.at(before))}`: nothing can stand below it",
-        f"begin it in the same column as line {before + 1}, or leave the value there out",
+        f"line {above + 1} is `{_shown(spot.at(above))}`: nothing can stand below it",
+        f"begin it in the same column as line {above + 1}, or leave the value there out",
     )
 
 
 def _brackets(spot: _Spot) -> _Finding | None:
     """Brackets and quotes that are not closed."""
     if "flow" in spot.context and "${" in spot.text:
-        return _Finding(_detail(spot), None, 'inside { } and [ ] a reference needs quotes: "${NAME}"')
+        name = re.search(r"\$\{(\w+)", spot.text)
+        quoted = f'"${{{name.group(1) if name else "NAME"}}}"'
+        return _Finding(_detail(spot), None, f"inside {{ }} and [ ] a reference needs quotes: {quoted}")
     if "flow" in spot.context and spot.opened is not None and "expected ',' or" in spot.problem:
         closing = "]" if "']'" in spot.problem else "}"
         return _Finding(
@@ -206,10 +216,12 @@ def _brackets(spot: _Spot) -> _Finding | None:
         )
     if "quoted scalar" in spot.context and "end of stream" in spot.problem:
         return _Finding("not YAML: the quote of this line is not closed", None, "add the second quote", spot.opened)
+    pair = _PAIR.fullmatch(spot.text)
     if "unknown escape" in spot.problem:
         return _Finding(
             "not YAML: a backslash in double quotes", "in double quotes \\ begins an escape",
-            "use single quotes, or write \\\\",
+            "use single quotes, or write \\\\" if pair is None or "'" in pair.group(3) or pair.group(3).count('"') != 2
+            else f"write `{pair.group(2)}: {pair.group(3).replace(chr(34), chr(39))}`",
         )  # fmt: skip
     return None
 
@@ -227,8 +239,10 @@ def _values(spot: _Spot) -> _Finding | None:
         what = "not YAML: a value that begins with * is an alias"
         if "undefined alias" in spot.problem:
             what += ", and no &" + spot.problem.split("'")[1] + " is above it"
-        plain = pair is not None and pair.group(3).startswith("*")
-        return _Finding(what, None, (written if plain else None) or 'for the text, put it in quotes: "*"')
+        if pair is None:
+            return _Finding(what, None, 'for the text, put it in quotes: "*"')
+        quoted = _STAR.sub(r'"\g<0>"', pair.group(3)) if pair.group(3)[0] in "[{" else _quoted(pair.group(3))
+        return _Finding(what, None, f"for the text: write `{pair.group(2)}: {quoted}`")
     return None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"([-+]?[0-9]+(?:[ ,._][0-9]+)*|[-+]?\.[0-9]+)\s*([A-Za-z%]*)")
+_CLOCK = re.compile(r"([0-9]+):([0-5]?[0-9]):([0-5]?[0-9])")
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}([ ,_])[0-9]{3}(\1[0-9]{3})*")
 _TIMES = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
@@ -13,6 +15,7 @@ _TIMES = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600),
     **dict.fromkeys(("d", "day", "days"), 86400),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400),
 }
 _SIZES = {
     **dict.fromkeys(("b", "byte", "bytes"), 1),
@@ -48,11 +51,16 @@ class Number:
 
     why: str
     value: float | int | None
+    exact: bool = True
+    """Otherwise one number of several that may have been meant."""
 
 
 def meant(text: str, key: str, *, whole: bool) -> Number | None:
     """The number that `text` means at `key`; None where it is no number with a unit. `whole`: the key takes no
     fraction."""
+    if key.endswith("_seconds") and (clock := _CLOCK.fullmatch(text.strip())) is not None:
+        hours, minutes, seconds = (int(part) for part in clock.groups())
+        return Number("the key counts seconds", 3600 * hours + 60 * minutes + seconds)
     match = _TEXT.fullmatch(text.strip())
     if match is None:
         return None
@@ -63,13 +71,18 @@ def meant(text: str, key: str, *, whole: bool) -> Number | None:
     if unit == "%":
         return Number("a share is written without %", _tidy(value / 100, whole))
     if not unit:
-        return Number("a number is written without separators" if match.group(1) != f"{value:g}" else "", _tidy(value, whole))
+        separated = bool(re.search("[ ,_]", match.group(1)))
+        return Number("a number has no separators, and a decimal point" if separated else "", _tidy(value, whole))
     if kind is None:
         factor = _THOUSANDS.get(unit)
-        return Number("the key takes a plain number", None if factor is None else _tidy(value * factor, whole))
+        return Number("the key takes a plain number", None if factor is None else int(value * factor), exact=False)
     factor = kind.units.get(unit)
     why = f"the key counts {'whole ' if whole else ''}{kind.words} and takes no unit"
-    return Number(why, None if factor is None else _tidy(value * factor / kind.base, whole))
+    if factor is None:
+        return Number(why, None)
+    amount = value * factor / kind.base
+    number = _tidy(amount, whole)
+    return Number(why, math.ceil(amount) if number is None else number, exact=number is not None)
 
 
 def _plain(digits: str) -> float | None:

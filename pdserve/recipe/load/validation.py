@@ -35,7 +35,8 @@ def validate(
             return root.model_validate(rest), problems
         except ValidationError as failure:
             fresh = explain.problems(failure, rest, shape, spellings)
-        problems += [p for p in fresh if not any(p.concerns(b) for b in bad)]
+        renamed = {p.meant for p in fresh}
+        problems += [p for p in fresh if p.path not in renamed and not any(p.concerns(b) for b in bad)]
         bad = bad.union(*(p.spoils for p in fresh))
         for problem in fresh:
             if not problem.path:

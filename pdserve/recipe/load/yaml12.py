@@ -26,6 +26,7 @@ _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
 """Infinity and NaN are left out: nothing in a recipe can be either, and JSON has no word for them."""
 _BREAKS = re.compile("[\x85\u2028\u2029]")
+_NO_TAG = "write the value without a tag; a text that begins with ! needs quotes"
 _TAG = "tag:yaml.org,2002:"
 
 MAX_DEPTH = 60
@@ -83,7 +84,7 @@ def scalar(text: str) -> Any:
     if _FLOAT.match(text):
         number = float(text)
         if math.isinf(number):
-            raise ValueError("the number is too large")
+            raise ValueError("the number is too large", "write a smaller one")
         return number
     return text
 
@@ -134,6 +135,7 @@ class _Walk:
                 "nested too deeply, or too many values after its aliases are expanded",
                 where=f"{self.file}:{line}",
                 cause="an alias (*name) that contains itself, or aliases of aliases",
+                todo="write the values out, without aliases",
             )
         self.origins.setdefault(path, Origin(self.file, line))
         if isinstance(node, yaml.MappingNode):
@@ -149,7 +151,7 @@ class _Walk:
     def tagged(self, node: yaml.Node, kind: str, path: Path, line: int) -> bool:
         if node.tag == _TAG + kind:
             return False
-        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        self.report(path, line, f"the tag {node.tag} is not supported", _NO_TAG)
         return True
 
     def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
@@ -159,18 +161,22 @@ class _Walk:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str) or key_node.tag != _TAG + "str":
                 shown = "a list or mapping" if key is None else f"{key or 'null'}"
-                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", "put the key in quotes")
+                todo = "put the key in quotes"
+                if node.flow_style and key is not None and not getattr(value_node, "value", None):
+                    todo = f"inside {{ }} a comma ends a value: write a decimal with a point (0.{key}), a text in quotes"
+                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", todo)
                 continue
             if key == "<<":
                 self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
                 continue
             if bad := _unusable(key):
-                self.report((*path, "?"), line, f"a key contains {bad}")
+                self.report((*path, "?"), line, f"a key contains {bad}", "delete it")
                 continue
             if (hidden := invisible.first(key)) is not None:
                 column = key_node.start_mark.column + hidden[0] + 1
-                what = f"the key {invisible.escaped(key)} has {hidden[1]} at column {column}, which looks like a space "
-                self.report((*path, key), line, what + "or like nothing", f"write {invisible.cleaned(key)}")
+                what = f"the key has {hidden[1]} at column {column}, which looks like a space or like nothing"
+                shown = (*path, invisible.escaped(key))
+                self.report(shown, line, what, f"type the key anew: {invisible.cleaned(key)}")
                 continue
             here = (*path, key)
             if key in result:
@@ -184,7 +190,7 @@ class _Walk:
     def scalar(self, node: yaml.Node, path: Path, line: int) -> Any:
         text: str = node.value
         if bad := _unusable(text):
-            self.report(path, line, f"the value contains {bad}")
+            self.report(path, line, f"the value contains {bad}", "delete it")
             return None
         if node.tag == _TAG + "str":
             if getattr(node, "style", None) is not None:
@@ -197,12 +203,12 @@ class _Walk:
             try:
                 value = scalar(text)
             except ValueError:
-                self.report(path, line, "the number is too large")
+                self.report(path, line, "the number is too large", "write a smaller one")
                 return None
             if value is not None and text != str(value):
                 self.spellings[path] = text
             return value
-        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        self.report(path, line, f"the tag {node.tag} is not supported", _NO_TAG)
         return None
 
     def hidden(self, node: yaml.Node, path: Path, line: int, character: tuple[int, str]) -> None:

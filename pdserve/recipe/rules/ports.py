@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import RawSection, ports_of
 from pdserve.recipe.effective import publishes_kv_events, roles
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Ports, Recipe
 from pdserve.recipe.sections.vllm_router import KIND
 
@@ -53,6 +53,7 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
                     f"port {port} is needed twice: by {a.what} ({_shown(a)}) and by {b.what} ({_shown(b)})",
                     "move one of them",
                     also=(b.at,),
+                    write=_free(a, ranges),
                 )
 
 
@@ -105,11 +106,21 @@ def _of(port: ConnectorPort, ports: Ports, needed: int, names: tuple[str, ...]) 
     return _Range(port.key, getattr(ports, port.key), needed, f"{port.what} x{needed // port.count}", roles=names)
 
 
+def _free(moved: _Range, ranges: list[_Range]) -> Line | None:
+    """The nearest place above for a range that meets another one."""
+    others = [r for r in ranges if r is not moved]
+    for first in sorted(r.last + 1 for r in others if r.last >= moved.first):
+        last = first + moved.count - 1
+        if last <= 65535 and not any(first <= r.last and r.first <= last for r in others):
+            return Line(moved.at, str(first), example=True)
+    return None
+
+
 def _lower(r: _Range) -> str:
     highest = 65536 - r.count
     roles = " and ".join(".".join(map(str, path)) for path in r.instances)
     fewer = f", or lower {roles}" if roles else ""
-    return f"write {highest} or less{fewer}" if highest >= 1024 else f"lower {roles or 'the number of them'}"
+    return f"begin at {highest} or less{fewer}" if highest >= 1024 else f"lower {roles or 'the number of them'}"
 
 
 def _shown(r: _Range) -> str:
