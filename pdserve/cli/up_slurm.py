@@ -11,13 +11,14 @@ import typer
 from pdserve.operations.submit import submit_and_follow
 
 _AGAINST = {
-    "--dry-run": "--slurm submits the job, --dry-run starts nothing: `pdserve render {recipe} --slurm` prints the script",
+    "--dry-run": "--slurm submits the job, --dry-run starts nothing: `pdserve render {recipe} --slurm` prints the "
+    "script",
     "--cluster": "--slurm takes nodes of Slurm, --cluster those of a file: give one of the two",
     "--this-machine": "--slurm takes nodes of Slurm, --this-machine none of them: give one of the two",
-    "--replace": "--slurm submits a new job, --replace changes a deployment that runs: type it without --slurm, inside "
-    "the job",
-    "--keep-on-failure": "the job of --slurm is over when its deployment fails, so that --keep-on-failure keeps nothing: "
-    "`salloc`, and `pdserve up {recipe} --keep-on-failure` inside",
+    "--replace": "--slurm submits a new job, --replace changes a deployment that runs: inside its job, "
+    "`pdserve up {recipe} --replace`",
+    "--keep-on-failure": "the job of --slurm is over when its deployment fails, so that --keep-on-failure keeps "
+    "nothing: `salloc`, and `pdserve up {recipe} --keep-on-failure` inside",
 }
 """Option that does not go with --slurm -> why not, and what to type."""
 

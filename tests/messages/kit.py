@@ -6,12 +6,11 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
-
-import click
 
 from pdserve.cli import main
 
@@ -101,12 +100,13 @@ class Outcome:
 def run(argv: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Outcome:
     """Runs `pdserve ARGV` in `folder`, without any variable but `environ`, no program on PATH and a home there."""
     out, err = io.StringIO(), io.StringIO()
-    variables = {"PATH": str(folder / "bin"), "HOME": str(folder), "PDSERVE_HOME": str(folder / "home"), **environ}
+    variables = {"PATH": str(folder / "bin"), "HOME": str(folder), "PDSERVE_HOME": str(folder / "home")}
+    variables |= {"COLUMNS": "120", **environ}
     with (
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, variables, clear=True),
         mock.patch.object(sys, "argv", ["pdserve", *argv]),
-        mock.patch.object(click.formatting, "FORCED_WIDTH", 120),
+        mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),  # else usage lines name pytest
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -121,10 +121,3 @@ def write(case: Case, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
-@contextlib.contextmanager
-def outcome(case: Case, folder: Path) -> Iterator[Outcome]:
-    """What a user reads: of a validation that warns, warnings are not part of it."""
-    write(case, folder)
-    yield run(case.argv, folder, case.environ)

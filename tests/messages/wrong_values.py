@@ -35,7 +35,11 @@ UNITS = (
     over("TB behind a size in GiB", "lmcache: {l1_size_gb: 1.5 TB}\n"),
     over("an hour", "timeouts:\n  engine_seconds: 1h\n"),
     over("minutes", 'timeouts: {attach_seconds: "2 min"}\n'),
-    over("milliseconds for whole seconds", "timeouts: {transfer_abort_seconds: 500ms}\n", "timeouts: {transfer_abort_seconds: 1}\n"),
+    over(
+        "milliseconds for whole seconds",
+        "timeouts: {transfer_abort_seconds: 500ms}\n",
+        "timeouts: {transfer_abort_seconds: 1}\n",
+    ),
     over("MiB for bytes", "proxy: {max_body_bytes: 64MiB}\n"),
     over("GiB for MiB", "logs: {max_mib: 1GiB}\n"),
     over("weeks", "retention: {days: 2w}\n", "retention: {days: 14}\n"),
@@ -43,8 +47,11 @@ UNITS = (
     over("a share written as a percentage", "lmcache: {eviction: {watermark: 80}}\n"),
     over("thousands with an underscore", "lmcache: {l1_read_ttl_seconds: 7_200}\n"),
     over("thousands with a comma", 'lmcache: {l1_read_ttl_seconds: "7,200"}\n'),
-    over("16k tokens", "prefill: {connector: {kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp, min_load_tokens: 16k}]}}\n"),
-    over("a decimal comma", "verify: {logprob_tolerance: 0,3}\n"),
+    over(
+        "16k tokens",
+        "prefill: {connector: {kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp, min_load_tokens: 16k}]}}\n",
+    ),
+    over("a decimal comma", "verify: {logprob_tolerance: 0,3}\n", "verify: {logprob_tolerance: 0.3}\n"),
     option("a unit on the command line", "--set", "lmcache.l1_size_gb=64GiB"),
 )
 RANGES = (
@@ -68,8 +75,8 @@ RANGES = (
     option("no instances on the command line", "--set", "prefill.instances=0"),
 )
 SHORT = (
-    over("a connector by its name", "prefill: {connector: mooncake}\n"),
-    over("a connector by vLLM's class", "prefill: {connector: MooncakeConnector}\n"),
+    over("a connector by its name", "decode: {connector: mooncake}\n"),
+    over("a connector by vLLM's class", "decode: {connector: MooncakeConnector}\n"),
     over("two connectors as a list", "prefill:\n  connector: [mooncake, lmcache-mp]\n"),
     over("multi by its name", "prefill: {connector: multi}\n"),
     over("a multi of names", "prefill:\n  connector: {kind: multi, of: [mooncake, lmcache-mp]}\n"),
@@ -88,7 +95,11 @@ SHORT = (
     over("an unknown connector", "decode: {connector: {kind: p2p-nccl}}\n", "decode: {connector: {kind: mooncake}}\n"),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),
     over("a routing policy by its name", "proxy: {routing: {prefill: least_loaded}}\n"),
-    over("an unknown policy", "proxy: {routing: {decode: {kind: random}}}\n", "proxy: {routing: {decode: {kind: round_robin}}}\n"),
+    over(
+        "an unknown policy",
+        "proxy: {routing: {decode: {kind: random}}}\n",
+        "proxy: {routing: {decode: {kind: round_robin}}}\n",
+    ),
     whole("a model by its id", GOOD.replace(GOOD[GOOD.index("model:") : GOOD.index("prefill:")], "model: org/model\n")),
     over("a role by its count", "prefill: 2\n"),
     over("parallelism as a number", "prefill:\n  parallel: 4\n"),

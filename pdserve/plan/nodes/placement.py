@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
+from pdserve.plan.nodes import misfits
 from pdserve.plan.nodes.submit_line import submit_line
 from pdserve.recipe.model import Parallel, Recipe, Role
 from pdserve.roles import EngineRole
 
 SINGLE_NODE = Node(name="localhost")
 _MOST_NODES = 254
-_ONE = {"instances": 1}
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,13 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
         nodes = _hypothetical(count, size)
         if not isinstance(_try(recipe, nodes), _NoRoom):
             return nodes
-    single = recipe.model_copy(update={name: role.model_copy(update=_ONE) for name, role in recipe.roles()})
-    if all(role.devices is None for _, role in recipe.roles()) and fits(single, _hypothetical(_MOST_NODES, size)):
-        raise _too_many_instances(recipe, size)
+    if all(role.devices is None for _, role in recipe.roles()):
+        for name, role in recipe.roles():
+            if misfits.on_one_node(role.parallel) > size:
+                raise misfits.instance_too_large(recipe, name, role, size)
+        name, role = max(recipe.roles(), key=lambda item: item[1].instances * world_size(item[1].parallel))
+        most = _most_that_fit(recipe, name, role, size)
+        raise misfits.too_many_instances(device_sum(recipe), name, role, most, f"{_MOST_NODES} nodes of {size} devices")
     raise RecipeError(
         f"no number of nodes with {size} devices each can run this: {device_sum(recipe)}",
         where="devices_per_node",
@@ -98,19 +101,15 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
     )
 
 
-def _too_many_instances(recipe: Recipe, size: int) -> RecipeError:
-    """Each instance alone fits; their number does not."""
-    name, role = max(recipe.roles(), key=lambda item: item[1].instances * world_size(item[1].parallel))
-    others = devices_needed(recipe) - role.instances * world_size(role.parallel)
-    most = max((_MOST_NODES * size - others) // world_size(role.parallel), 1)
-    while most > 1 and not fits(_with(recipe, name, {"instances": most}), _hypothetical(_MOST_NODES, size)):
+def _most_that_fit(recipe: Recipe, name: EngineRole, role: Role, size: int) -> int:
+    """How many instances of the role the largest deployment holds, beside those of the other roles."""
+    each = world_size(role.parallel)
+    most = max((_MOST_NODES * size - devices_needed(recipe) + role.instances * each) // each, 1)
+    while most > 1 and not fits(
+        recipe.model_copy(update={name: role.model_copy(update={"instances": most})}), _hypothetical(_MOST_NODES, size)
+    ):
         most -= 1
-    return RecipeError(
-        f"{device_sum(recipe)}, and a deployment has at most {_MOST_NODES} nodes of {size} devices",
-        where=f"{name}.instances",
-        cause=f"{role.instances} instances of {name} are too many",
-        todo=f"write `instances: {most}`, or less; or start several deployments",
-    )
+    return most
 
 
 @dataclass(frozen=True)
@@ -258,11 +257,6 @@ def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
                 if role.parallel.tp != before[name].parallel.tp
             )
     return None
-
-
-def _with(recipe: Recipe, name: str, changes: dict[str, Any]) -> Recipe:
-    role = dict(recipe.roles())[name]  # type: ignore[index]
-    return recipe.model_copy(update={name: role.model_copy(update=changes)})
 
 
 def _with_tp(role: Role, tp: int) -> Role:

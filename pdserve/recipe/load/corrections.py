@@ -1,39 +1,31 @@
-"""What to write in place of a value that is wrong or missing: a line that works when it is typed, where one is known."""
+"""What to write in place of a value that is wrong: a line that works when it is typed, where one is known."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pydantic_core import PydanticUndefined
-
-from pdserve.recipe.load import invisible, list_forms, short_forms, show, units, yaml12
+from pdserve.recipe.load import examples, invisible, list_forms, short_forms, show, units, yaml12
 from pdserve.recipe.load.problems import Line, Path, did_you_mean
-from pdserve.recipe.load.shape import Shape
+from pdserve.recipe.load.shape import Shape, value_at
 
-_BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_BOOLEAN_WORDS = {
+    "yes": "true",
+    "on": "true",
+    "y": "true",
+    "no": "false",
+    "off": "false",
+    "n": "false",
+    "0": "false",
+    "1": "true",
+}
 _MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
 _NUMBERS = ("int_type", "float_type", "int_from_float")
 _LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _LACKING = (True, "auto", "multi", "raw", "docker", "apptainer", "pyxis")
 """Short forms that leave something open."""
 _QUOTES = str.maketrans("", "", "\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb")
-_EXAMPLES: Mapping[str, Any] = {
-    "name": "my-deployment",
-    "platform": "cuda",
-    "model": {"id": "org/model", "served_name": "my-model"},
-    "served_name": "my-model",
-    "l1_size_gb": 64,
-    "secret": "HF_TOKEN",
-    "hosts": [{"name": "gpu1"}, {"name": "gpu2"}],
-    "kind": "docker",
-    "config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
-    "certificate": "server.crt",
-    "key": "server.key",
-    "endpoint": "http://collector:4318/v1/traces",
-}
-"""Of keys without a default: one value of many."""
 
 
 @dataclass(frozen=True)
@@ -67,26 +59,15 @@ class Correction(NamedTuple):
 def correction(wrong: Wrong) -> Correction:
     """The best that can be said; an empty one where nothing is known."""
     value = wrong.value
+    if wrong.key == "secret":
+        why = "it is the name of a variable, not its value"
+        return Correction(why, None, Line(wrong.path, "HF_TOKEN", example=True))
     if show.secret_value(value) or show.secret_name(wrong.key):
         return Correction()
     for attempt in (_hidden, _variable, _mapping, _list, _boolean, _choice, _number, _limit, _text, _too_short):
         if (result := attempt(wrong)) is not None:
             return result
     return _default(wrong)
-
-
-def missing(path: Path, data: Any, shape: Shape) -> tuple[str | None, Line | None]:
-    """What a key that is not there is for, and the line to write."""
-    info = shape.field_at(path, data)
-    about = info.description.rstrip(".") if info is not None and info.description else None
-    key, allowed = str(path[-1]), shape.choices(path, data)
-    if len(allowed) == 1:
-        return None, Line(path, yaml12.flow(allowed[0]))
-    if path[:1] == ("hosts",) and key == "name":
-        return about, Line(path, "gpu1", example=True)
-    if key not in _EXAMPLES or (allowed and _EXAMPLES[key] not in allowed):
-        return about, None
-    return about, Line(path, yaml12.flow(_EXAMPLES[key]), example=True)
 
 
 def lacking_kind(path: Path, value: Any, known: Sequence[str]) -> Line | None:
@@ -107,9 +88,8 @@ def _hidden(wrong: Wrong) -> Correction | None:
         return Correction(why, None, Line(wrong.path, clean))
     plain = wrong.value.translate(_QUOTES)
     if plain != wrong.value:
-        return Correction(
-            "its quotes are typographic ones, which are part of the text", None, Line(wrong.path, yaml12.flow(_scalar(plain)))
-        )
+        why = "its quotes are typographic ones, which are part of the text"
+        return Correction(why, None, Line(wrong.path, yaml12.flow(_scalar(plain))))
     return None
 
 
@@ -133,7 +113,7 @@ def _mapping(wrong: Wrong) -> Correction | None:
     whole = short_forms.meant(wrong.path, wrong.value, kinds)
     if whole is not None:
         path = wrong.path
-        siblings = _at(path[:-1], wrong.data) if path and isinstance(path[-1], int) else None
+        siblings = value_at(path[:-1], wrong.data) if path and isinstance(path[-1], int) else None
         if kinds and isinstance(siblings, list) and len(siblings) == 1 and path[-2:-1] == ("of",):
             path = path[:-2]  # a multi of one connector is that connector
         return Correction(None, None, Line(path, yaml12.flow(whole), example=wrong.value in _LACKING))
@@ -155,11 +135,12 @@ def _list(wrong: Wrong) -> Correction | None:
         if item == "int" and value == "all":
             return Correction(None, "leave the key out: all are used then")
         whole = list_forms.meant(value, item)
-        if item == "mapping" and whole is None and (item_read := short_forms.meant((*path, 0), value, kinds)) is not None:
-            whole = [item_read]
+        if item == "mapping" and whole is None:
+            child = short_forms.meant((*path, 0), value, kinds)
+            whole = None if child is None else [child]
         return Correction(None, None, None if whole is None else Line(path, yaml12.flow(whole)))
     if path and isinstance(path[-1], int) and wrong.kinds & {*_NUMBERS}:
-        numbers = list_forms.numbers(_at(path[:-1], wrong.data))
+        numbers = list_forms.numbers(value_at(path[:-1], wrong.data))
         if numbers is not None:
             return Correction(None, "list the numbers one by one", Line(path[:-1], yaml12.flow(numbers)))
     return None
@@ -169,7 +150,8 @@ def _boolean(wrong: Wrong) -> Correction | None:
     if "bool_type" not in wrong.kinds:
         return None
     value = wrong.value
-    word = _BOOLEAN_WORDS.get(value.lower(), value.lower()) if isinstance(value, str) else {0: "false", 1: "true"}.get(value)
+    text = value.lower() if isinstance(value, str) else str(value)
+    word = _BOOLEAN_WORDS.get(text, text)
     return Correction(None, None, Line(wrong.path, word)) if word in ("true", "false") else None
 
 
@@ -248,8 +230,6 @@ def _text(wrong: Wrong) -> Correction | None:
     if "string_pattern_mismatch" in wrong.kinds and isinstance(value, str):
         if wrong.key == "name" and (fitting := _as_name(value)):
             return Correction(None, None, Line(wrong.path, yaml12.flow(fitting)))
-        if wrong.key == "secret":
-            return Correction("it is the variable's name, not its value", None, Line(wrong.path, "HF_TOKEN", example=True))
         if wrong.key == "endpoint":
             return Correction(None, None, Line(wrong.path, yaml12.flow(f"http://{value}")))
     return None
@@ -270,17 +250,7 @@ def _too_short(wrong: Wrong) -> Correction | None:
 
 
 def _default(wrong: Wrong) -> Correction:
-    """The key's default, or an example of its values."""
-    info = wrong.shape.field_at(wrong.path, wrong.data)
-    default = None if info is None or info.default is PydanticUndefined else info.default
-    example = default if isinstance(default, str | int | float | list) and default not in ("", []) else None
-    if example is None and wrong.key in _EXAMPLES and wrong.path[-1] == wrong.key:
-        example = _EXAMPLES[wrong.key]
-    if example is None:
-        return Correction()
-    number = float(example) if isinstance(example, float) and not example.is_integer() else example
-    shown = int(number) if isinstance(number, float) and number.is_integer() else number
-    return Correction(None, None, Line(wrong.path, yaml12.flow(shown), example=True))
+    return Correction(None, None, examples.value(wrong.path, wrong.data, wrong.shape))
 
 
 def _as_name(text: str) -> str:
@@ -297,14 +267,3 @@ def _scalar(text: str) -> Any:
 
 def _keys(model: Any) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
-
-
-def _at(path: Path, data: Any) -> Any:
-    for part in path:
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            return None
-    return data

@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"\$\$\{|\$\{")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 
 
-class ReferenceProblem(ValueError):
+class UnresolvedError(ValueError):
     """A reference that has no value, and what to do."""
 
     def __init__(self, what: str, todo: str | None = None) -> None:
@@ -41,7 +41,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
             continue
         reference = _REFERENCE.match(text, token.start())
         if reference is None:
-            raise ReferenceProblem(
+            raise UnresolvedError(
                 f"{show.value(text[token.start() :])} is not a reference",
                 "write ${NAME} or ${NAME:-default}, or $${ for a literal ${",
             )
@@ -71,7 +71,7 @@ def resolve(document: Document, environ: Mapping[str, str], shape: Shape = RECIP
             text.encode()
         except UnicodeEncodeError:
             document.problems.append(Problem(path, "the variable is not UTF-8 text"))
-        except ReferenceProblem as error:
+        except UnresolvedError as error:
             document.problems.append(Problem(path, error.what, error.todo))
         except ValueError as error:
             document.problems.append(Problem(path, str(error)))
@@ -104,7 +104,7 @@ def escape(data: Any) -> Any:
 def _resolve(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     name, default = reference.group(1), reference.group(2)
     if show.secret_name(name):
-        raise ReferenceProblem(
+        raise UnresolvedError(
             f"${{{name}}} looks like a secret, and values are saved and logged",
             f"only env may hold secrets, as {{secret: {name}}}",
         )
@@ -114,4 +114,4 @@ def _resolve(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     if default is not None:
         return default
     state = "is empty" if name in environ else "is not set"
-    raise ReferenceProblem(f"the environment variable {name} {state}", f"set it, or write ${{{name}:-default}}")
+    raise UnresolvedError(f"the environment variable {name} {state}", f"set it, or write ${{{name}:-default}}")

@@ -13,9 +13,10 @@ from pydantic_core import ErrorDetails
 
 from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
 from pdserve.recipe.load import misplaced, show
-from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind, missing
+from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind
+from pdserve.recipe.load.examples import missing
 from pdserve.recipe.load.problems import Line, Path, Problem, did_you_mean
-from pdserve.recipe.load.shape import RECIPE, Shape, keys
+from pdserve.recipe.load.shape import RECIPE, Shape, keys, value_at
 from pdserve.recipe.load.short_forms import kind_of
 from pdserve.roles import ENGINE_ROLES
 
@@ -66,7 +67,7 @@ def problems(
     collected = []
     for path, details in at.items():
         deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
-        if deeper and isinstance(_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
+        if deeper and isinstance(value_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
             continue  # other branches of a union; the branch that was meant reports what is wrong inside
         collected.append(_problem(path, details, document))
     return collected
@@ -82,7 +83,7 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if "missing" in kinds:
         todo, line = missing(path, document.data, document.shape)
         return Problem(path, "missing", todo, write=line)
-    value = _at(path, document.data)
+    value = value_at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
         known = document.shape.kinds(path)
@@ -97,7 +98,8 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
         kind_path = (*path, "kind")
         if guess or raw:
             return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw)
-        return Problem(kind_path, what, write=Line(kind_path, "least_loaded" if "least_loaded" in known else known[0], True))
+        usual = "least_loaded" if "least_loaded" in known else known[0]
+        return Problem(kind_path, what, write=Line(kind_path, usual, example=True))
     return _wrong_value(path, details, value, shown, document)
 
 
@@ -166,6 +168,8 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
         todo = f"vLLM flags go under {role}.args: {flag}"
     elif guess is not None:
         todo = f"did you mean {guess}?"
+    elif owners := [kind for kind, model in document.shape.union_at(parent) if key in keys(model)]:
+        todo = f"it is a key of {_list(owners)}; known here: {_list(sorted(set(known)))}"
     else:
         places = [p for p in document.shape.places(key) if p != ".".join(map(str, path))]
         inside = [p for p in places if parent and p.startswith(f"{parent[0]}.")]
@@ -211,14 +215,6 @@ def _has(container: Any, part: int | str) -> bool:
 
 def _branch(part: str, current: dict[str, Any]) -> bool:
     return part == current.get("kind") or part in ("str", "int", "SecretRef") or part.startswith(("list[", "dict["))
-
-
-def _at(path: Path, data: Any) -> Any:
-    for part in path:
-        if not _has(data, part):
-            return None
-        data = data[part]
-    return data
 
 
 def _list(words: list[Any]) -> str:

@@ -132,7 +132,8 @@ def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tupl
         try:
             bases.append((interpolate(item), origin))
         except ValueError as error:
-            raise RecipeError(f"extends: {error}", where=str(origin)) from None
+            what, todo = getattr(error, "what", str(error)), getattr(error, "todo", None)  # see UnresolvedError
+            raise RecipeError(f"extends: {what}", where=str(origin), todo=todo) from None
     own.forget(("extends",))
     return bases
 

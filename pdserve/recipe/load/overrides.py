@@ -105,7 +105,7 @@ def _absent(current: Any, path: Path, option: str) -> RecipeError:
         return RecipeError(
             f"{name}: the list has {len(current)} items, numbered from 0",
             where=option,
-            todo=f"the next item is {dotted((*path[:-1], len(current)))}; --set {dotted(path[:-1])}=[...] gives the whole",
+            todo=f"the next item is {dotted((*path[:-1], len(current)))}; --set {dotted(path[:-1])}=[...] gives all",
         )
     if isinstance(current, dict):
         guess = did_you_mean(str(path[-1]), current)
@@ -128,7 +128,9 @@ def _key(container: Any, part: str | int) -> str | int:
 def _path(text: str, option: str) -> Path:
     parts = [part.replace("\\.", ".") for part in re.split(r"(?<!\\)\.", text)]
     if not all(parts):
-        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo=f"did you mean {'.'.join(filter(None, parts))}?")
+        todo = f"did you mean {'.'.join(filter(None, parts))}?" if any(parts) else "write a.b.c"
+        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo=todo)
     if parts[0] == "extends":
-        raise RecipeError("extends is read before the options of the command line", where=option, todo="write it into a file")
+        what = "extends is read before the options of the command line"
+        raise RecipeError(what, where=option, todo="write it into the recipe's file")
     return tuple(parts)

@@ -37,9 +37,13 @@ class Shape:
 
     def kinds(self, path: Path) -> list[str]:
         """The kinds of the union at `path`: of connectors, or of policies."""
+        return [kind for kind, _ in self.union_at(path)]
+
+    def union_at(self, path: Path) -> list[tuple[str, type[BaseModel]]]:
+        """Kind and model of each branch of the union at `path`; nothing where there is no union."""
         places = tuple(0 if isinstance(part, int) else part for part in path)
         models = self.models_at(places, _MULTIS if "of" in path else {})
-        return [kind for model in models for kind in _kinds(model)] if len(models) > 1 else []
+        return [(kind, model) for model in models for kind in _kinds(model)] if len(models) > 1 else []
 
     def choices(self, path: Path, data: Any) -> list[Any]:
         """The literal values that are allowed at `path`."""
@@ -95,6 +99,16 @@ RECIPE = Shape(Recipe)
 def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a model as they are written in YAML."""
     return {f.alias or name: f for name, f in model.model_fields.items()}
+
+
+def value_at(path: Path, data: Any) -> Any:
+    """The value at `path` of the document; None where there is nothing."""
+    for part in path:
+        there = isinstance(data, dict) and part in data
+        if not there and not (isinstance(data, list) and isinstance(part, int) and part < len(data)):
+            return None
+        data = data[part]
+    return data
 
 
 def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:

@@ -24,8 +24,8 @@ def advice(path: Path) -> str | None:
     if not _is_folder(path.parent):
         return f"the folder {path.parent} does not exist either: correct the path"
     there = _names(path.parent)
-    folder = "this folder" if path.parent == Path() else str(path.parent)
-    return f"correct the path; {folder} has {_list(there) if there else 'no YAML file'}"
+    here = "this folder" if path.parent == Path() else str(path.parent)
+    return f"correct the path; {here} has {_list(there) if there else 'no YAML file'}"
 
 
 def _close(name: str, names: list[str]) -> str | None:

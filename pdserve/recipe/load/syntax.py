@@ -117,7 +117,8 @@ def _characters(spot: _Spot) -> _Finding | None:
                 line,
             )
     if "'\\t' that cannot start" in spot.problem:
-        return _Finding("a tab before the value", "only spaces separate a key and its value", "replace the tab by a space")
+        why = "only spaces separate a key and its value"
+        return _Finding("a tab before the value", why, "replace the tab by a space")
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TEXT = re.compile(r"([-+]?[0-9]+(?:[ ,._][0-9]+)*|[-+]?\.[0-9]+)\s*([A-Za-z%]*)")
@@ -32,7 +33,7 @@ class _Kind:
     words: str
     """What the number counts, for messages."""
     base: float
-    units: dict[str, float]
+    units: Mapping[str, float]
 
 
 _KINDS = (

@@ -127,13 +127,17 @@ class _Walk:
     spellings: dict[Path, str] = field(default_factory=dict)
     nodes: int = 0
 
+    def line(self, node: yaml.Node) -> int:
+        """An option of the command line has no lines."""
+        return 0 if self.file.startswith("--") else node.start_mark.line + 1
+
     def value(self, node: yaml.Node, path: Path, depth: int) -> Any:
         self.nodes += 1
-        line = node.start_mark.line + 1
+        line = self.line(node)
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
             raise RecipeError(
                 "nested too deeply, or too many values after its aliases are expanded",
-                where=f"{self.file}:{line}",
+                where=str(Origin(self.file, line)),
                 cause="an alias (*name) that contains itself, or aliases of aliases",
                 todo="write the values out, without aliases",
             )
@@ -157,13 +161,15 @@ class _Walk:
     def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
+            line = self.line(key_node)
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str) or key_node.tag != _TAG + "str":
                 shown = "a list or mapping" if key is None else f"{key or 'null'}"
                 todo = "put the key in quotes"
                 if node.flow_style and key is not None and not getattr(value_node, "value", None):
-                    todo = f"inside {{ }} a comma ends a value: write a decimal with a point (0.{key}), a text in quotes"
+                    todo = (
+                        f"inside {{ }} a comma ends a value: a decimal has a point (0.{key}), other text needs quotes"
+                    )
                 self.report((*path, key or "?"), line, f"a key must be text, got {shown}", todo)
                 continue
             if key == "<<":
@@ -175,8 +181,7 @@ class _Walk:
             if (hidden := invisible.first(key)) is not None:
                 column = key_node.start_mark.column + hidden[0] + 1
                 what = f"the key has {hidden[1]} at column {column}, which looks like a space or like nothing"
-                shown = (*path, invisible.escaped(key))
-                self.report(shown, line, what, f"type the key anew: {invisible.cleaned(key)}")
+                self.report((*path, invisible.escaped(key)), line, what, f"type the key anew: {invisible.cleaned(key)}")
                 continue
             here = (*path, key)
             if key in result:
