@@ -18,7 +18,7 @@ SCHEMAS = Path(__file__).parents[1] / "schema"
 
 
 def main() -> None:
-    """The JSON Schemas, the generated pages of docs/, tests/golden, slurm/disagg.sh, and the messages of wrong inputs."""
+    """The JSON Schemas, the generated pages of docs/, tests/golden, slurm/disagg.sh, and tests/messages/golden."""
     (SCHEMAS / "recipe.schema.json").write_text(schema_text())
     (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
     tests.docs.regenerate.main()

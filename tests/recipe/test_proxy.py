@@ -128,7 +128,7 @@ REFUSED = [
         "proxy.admin.port: port 8000 is needed twice: by the proxy's admin endpoints (8000) and by the proxy (8000)",
         "move one of them",
     ),
-    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "PEM file: the certificate and its chain: write"),
+    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "the certificate and its chain: write"),
     (
         CPU,
         ("proxy.upstream_tls={ca: c.pem}",),
