@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import tests.docs.regenerate
+import tests.messages.table
 import tests.plan.regenerate
 from pdserve.cli.schema import cluster_schema
 from pdserve.recipe.schema import schema_text
@@ -17,11 +18,12 @@ SCHEMAS = Path(__file__).parents[1] / "schema"
 
 
 def main() -> None:
-    """The JSON Schemas, the generated pages of docs/, tests/golden and slurm/disagg.sh."""
+    """The JSON Schemas, the generated pages of docs/, tests/golden, slurm/disagg.sh, and tests/messages/golden."""
     (SCHEMAS / "recipe.schema.json").write_text(schema_text())
     (SCHEMAS / "cluster.schema.json").write_text(json.dumps(cluster_schema(), indent=2) + "\n")
     tests.docs.regenerate.main()
     tests.plan.regenerate.main()
+    tests.messages.table.main()
 
 
 if __name__ == "__main__":

@@ -96,9 +96,9 @@ def up(
     if slurm:
         from pdserve.cli.up_slurm import run as run_in_slurm
 
-        if recipe is None or cluster is not None or this_machine or dry_run or replace or keep_on_failure:
-            raise typer.BadParameter("--slurm takes a recipe, --set, --unset and --detach")
-        run_in_slurm(recipe, set_ or [], unset or [], detach=detach)
+        refused = {"--dry-run": dry_run, "--cluster": cluster is not None, "--this-machine": this_machine}
+        refused |= {"--replace": replace, "--keep-on-failure": keep_on_failure}
+        run_in_slurm(recipe, set_ or [], unset or [], detach=detach, refused=refused)
         return
     from pdserve.cli.up import run
     from pdserve.operations.up import UpOptions

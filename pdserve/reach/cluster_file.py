@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pdserve.errors import RecipeError
 from pdserve.reach import ssh_destination
 from pdserve.recipe.base import Count, Strict
 from pdserve.recipe.load import environment, extends, show
@@ -130,11 +131,17 @@ def load_cluster(path: FilePath, *, environ: Mapping[str, str]) -> LoadedCluster
     """The cluster file at `path`, with `${NAME}` taken from `environ`. RecipeError has all that is wrong at once."""
     shape = Shape(Cluster)
     document = extends.read_file(path, "a cluster file")
+    if "model" in document.data and "hosts" not in document.data:
+        raise RecipeError(
+            "this is a recipe, not a cluster file",
+            where=str(document.origins.get(("model",), path)),
+            todo="--cluster takes a file with `hosts:`, as clusters/example.yaml; the recipe stands before it",
+        )
     failed = environment.resolve(document, environ, shape)
     reset_nulls(document.data, shape)
     problems = list(document.problems)
     known_bad = failed.union(*(p.spoils for p in problems))
-    cluster, invalid = validate(Cluster, document.data, known_bad, _STAND_INS)
+    cluster, invalid = validate(Cluster, document.data, known_bad, _STAND_INS, document.spellings)
     problems += invalid
     if cluster is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,14 @@ class Job:
 
 def submit(script: str) -> str:
     """Gives a batch script to sbatch and returns the job's id. Raises PreflightError with sbatch's own words."""
+    if shutil.which("sbatch") is None:
+        raise PreflightError(
+            "--slurm: there is no sbatch on this machine's PATH",
+            cause="it is no login node of a Slurm cluster, or Slurm's commands are in a folder that PATH lacks "
+            "(module load slurm)",
+            todo="run the command on a login node, or take `pdserve render RECIPE --slurm > job.sh` there; "
+            "without Slurm: `pdserve up RECIPE` for this machine, `--cluster FILE` for hosts that ssh reaches",
+        )
     tool = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)
     job = tool.out.strip().partition(";")[0]
     if tool.code != 0 or not job.isdecimal():

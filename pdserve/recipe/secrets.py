@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdserve.recipe.load import show
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 
 
 def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
@@ -18,7 +18,9 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
     Only the key is named in what is reported, never the value.
     """
     if isinstance(data, dict) and "secret" in data and _on_a_command_line(path):
-        yield Problem(path, "a secret cannot stand here: it is looked up for env only", _instead(path, _wanted(path)))
+        given = data["secret"] if isinstance(data["secret"], str) else _wanted(path)
+        what = "a secret cannot stand here: it is looked up for env only"
+        yield Problem(path, what, _instead(path, _wanted(path), given))
         return
     if isinstance(data, dict):
         for key, value in data.items():
@@ -35,14 +37,18 @@ def literal(data: Any, path: Path = ()) -> Iterator[Problem]:
             yield from _in_words(shlex.split(data), path, inside=False)
     if isinstance(data, str) and (mark := show.token(data)) is not None:
         what = f"a key or token ({mark}...) with its value: it would be saved and logged"
-        yield Problem(path, what, _instead(path, _wanted(path) if _named_secret(path) else "NAME"))
+        name = _wanted(path) if _named_secret(path) or _in_env(path) else "NAME"
+        yield Problem(path, what, _instead(path, name), write=_reference(path, name))
     elif show.secret_value(data):
-        yield Problem(path, "a URL with a password: it would be saved and logged", _instead(path, "NAME"))
+        name = _wanted(path) if _in_env(path) else "NAME"
+        what = "a URL with a password: it would be saved and logged"
+        yield Problem(path, what, _instead(path, name), write=_reference(path, name))
     elif _named_secret(path) and isinstance(data, str | int) and not isinstance(data, bool):
         yield Problem(
             path,
             "looks like a secret with a literal value: it would be saved and logged",
             _instead(path, _wanted(path)),
+            write=_reference(path, _wanted(path)),
         )
 
 
@@ -88,9 +94,18 @@ def _named_secret(path: Path) -> bool:
     return inside and key != "secret" and show.secret_name(key)
 
 
-def _instead(path: Path, name: str) -> str:
-    if len(path) > 1 and path[-2] == "env" and path[0] != "lmcache":
-        return f"write {{secret: {name}}} and export {name}; only the name is saved"
+def _in_env(path: Path) -> bool:
+    """Whether a secret may stand there by its name."""
+    return len(path) > 1 and path[-2] == "env" and path[0] != "lmcache"
+
+
+def _reference(path: Path, name: str) -> Line | None:
+    return Line(path, f"{{secret: {name}}}") if _in_env(path) else None
+
+
+def _instead(path: Path, name: str, source: str | None = None) -> str:
+    if _in_env(path):
+        return f"export {name}, of which only the name is saved"
     if path and path[0] == "lmcache":
         return "let the L2 adapter read a credentials file: LMCache's environment and flags are readable by others"
-    return f"command lines are readable by others: set engine.env.{name}: {{secret: {name}}}"
+    return f"command lines are readable by others: set engine.env.{name}: {{secret: {source or name}}}"

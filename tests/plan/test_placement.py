@@ -174,5 +174,5 @@ def test_without_a_node_type_one_node_has_just_enough() -> None:
 
 
 def test_an_instance_wider_than_the_node_type_is_the_recipes_fault() -> None:
-    with pytest.raises(RecipeError, match="no number of nodes with 4 devices each"):
+    with pytest.raises(RecipeError, match="an instance of prefill needs 8 devices of one node, and a node has 4"):
         nodes_for(recipe(on_gpus(8, 1), {"devices_per_node": 4}))

@@ -58,8 +58,12 @@ def test_where_a_key_takes_both_quotes_make_it_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "environ", "expected"),
     [
-        ("${NAME}", {}, "the environment variable NAME is not set: set it, or write ${NAME:-default}"),
-        ("${NAME}", {"NAME": ""}, "the environment variable NAME is empty: set it, or write ${NAME:-default}"),
+        ("${NAME}", {}, "the environment variable NAME is not set\n  what to do:   set it, or write ${NAME:-default}"),
+        (
+            "${NAME}",
+            {"NAME": ""},
+            "the environment variable NAME is empty\n  what to do:   set it, or write ${NAME:-default}",
+        ),
         ("${NAME", {}, "is not a reference"),
         ("${}", {}, "is not a reference"),
         ("${1A}", {}, "is not a reference"),

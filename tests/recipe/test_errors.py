@@ -26,9 +26,9 @@ def test_broken_rules_are_reported_together_with_wrong_values(tmp_path: Path) ->
     message = refused(tmp_path, CPU + "ports:\n  proxy: x\n  decode: 8100\nengine:\n  args: {port: 1}\n")
     assert message == (
         "recipe.yaml: 3 problems\n"
-        '  | recipe.yaml:21: ports.proxy: expected a whole number, got "x"\n'
+        '  | recipe.yaml:21: ports.proxy: expected a whole number, got "x" -> write for example `proxy: 8000`\n'
         "  | recipe.yaml:22: ports.decode: port 8100 is needed twice: by decode x1 (8100) and by prefill x1 (8100) "
-        "(ports.prefill, by default) -> move one of them\n"
+        "(ports.prefill, by default) -> move one of them: write for example `decode: 8101`\n"
         "  | recipe.yaml:24: engine.args.port: pdserve sets this flag -> set ports.prefill"
     )
 
@@ -46,7 +46,7 @@ def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
     message = refused(tmp_path, "extends: base.yaml\ndecode:\n  connector:\n    protocol: rdma\n")
     assert message == (
         "recipe.yaml:3: decode.connector: decode speaks rdma, prefill speaks tcp (prefill.connector at base.yaml:8)\n"
-        "  what to do:   use the same protocol on both"
+        "  what to do:   use the same protocol on both: write `protocol: tcp`"
     )
 
 
@@ -84,9 +84,9 @@ def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
         ("prefill.instances=-1", "prefill.instances: expected at least 1, got -1"),
         ("timeouts.engine_seconds='30'", 'expected a number, got "30"\n  what to do:   remove the quotes'),
         ("timeouts.engine_seconds=0", "timeouts.engine_seconds: expected more than 0, got 0"),
-        ("description=12", 'description: expected text, got 12\n  what to do:   put it in quotes: "12"'),
-        ("engine.cache_reset_endpoint=on", "write true"),
-        ("engine.cache_reset_endpoint=No", "write false"),
+        ("description=12", "description: expected text, got 12\n  what to do:   put it in quotes: write"),
+        ("engine.cache_reset_endpoint=on", "write `--set engine.cache_reset_endpoint=true`"),
+        ("engine.cache_reset_endpoint=No", "write `--set engine.cache_reset_endpoint=false`"),
         ("engine.env.A=true", "engine.env.A: expected text, a whole number or {secret: NAME}, got true"),
         ("engine.env.A=[x]", "engine.env.A: expected text, a whole number or {secret: NAME}, got a list"),
         ("engine.env.A={secret: a-b}", "engine.env.A.secret: expected the name of an environment variable"),
@@ -96,7 +96,7 @@ def test_both_places_of_a_contradiction_are_reported(tmp_path: Path) -> None:
         ("engine.command=[]", "engine.command: expected a list of at least 1, got an empty one"),
         ("lmcache.command=[]", "lmcache.command: expected a list of at least 1, got an empty one"),
         ("patches=none", 'patches: expected auto or a list, got "none"'),
-        ("lmcache.eviction.watermark=1.5", "lmcache.eviction.watermark: expected at most 1, got 1.5"),
+        ("lmcache.eviction.watermark=1.5", "lmcache.eviction.watermark: expected more than 0 and at most 1, got 1.5"),
     ],
 )
 def test_a_wrong_key_or_value_is_a_plain_sentence(tmp_path: Path, set_: str, expected: str) -> None:
@@ -120,7 +120,8 @@ def test_a_tab_is_reported_as_a_tab(tmp_path: Path) -> None:
     assert refused(tmp_path, CPU + "ports:\n\tproxy: 1\n") == (
         "recipe.yaml:21: a tab in the indentation\n"
         "  likely cause: YAML is indented with spaces only\n"
-        "  what to do:   replace the tab by spaces (two a level)"
+        "  what to do:   replace the tab by spaces (two a level)\n"
+        "  | \tproxy: 1"
     )
 
 

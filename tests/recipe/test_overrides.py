@@ -73,7 +73,8 @@ def test_unset_comes_before_set_whatever_the_order_on_the_command_line(tmp_path:
 
 def test_an_error_names_the_option_that_made_it(tmp_path: Path) -> None:
     assert refused(tmp_path, CPU, "prefill.instances=x") == (
-        '--set prefill.instances=x: prefill.instances: expected a whole number, got "x"'
+        '--set prefill.instances=x: prefill.instances: expected a whole number, got "x"\n'
+        "  what to do:   write for example `--set prefill.instances=1`"
     )
     assert refused(tmp_path, CPU, "prefil.instances=2").startswith("--set prefil.instances=2: prefil: unknown key")
 
@@ -98,7 +99,7 @@ def test_a_value_below_a_set_mapping_is_reported_with_the_option(tmp_path: Path)
         ("prefill.connector.of.9=x", "the list has 2 items, numbered from 0"),
         ("prefill.connector.of.x=x", "the list has 2 items, numbered from 0"),
         ("name=[", "not YAML"),
-        ("name={a: 1, a: 2}", "name: the key is there twice"),
+        ("name={a: 1, a: 2}", "name.a: the key is there twice, first at --set name={a: 1, a: 2}\n"),
         ("name=!!python/name:os.system", "is not supported"),
     ],
 )

@@ -52,7 +52,7 @@ REFUSED = [
     (
         CPU,
         ("proxy.routing.decode={kind: prefix_aware, min_match_ratio: 1.5}",),
-        "proxy.routing.decode.min_match_ratio: expected at most 1, got 1.5",
+        "proxy.routing.decode.min_match_ratio: expected 0 to 1, got 1.5",
         "",
     ),
     (
@@ -128,7 +128,7 @@ REFUSED = [
         "proxy.admin.port: port 8000 is needed twice: by the proxy's admin endpoints (8000) and by the proxy (8000)",
         "move one of them",
     ),
-    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "PEM file: the certificate and its chain."),
+    (CPU, ("proxy.tls={key: k.pem}",), "proxy.tls.certificate: missing", "the certificate and its chain: write"),
     (
         CPU,
         ("proxy.upstream_tls={ca: c.pem}",),
@@ -149,7 +149,7 @@ REFUSED = [
     ),
     (CPU, ("proxy.tls={certificate: c.pem}",), "proxy.tls.key: missing", "PEM file: the private key"),
     # Single values
-    (CPU, ("proxy.admission.decode.max_kv_usage=90",), "max_kv_usage: expected at most 1, got 90", ""),
+    (CPU, ("proxy.admission.decode.max_kv_usage=90",), "max_kv_usage: expected more than 0 and at most 1, got 90", ""),
     (CPU, ("proxy.admission.decode.max_request=9",), "max_request: unknown key", "did you mean max_requests?"),
     (CPU, ("proxy.auth.client_authorization=keep",), "client_authorization: expected one of replace, drop and", ""),
     (CPU, ("proxy.log=yaml",), 'proxy.log: expected one of text and json, got "yaml"', ""),

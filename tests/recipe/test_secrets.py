@@ -111,7 +111,7 @@ def test_the_error_has_what_to_write_instead(tmp_path: Path) -> None:
     message = refused(tmp_path, CPU + f"engine:\n  env:\n    HF_TOKEN: {VALUE}\n")
     assert message == (
         "recipe.yaml:22: engine.env.HF_TOKEN: looks like a secret with a literal value: it would be saved and logged\n"
-        "  what to do:   write {secret: HF_TOKEN} and export HF_TOKEN; only the name is saved"
+        "  what to do:   export HF_TOKEN, of which only the name is saved: write `HF_TOKEN: {secret: HF_TOKEN}`"
     )
 
 
@@ -143,8 +143,8 @@ def test_an_option_with_a_secret_is_shortened_wherever_it_is_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "where", "todo"),
     [
-        ("engine: {args: {hf-token: {secret: HF}}}", "engine.args.hf-token", "engine.env.HF_TOKEN: {secret: HF_TOKEN}"),
-        ("prefill: {args: {api-key: {secret: HF}}}", "prefill.args.api-key", "engine.env.API_KEY: {secret: API_KEY}"),
+        ("engine: {args: {hf-token: {secret: HF}}}", "engine.args.hf-token", "engine.env.HF_TOKEN: {secret: HF}"),
+        ("prefill: {args: {api-key: {secret: HF}}}", "prefill.args.api-key", "engine.env.API_KEY: {secret: HF}"),
         ("engine: {args: {middleware: [{secret: HF}]}}", "engine.args.middleware.0", "command lines are readable"),
         ("engine: {args: {x: {deep: [{a: {secret: HF}}]}}}", "engine.args.x.deep.0.a", "command lines are readable"),
         ("lmcache: {extra_args: {s3-key: {secret: HF}}}", "lmcache.extra_args.s3-key", "let the L2 adapter read a"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
+from pdserve.plan.nodes import misfits
 from pdserve.plan.nodes.submit_line import submit_line
 from pdserve.recipe.model import Parallel, Recipe, Role
 from pdserve.roles import EngineRole
@@ -85,12 +86,30 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
         nodes = _hypothetical(count, size)
         if not isinstance(_try(recipe, nodes), _NoRoom):
             return nodes
+    if all(role.devices is None for _, role in recipe.roles()):
+        for name, role in recipe.roles():
+            if misfits.on_one_node(role.parallel) > size:
+                raise misfits.instance_too_large(recipe, name, role, size)
+        name, role = max(recipe.roles(), key=lambda item: item[1].instances * world_size(item[1].parallel))
+        most = _most_that_fit(recipe, name, role, size)
+        raise misfits.too_many_instances(device_sum(recipe), name, role, most, f"{_MOST_NODES} nodes of {size} devices")
     raise RecipeError(
         f"no number of nodes with {size} devices each can run this: {device_sum(recipe)}",
         where="devices_per_node",
         cause="one instance wants more devices, or other device ids, than such a node has",
         todo="let an instance span nodes (<role>.parallel.nodes), lower its parallelism, or correct devices_per_node",
     )
+
+
+def _most_that_fit(recipe: Recipe, name: EngineRole, role: Role, size: int) -> int:
+    """How many instances of the role the largest deployment holds, beside those of the other roles."""
+    each = world_size(role.parallel)
+    most = max((_MOST_NODES * size - devices_needed(recipe) + role.instances * each) // each, 1)
+    while most > 1 and not fits(
+        recipe.model_copy(update={name: role.model_copy(update={"instances": most})}), _hypothetical(_MOST_NODES, size)
+    ):
+        most -= 1
+    return most
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,15 @@ _TOKEN = re.compile(r"\$\$\{|\$\{")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 
 
+class UnresolvedError(ValueError):
+    """A reference that has no value, and what to do."""
+
+    def __init__(self, what: str, todo: str | None = None) -> None:
+        super().__init__(f"{what}: {todo}" if todo else what)
+        self.what = what
+        self.todo = todo
+
+
 def substitute(text: str, environ: Mapping[str, str]) -> str:
     """`text` with its references replaced. Raises ValueError that names the one that cannot be."""
     done: list[str] = []
@@ -32,9 +41,9 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
             continue
         reference = _REFERENCE.match(text, token.start())
         if reference is None:
-            raise ValueError(
-                f"{show.value(text[token.start() :])} is not a reference: write ${{NAME}} or ${{NAME:-default}}, "
-                "or $${ for a literal ${"
+            raise UnresolvedError(
+                f"{show.value(text[token.start() :])} is not a reference",
+                "write ${NAME} or ${NAME:-default}, or $${ for a literal ${",
             )
         done.append(_resolve(reference, environ))
         position = reference.end()
@@ -62,9 +71,12 @@ def resolve(document: Document, environ: Mapping[str, str], shape: Shape = RECIP
             text.encode()
         except UnicodeEncodeError:
             document.problems.append(Problem(path, "the variable is not UTF-8 text"))
+        except UnresolvedError as error:
+            document.problems.append(Problem(path, error.what, error.todo))
         except ValueError as error:
             document.problems.append(Problem(path, str(error)))
         else:
+            document.spellings[path] = value
             return result
         failed.add(path)
         return value
@@ -92,9 +104,9 @@ def escape(data: Any) -> Any:
 def _resolve(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     name, default = reference.group(1), reference.group(2)
     if show.secret_name(name):
-        raise ValueError(
-            f"${{{name}}} looks like a secret, and values are saved and logged: "
-            f"only env may hold secrets, as {{secret: {name}}}"
+        raise UnresolvedError(
+            f"${{{name}}} looks like a secret, and values are saved and logged",
+            f"only env may hold secrets, as {{secret: {name}}}",
         )
     value = environ.get(name, "")
     if value:
@@ -102,4 +114,4 @@ def _resolve(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     if default is not None:
         return default
     state = "is empty" if name in environ else "is not set"
-    raise ValueError(f"the environment variable {name} {state}: set it, or write ${{{name}:-default}}")
+    raise UnresolvedError(f"the environment variable {name} {state}", f"set it, or write ${{{name}:-default}}")

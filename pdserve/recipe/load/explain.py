@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +12,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pdserve.recipe.flags import ENGINE_FLAGS, known_flags, where_instead
-from pdserve.recipe.load import show
-from pdserve.recipe.load.problems import Path, Problem, did_you_mean
-from pdserve.recipe.load.shape import RECIPE, Shape, keys
+from pdserve.recipe.load import misplaced, show
+from pdserve.recipe.load.corrections import Wrong, correction, lacking_kind
+from pdserve.recipe.load.examples import missing
+from pdserve.recipe.load.problems import Line, Path, Problem, did_you_mean
+from pdserve.recipe.load.shape import RECIPE, Shape, keys, value_at
+from pdserve.recipe.load.short_forms import kind_of
 from pdserve.roles import ENGINE_ROLES
 
 _KINDS = {
@@ -32,7 +37,6 @@ _LIMITS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-_BOOLEAN_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 _PATTERNS = {
     "name": "a name of lower-case letters, digits and hyphens, 48 characters at most",
     "secret": "the name of an environment variable",
@@ -45,18 +49,25 @@ class _Document:
 
     data: dict[str, Any]
     shape: Shape
+    spellings: Mapping[Path, str]
+
+    def spelling(self, path: Path) -> str | None:
+        """The value at `path` as it was written, where that is not how it is shown."""
+        return self.spellings.get(path)
 
 
-def problems(error: ValidationError, data: dict[str, Any], shape: Shape = RECIPE) -> list[Problem]:
+def problems(
+    error: ValidationError, data: dict[str, Any], shape: Shape = RECIPE, spellings: Mapping[Path, str] | None = None
+) -> list[Problem]:
     """One problem for each place of the document that pydantic objects to."""
-    document = _Document(data, shape)
+    document = _Document(data, shape, spellings or {})
     at: dict[Path, list[ErrorDetails]] = defaultdict(list)
     for detail in error.errors(include_url=False, include_context=True):
         at[_path(detail["loc"], data)].append(detail)
     collected = []
     for path, details in at.items():
         deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
-        if deeper and isinstance(_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
+        if deeper and isinstance(value_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
             continue  # other branches of a union; the branch that was meant reports what is wrong inside
         collected.append(_problem(path, details, document))
     return collected
@@ -70,18 +81,25 @@ def _problem(path: Path, details: list[ErrorDetails], document: _Document) -> Pr
     if kinds == {"extra_forbidden"}:
         return _unknown_key(path, document)
     if "missing" in kinds:
-        return Problem(path, "missing", _line_to_write(path, document) or _about(path, document))
-    value = _at(path, document.data)
+        todo, line = missing(path, document.data, document.shape)
+        return Problem(path, "missing", todo, write=line)
+    value = value_at(path, document.data)
     shown = show.redacted(path[-1] if path else "", value)
     if "union_tag_not_found" in kinds:
-        return Problem(path, f"a {_union(path)} needs a `kind`: one of {_list(document.shape.kinds(path))}")
+        known = document.shape.kinds(path)
+        what = f"a {_union(path)} needs a `kind`: one of {_list(known)}"
+        return Problem(path, what, write=lacking_kind(path, value, known))
     if "union_tag_invalid" in kinds:
         given = value.get("kind") if isinstance(value, dict) else None
         known = document.shape.kinds(path)
-        guess = did_you_mean(str(given), known)
-        kind_path = (*path, "kind")
+        guess = kind_of(str(given), known)
         what = f"no {_union(path)} is called {show.value(given)}; there are {_list(known)}"
-        return Problem(kind_path, what, f"did you mean {guess}?" if guess else None)
+        raw = "for another connector of vLLM: `kind: raw`, with its mapping as `config`" if "raw" in known else None
+        kind_path = (*path, "kind")
+        if guess or raw:
+            return Problem(kind_path, what, f"did you mean {guess}?" if guess else raw)
+        usual = "least_loaded" if "least_loaded" in known else known[0]
+        return Problem(kind_path, what, write=Line(kind_path, usual, example=True))
     return _wrong_value(path, details, value, shown, document)
 
 
@@ -92,7 +110,6 @@ def _union(path: Path) -> str:
 
 def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str, document: _Document) -> Problem:
     expected: list[str] = []
-    todo: str | None = None
     for detail in details:
         kind = detail["type"]
         context = detail.get("ctx", {})
@@ -100,14 +117,11 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
             expected.append(_KINDS[kind])
         elif kind in _LIMITS:
             words, key = _LIMITS[kind]
-            expected.append(f"{words} {context[key]:g}")
-            todo = _about(path, document)
+            expected.append(document.shape.range_at(path, document.data) or f"{words} {context[key]:g}")
         elif kind == "literal_error":
             allowed = document.shape.choices(path, document.data)
             prefix = "one of " if len(allowed) > 1 else ""
             expected.append(f"{prefix}{_list(allowed)}" if allowed else str(context.get("expected", "another value")))
-            guess = did_you_mean(value, [str(a) for a in allowed]) if isinstance(value, str) else None
-            todo = f"did you mean {guess}?" if guess else todo
         elif kind in ("too_short", "string_too_short"):
             least = context.get("min_length", 1)
             expected.append("something" if kind == "string_too_short" else f"a list of at least {least}")
@@ -118,27 +132,17 @@ def _wrong_value(path: Path, details: list[ErrorDetails], value: Any, shown: str
         else:
             expected.append(detail["msg"])
     if path and len(path) >= 2 and path[-2] == "env":
-        expected, hint = ["text, a whole number or {secret: NAME}"], "put it in quotes"
-        todo = hint if isinstance(value, bool | float) else todo
+        expected = ["text, a whole number or {secret: NAME}"]
     if isinstance(value, list) and "too_short" in {d["type"] for d in details}:
         shown = f"{len(value) or 'an empty one'}"
     what = f"expected {', '.join(dict.fromkeys(expected[:-1]))}{' or ' if expected[1:] else ''}{expected[-1]}"
-    return Problem(path, f"{what}, got {shown}", todo or _hint(value, details))
-
-
-def _hint(value: Any, details: list[ErrorDetails]) -> str | None:
-    kinds = {d["type"] for d in details}
-    if "bool_type" in kinds and isinstance(value, str):
-        if word := _BOOLEAN_WORDS.get(value.lower()):
-            return f"write {word}"
-        return "remove the quotes" if value.lower() in ("true", "false") else None
-    if kinds & {"int_type", "float_type"} and isinstance(value, str):
-        return "remove the quotes" if value.strip().replace(".", "", 1).lstrip("-+").isdecimal() else None
-    if "string_type" in kinds and isinstance(value, bool | int | float):
-        return f'put it in quotes: "{show.value(value)}"'
-    if "list_type" in kinds and isinstance(value, str | int):
-        return f"write [{value}]" if not show.secret_value(value) else None
-    return None
+    spelling = document.spelling(path)
+    if spelling is not None and "${" in spelling:
+        what = f"{what}, got {shown} from {spelling}"
+        return Problem(path, what, "export another value", write=None)
+    wrong = Wrong(path, value, frozenset(d["type"] for d in details), document.data, document.shape, spelling)
+    what, todo, line = correction(wrong).applied_to(f"{what}, got {shown}")
+    return Problem(path, what, todo, write=line)
 
 
 def _unknown_key(path: Path, document: _Document) -> Problem:
@@ -154,14 +158,20 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
     todo: str | None
     if guess and guess.replace("_", "").replace("-", "") == key.lower().replace("_", "").replace("-", ""):
         todo = f"did you mean {guess}?"
+    elif document.shape == RECIPE and (other := misplaced.place(path)) is not None:
+        return Problem(path, "unknown key", f"did you mean {other}?")
+    elif document.shape != RECIPE and len(path) == 1 and key in keys(RECIPE.root):
+        return Problem(path, "unknown key", "it belongs into the recipe: remove it here")
     elif role and flag in ENGINE_FLAGS:
         todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
     elif role and flag in known_flags():
         todo = f"vLLM flags go under {role}.args: {flag}"
     elif guess is not None:
         todo = f"did you mean {guess}?"
+    elif owners := [kind for kind, model in document.shape.union_at(parent) if key in keys(model)]:
+        todo = f"it is a key of {_list(owners)}; known here: {_list(sorted(set(known)))}"
     else:
-        places = list(document.shape.places(key))
+        places = [p for p in document.shape.places(key) if p != ".".join(map(str, path))]
         inside = [p for p in places if parent and p.startswith(f"{parent[0]}.")]
         todo = f"did you mean {(inside or places)[0]}?" if places else f"known here: {_list(sorted(set(known)))}"
     return Problem(path, "unknown key", todo, meant=(*parent, guess) if guess is not None else None)
@@ -177,8 +187,10 @@ def _bad_key(path: Path) -> Problem:
             return Problem(path, "not the name of a flag", f"write a mapping below {flag.split('.')[0]}:")
         return Problem(path, "flags are written with hyphens and without the leading dashes", f"write {flag}")
     if parent == "requires":
-        return Problem(path, "versions can be required of vllm, lmcache and mooncake")
-    return Problem(path, "not the name of an environment variable: letters, digits and _ only")
+        return Problem(path, "versions can be required of vllm, lmcache and mooncake", "remove it")
+    fitting = re.sub(r"\W", "_", key, flags=re.ASCII)
+    todo = f"did you mean {fitting}?" if fitting and not fitting[0].isdigit() else "begin it with a letter"
+    return Problem(path, "not the name of an environment variable: letters, digits and _ only", todo)
 
 
 def _path(loc: tuple[int | str, ...], data: Any) -> Path:
@@ -203,25 +215,6 @@ def _has(container: Any, part: int | str) -> bool:
 
 def _branch(part: str, current: dict[str, Any]) -> bool:
     return part == current.get("kind") or part in ("str", "int", "SecretRef") or part.startswith(("list[", "dict["))
-
-
-def _at(path: Path, data: Any) -> Any:
-    for part in path:
-        if not _has(data, part):
-            return None
-        data = data[part]
-    return data
-
-
-def _line_to_write(path: Path, document: _Document) -> str | None:
-    """Where a key can have one value only, nothing needs to be explained."""
-    allowed = document.shape.choices(path, document.data)
-    return f"write the line `{path[-1]}: {show.value(allowed[0])}`" if len(allowed) == 1 else None
-
-
-def _about(path: Path, document: _Document) -> str | None:
-    info = document.shape.field_at(path, document.data)
-    return info.description if info is not None else None
 
 
 def _list(words: list[Any]) -> str:

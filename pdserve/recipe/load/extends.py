@@ -8,7 +8,6 @@ inherited and has its default again (inside `args` null is data: it drops the fl
 from __future__ import annotations
 
 import copy
-import difflib
 import os.path
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import yaml12
+from pdserve.recipe.load import show, similar_files, yaml12
 from pdserve.recipe.load.problems import Origin, Path, Problem
 
 MAX_BYTES = 1 << 20
+NEWLINE = b"\n"
 PATHS = (
     ("model", "path"),
     ("proxy", "auth", "keys_file"),
@@ -42,12 +42,14 @@ class Document:
     origins: dict[Path, Origin] = field(default_factory=dict)
     quoted: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
+    spellings: dict[Path, str] = field(default_factory=dict)
 
     def forget(self, path: Path) -> None:
         """Drop the origins of `path` and of everything below it."""
         for known in [p for p in self.origins if p[: len(path)] == path]:
             del self.origins[known]
         self.quoted = {p for p in self.quoted if p[: len(path)] != path}
+        self.spellings = {p: text for p, text in self.spellings.items() if p[: len(path)] != path}
 
 
 def read(path: FilePath, interpolate: Interpolate) -> Document:
@@ -64,8 +66,11 @@ def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...
         raise RecipeError(
             f"{what} is a mapping of keys, this is {'a list' if isinstance(parsed.data, list) else 'one value'}",
             where=f"{path}:1",
+            todo="begin with the line `schema: 1`, one `key: value` on each line; clusters/ and recipes/ have examples",
         )
-    return Document(parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems))
+    return Document(
+        parsed.data, dict(parsed.origins), set(parsed.quoted), list(parsed.problems), dict(parsed.spellings)
+    )
 
 
 def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...]) -> Document:
@@ -79,7 +84,7 @@ def _read(path: FilePath, interpolate: Interpolate, chain: tuple[FilePath, ...])
         seen = (*chain, path)
         if any(_same(target, other) for other in seen):
             loop = " -> ".join(str(p) for p in (*seen, target))
-            raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin))
+            raise RecipeError(f"extends runs in a circle: {loop}", where=str(origin), todo="remove this `extends`")
         try:
             inherited = _read(target, interpolate, seen)
         except _MissingFileError as missing:
@@ -111,6 +116,7 @@ def _merge(base: Document, over: Document, path: Path, into: dict[str, Any], dat
         into[key] = value
         base.origins.update({p: o for p, o in over.origins.items() if p[: len(here)] == here})
         base.quoted.update(p for p in over.quoted if p[: len(here)] == here)
+        base.spellings.update({p: text for p, text in over.spellings.items() if p[: len(here)] == here})
 
 
 def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tuple[str, Origin]]:
@@ -121,11 +127,13 @@ def _bases(own: Document, path: FilePath, interpolate: Interpolate) -> list[tupl
     for i, item in enumerate(items):
         origin = own.origins.get(("extends", i), here)
         if not isinstance(item, str) or not item:
-            raise RecipeError("extends: expected the path of a recipe, or a list of them", where=str(origin))
+            what = f"extends: expected the path of a recipe, or a list of them, got {show.value(item)}"
+            raise RecipeError(what, where=str(origin), todo="write for example `extends: base.yaml`")
         try:
             bases.append((interpolate(item), origin))
         except ValueError as error:
-            raise RecipeError(f"extends: {error}", where=str(origin)) from None
+            what, todo = getattr(error, "what", str(error)), getattr(error, "todo", None)  # see UnresolvedError
+            raise RecipeError(f"extends: {what}", where=str(origin), todo=todo) from None
     own.forget(("extends",))
     return bases
 
@@ -141,27 +149,23 @@ def _text(path: FilePath, chain: tuple[FilePath, ...]) -> str:
             if path.stat().st_size > MAX_BYTES:
                 raise RecipeError(f"larger than {MAX_BYTES >> 20} MiB", where=str(path))
             return path.read_bytes().decode("utf-8-sig")
-        if path.exists():
+        if path.is_dir():
+            what = f"{path} is a folder, not a file"
+        elif path.exists():
             what = f"{path} is not a file"
     except UnicodeDecodeError as error:
+        utf16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
         raise RecipeError(
-            f"not UTF-8 text: byte {error.start} cannot be read", where=str(path), todo="save the file as UTF-8"
+            "the file is UTF-16, not UTF-8" if utf16 else f"not UTF-8 text: byte {error.start} cannot be read",
+            where=str(path) if utf16 else f"{path}:{error.object.count(NEWLINE, 0, error.start) + 1}",
+            todo=f"save the file as UTF-8: iconv -f {'UTF-16' if utf16 else 'ISO-8859-1'} -t UTF-8 {path}",
         ) from None
     except (OSError, ValueError) as error:
         what = f"{path} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    todo = _similar(path)
+    todo = similar_files.advice(path)
     if chain:
         what += f" (extended by {' <- '.join(str(p) for p in reversed(chain))})"
     raise _MissingFileError(what, where=None, todo=todo)
-
-
-def _similar(path: FilePath) -> str | None:
-    try:
-        names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
-    except (OSError, ValueError):
-        return None
-    close = difflib.get_close_matches(path.name, names, n=1) or difflib.get_close_matches(path.name + ".yaml", names, 1)
-    return f"did you mean {path.parent / close[0]}?" if close else None
 
 
 def _same(a: FilePath, b: FilePath) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
+from pdserve.errors import RecipeError
 from pdserve.recipe import rules, secrets
 from pdserve.recipe.load import environment, extends, overrides, yaml12
 from pdserve.recipe.load.problems import Origin, Path, error, locate, warning
@@ -60,13 +61,19 @@ def load_recipe(
 ) -> LoadedRecipe:
     """The recipe at `path`. Raises RecipeError with everything that is wrong with it."""
     document = extends.read(path, lambda text: environment.substitute(text, environ))
+    if "hosts" in document.data and "model" not in document.data:
+        raise RecipeError(
+            "this is a cluster file, not a recipe",
+            where=str(document.origins.get(("hosts",), path)),
+            todo=f"give it beside a recipe: --cluster {path}",
+        )
     overrides.apply(document, set_, unset)
     failed = environment.resolve(document, environ)
     reset_nulls(document.data)
-    leaked = list(secrets.literal(document.data))
+    leaked = [p for p in secrets.literal(document.data) if p.path not in failed]
     problems = [*document.problems, *leaked]
     known_bad = failed.union(*(p.spoils for p in problems))
-    recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS)
+    recipe, invalid = validate(Recipe, document.data, known_bad, _STAND_INS, document.spellings)
     problems += invalid
     if recipe is not None:
         bad = known_bad.union(*(p.spoils for p in invalid))

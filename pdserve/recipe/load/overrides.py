@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import show, yaml12
+from pdserve.recipe.load import invisible, show, yaml12
 from pdserve.recipe.load.extends import Document
-from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted
+from pdserve.recipe.load.problems import Origin, Path, did_you_mean, dotted, error
 
 
 def apply(document: Document, set_: Sequence[str], unset: Sequence[str]) -> None:
@@ -44,10 +45,13 @@ def _set(document: Document, text: str) -> None:
     option = f"--set {key}={value_text}"
     if any(show.secret_name(str(part)) for part in path) or show.looks_secret(value_text) or len(option) > 100:
         option = f"--set {key}=..."
+    option = invisible.escaped(option)
     parsed = yaml12.parse(value_text, option)
     if parsed.problems:
         problem = parsed.problems[0]
-        raise RecipeError(f"{dotted(path)}: {problem.what}", where=option, todo=problem.todo)
+        fix = None if problem.write is None else replace(problem.write, path=(*path, *problem.write.path))
+        there = replace(problem, path=(*path, *problem.path), origin=Origin(option), write=fix)
+        raise error([there], document.origins, option)
     parent = _create(document, path, option)
     last = _key(parent, path[-1])
     if isinstance(parent, dict):
@@ -62,6 +66,7 @@ def _set(document: Document, text: str) -> None:
     document.origins[path] = Origin(option)
     document.origins.update({(*path, *below): Origin(option) for below in parsed.origins})
     document.quoted.update((*path, *below) for below in parsed.quoted)
+    document.spellings.update({(*path, *below): text for below, text in parsed.spellings.items()})
 
 
 def _create(document: Document, path: Path, option: str) -> dict[str, Any] | list[Any]:
@@ -73,7 +78,7 @@ def _create(document: Document, path: Path, option: str) -> dict[str, Any] | lis
             document.origins[path[: depth + 1]] = Origin(option)
         current = _step(current, path[: depth + 1], option)
     if not isinstance(current, dict | list):
-        raise RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+        raise _no_keys(path[:-1], current, option)
     return current
 
 
@@ -81,7 +86,7 @@ def _walk(data: Any, path: Path, option: str) -> dict[str, Any] | list[Any]:
     for depth in range(len(path)):
         data = _step(data, path[: depth + 1], option)
     if not isinstance(data, dict | list):
-        raise RecipeError(f"{dotted(path)} is {show.value(data)}, it has no keys", where=option)
+        raise _no_keys(path, data, option)
     return data
 
 
@@ -97,12 +102,23 @@ def _step(current: Any, path: Path, option: str) -> Any:
 def _absent(current: Any, path: Path, option: str) -> RecipeError:
     name = dotted(path)
     if isinstance(current, list):
-        return RecipeError(f"{name}: the list has {len(current)} items, numbered from 0", where=option)
+        return RecipeError(
+            f"{name}: the list has {len(current)} items, numbered from 0",
+            where=option,
+            todo=f"the next item is {dotted((*path[:-1], len(current)))}; --set {dotted(path[:-1])}=[...] gives all",
+        )
     if isinstance(current, dict):
         guess = did_you_mean(str(path[-1]), current)
-        todo = f"did you mean {dotted((*path[:-1], guess))}?" if guess else None
+        there = f"{dotted(path[:-1])} has " if path[1:] else "the recipe has "
+        known = there + (", ".join(current) or "no keys") + ": leave the option out, or name one of them"
+        todo = f"did you mean {dotted((*path[:-1], guess))}?" if guess else known
         return RecipeError(f"{name} is not in the recipe", where=option, todo=todo)
-    return RecipeError(f"{dotted(path[:-1])} is {show.value(current)}, it has no keys", where=option)
+    return _no_keys(path[:-1], current, option)
+
+
+def _no_keys(path: Path, value: Any, option: str) -> RecipeError:
+    what = f"{dotted(path)} is {show.value(value)}, it has no keys"
+    return RecipeError(what, where=option, todo=f"change it itself: --set {dotted(path)}=VALUE")
 
 
 def _key(container: Any, part: str | int) -> str | int:
@@ -112,7 +128,9 @@ def _key(container: Any, part: str | int) -> str | int:
 def _path(text: str, option: str) -> Path:
     parts = [part.replace("\\.", ".") for part in re.split(r"(?<!\\)\.", text)]
     if not all(parts):
-        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo="write a.b.c")
+        todo = f"did you mean {'.'.join(filter(None, parts))}?" if any(parts) else "write a.b.c"
+        raise RecipeError(f"{show.value(text)} is not the path of a key", where=option, todo=todo)
     if parts[0] == "extends":
-        raise RecipeError("extends is read before the options of the command line", where=option)
+        what = "extends is read before the options of the command line"
+        raise RecipeError(what, where=option, todo="write it into the recipe's file")
     return tuple(parts)

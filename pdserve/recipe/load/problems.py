@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,9 +25,30 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Line:
+    """What can be written as it stands: `yaml`, the value of `path` on one line. `example`: one value of many."""
+
+    path: Path
+    yaml: str
+    example: bool = False
+
+    def typed(self, origin: Origin, origins: Mapping[Path, Origin]) -> str:
+        """As it is typed where `origin` is: a line of the file, with the sections that are not there yet (`origins`
+        has those that are), an item of a list, or an option."""
+        if origin.line == 0 and origin.source.startswith("--"):
+            return f"--set {shlex.quote(f'{dotted(self.path)}={self.yaml}')}"
+        text = self.yaml if isinstance(self.path[-1], int) else f"{self.path[-1]}: {self.yaml}"
+        for end in range(len(self.path) - 1, 0, -1):
+            if self.path[:end] in origins:
+                break
+            text = f"{self.path[end - 1]}: {{{text}}}"
+        return text
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing that is wrong. `also`: the other keys that it depends on; `meant`: the key that was probably meant and
-    is therefore missing; `origin` overrides the path's line."""
+    is therefore missing; `origin` overrides the path's line; `write`: the line that corrects it."""
 
     path: Path
     what: str
@@ -34,6 +56,7 @@ class Problem:
     also: tuple[Path, ...] = ()
     meant: Path | None = None
     origin: Origin | None = None
+    write: Line | None = None
 
     @property
     def spoils(self) -> set[Path]:
@@ -43,6 +66,13 @@ class Problem:
     def concerns(self, path: Path) -> bool:
         """Whether the problem may be a mere consequence of another one at `path`."""
         return any(_related(mine, path) for mine in (self.path, *self.also))
+
+    def advice(self, origin: Origin, origins: Mapping[Path, Origin]) -> str | None:
+        """What to do, with the line to write as it is typed at `origin`."""
+        if self.write is None:
+            return self.todo
+        line = f"write {'for example ' if self.write.example else ''}`{self.write.typed(origin, origins)}`"
+        return line if self.todo is None else f"{self.todo}: {line}"
 
 
 def dotted(path: Path) -> str:
@@ -64,19 +94,16 @@ def error(problems: Sequence[Problem], origins: Mapping[Path, Origin], name: str
     placed = [(p, p.origin or locate(p.path, origins) or Origin(name)) for p in unique]
     if len(placed) == 1:
         problem, origin = placed[0]
-        return RecipeError(_sentence(problem, origins), where=str(origin), todo=problem.todo)
+        return RecipeError(_sentence(problem, origins), where=str(origin), todo=problem.advice(origin, origins))
     placed.sort(key=lambda item: (item[1].line == 0, item[1].source, item[1].line))
-    lines = [
-        f"{origin}: {_sentence(problem, origins)}" + (f" -> {problem.todo}" if problem.todo else "")
-        for problem, origin in placed
-    ]
+    lines = [_as_line(problem, origin, origins) for problem, origin in placed]
     return RecipeError(f"{len(lines)} problems", where=name, evidence=tuple(lines))
 
 
 def warning(problem: Problem, origins: Mapping[Path, Origin], name: str) -> str:
     """A problem that does not stop anything, as one line."""
     origin = problem.origin or locate(problem.path, origins) or Origin(name)
-    return f"{origin}: {_sentence(problem, origins)}" + (f" -> {problem.todo}" if problem.todo else "")
+    return _as_line(problem, origin, origins)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -84,6 +111,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     candidates = {k.lower().replace("_", "-"): k for k in known}
     close = difflib.get_close_matches(word.lower().replace("_", "-"), candidates, n=1, cutoff=0.6)
     return candidates[close[0]] if close else None
+
+
+def _as_line(problem: Problem, origin: Origin, origins: Mapping[Path, Origin]) -> str:
+    advice = problem.advice(origin, origins)
+    return f"{origin}: {_sentence(problem, origins)}" + (f" -> {advice}" if advice else "")
 
 
 def _sentence(problem: Problem, origins: Mapping[Path, Origin]) -> str:

@@ -37,13 +37,42 @@ class Shape:
 
     def kinds(self, path: Path) -> list[str]:
         """The kinds of the union at `path`: of connectors, or of policies."""
+        return [kind for kind, _ in self.union_at(path)]
+
+    def union_at(self, path: Path) -> list[tuple[str, type[BaseModel]]]:
+        """Kind and model of each branch of the union at `path`; nothing where there is no union."""
         places = tuple(0 if isinstance(part, int) else part for part in path)
-        return [kind for model in self.models_at(places, _MULTIS if "of" in path else {}) for kind in _kinds(model)]
+        models = self.models_at(places, _MULTIS if "of" in path else {})
+        return [(kind, model) for model in models for kind in _kinds(model)] if len(models) > 1 else []
 
     def choices(self, path: Path, data: Any) -> list[Any]:
         """The literal values that are allowed at `path`."""
         field = self.field_at(path, data)
         return [] if field is None else _literals(field.annotation)
+
+    def limits_at(self, path: Path, data: Any) -> dict[str, float]:
+        """The bounds of the number at `path`, by pydantic's names: ge, gt, le and lt."""
+        info = self.field_at(path, data)
+        marks = [] if info is None else [*info.metadata, *_marks(info.annotation)]
+        return {key: getattr(m, key) for m in marks for key in ("ge", "gt", "le", "lt") if hasattr(m, key)}
+
+    def range_at(self, path: Path, data: Any) -> str | None:
+        """The bounds in words, where there are two: `1 to 65535`."""
+        limits = self.limits_at(path, data)
+        low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+        if low is None or high is None:
+            return None
+        return f"{low:g} to {high:g}" if "gt" not in limits else f"more than {low:g} and at most {high:g}"
+
+    def items_at(self, path: Path, data: Any) -> str | None:
+        """What the items of the list at `path` are: int, str or mapping; None where no list may stand."""
+        for option in _walk(self.root, path, data):
+            if get_origin(option) is list:
+                kinds = list(_flatten(get_args(option)[0]))
+                if any(k is dict or get_origin(k) is dict or _is_model(k) for k in kinds):
+                    return "mapping"
+                return "int" if int in kinds else "str"
+        return None
 
     def scalars_at(self, path: Path, data: Any) -> tuple[bool, bool]:
         """Whether text, and whether a number or boolean, may stand at `path`."""
@@ -70,6 +99,16 @@ RECIPE = Shape(Recipe)
 def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a model as they are written in YAML."""
     return {f.alias or name: f for name, f in model.model_fields.items()}
+
+
+def value_at(path: Path, data: Any) -> Any:
+    """The value at `path` of the document; None where there is nothing."""
+    for part in path:
+        there = isinstance(data, dict) and part in data
+        if not there and not (isinstance(data, list) and isinstance(part, int) and part < len(data)):
+            return None
+        data = data[part]
+    return data
 
 
 def _walk(annotation: Any, path: Path, data: Any) -> list[Any]:
@@ -108,6 +147,17 @@ def _flatten(annotation: Any) -> Iterator[Any]:
             yield from _flatten(option)
     else:
         yield annotation
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """What Annotated adds, at any depth of a union."""
+    if get_origin(annotation) is Annotated:
+        for mark in get_args(annotation)[1:]:
+            yield from getattr(mark, "metadata", [mark])
+        yield from _marks(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for option in get_args(annotation):
+            yield from _marks(option)
 
 
 def _is_model(annotation: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pdserve.recipe.load import invisible
+
 _SECRET_WORDS = frozenset(
     {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
@@ -53,6 +55,7 @@ def value(data: Any, limit: int = 60) -> str:
     if isinstance(data, str):
         if secret_value(data):
             return "a text with credentials"
+        data = invisible.escaped(data)
         return f'"{data}"' if len(data) <= limit else f'"{data[:limit]}..."'
     text = str(data)
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -17,11 +17,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(
-    root: type[Model], data: dict[str, Any], known_bad: set[Path], stand_ins: Mapping[str, Any]
+    root: type[Model],
+    data: dict[str, Any],
+    known_bad: set[Path],
+    stand_ins: Mapping[str, Any],
+    spellings: Mapping[Path, str] | None = None,
 ) -> tuple[Model | None, list[Problem]]:
     """The model, and what pydantic objects to. Where something is wrong the model is made of the rest, so that rules
     can be applied as well and all is reported at once; None where not even that is possible. `stand_ins`: valid
-    values for required keys that are wrong or missing, by their names."""
+    values for required keys that are wrong or missing, by their names; `spellings`: numbers as they were written."""
     shape = Shape(root)
     problems: list[Problem] = []
     bad = set(known_bad)
@@ -30,8 +34,9 @@ def validate(
         try:
             return root.model_validate(rest), problems
         except ValidationError as failure:
-            fresh = explain.problems(failure, rest, shape)
-        problems += [p for p in fresh if not any(p.concerns(b) for b in bad)]
+            fresh = explain.problems(failure, rest, shape, spellings)
+        renamed = {p.meant for p in fresh}
+        problems += [p for p in fresh if p.path not in renamed and not any(p.concerns(b) for b in bad)]
         bad = bad.union(*(p.spoils for p in fresh))
         for problem in fresh:
             if not problem.path:

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from pdserve.errors import RecipeError
-from pdserve.recipe.load import show
-from pdserve.recipe.load.problems import Origin, Path, Problem
+from pdserve.recipe.load import invisible, syntax
+from pdserve.recipe.load.problems import Line, Origin, Path, Problem
 
 _INT = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
 _FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
@@ -26,6 +26,7 @@ _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _RESOLVERS = (("bool", _BOOL, "tTfF"), ("int", _INT, "-+0123456789"), ("float", _FLOAT, "-+.0123456789"))
 """Infinity and NaN are left out: nothing in a recipe can be either, and JSON has no word for them."""
 _BREAKS = re.compile("[\x85\u2028\u2029]")
+_NO_TAG = "write the value without a tag; a text that begins with ! needs quotes"
 _TAG = "tag:yaml.org,2002:"
 
 MAX_DEPTH = 60
@@ -68,6 +69,8 @@ class Parsed:
     origins: dict[Path, Origin]
     quoted: frozenset[Path]
     problems: tuple[Problem, ...]
+    spellings: Mapping[Path, str] = field(default_factory=dict)
+    """Numbers, booleans and nulls as they were written, where they are shown otherwise: `0123` for 123."""
 
 
 def scalar(text: str) -> Any:
@@ -81,7 +84,7 @@ def scalar(text: str) -> Any:
     if _FLOAT.match(text):
         number = float(text)
         if math.isinf(number):
-            raise ValueError("the number is too large")
+            raise ValueError("the number is too large", "write a smaller one")
         return number
     return text
 
@@ -93,7 +96,7 @@ def parse(text: str, name: str) -> Parsed:
         loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.YAMLError as error:
-        raise _syntax(error, text, name) from None
+        raise syntax.explain(error, text, name) from None
     except RecursionError:
         raise RecipeError("nested too deeply", where=name) from None
     finally:
@@ -101,12 +104,18 @@ def parse(text: str, name: str) -> Parsed:
             loader.dispose()
     walk = _Walk(name)
     data = None if node is None else walk.value(node, (), depth=0)
-    return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems))
+    return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems), walk.spellings)
 
 
 def dump(data: Mapping[str, Any]) -> str:
     """YAML that `parse` reads back as equal data, in the order of the mapping."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def flow(data: Any) -> str:
+    """`data` as YAML on one line, without the brackets of a top level."""
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
 
 
 @dataclass
@@ -115,16 +124,22 @@ class _Walk:
     origins: dict[Path, Origin] = field(default_factory=dict)
     quoted: set[Path] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
+    spellings: dict[Path, str] = field(default_factory=dict)
     nodes: int = 0
+
+    def line(self, node: yaml.Node) -> int:
+        """An option of the command line has no lines."""
+        return 0 if self.file.startswith("--") else node.start_mark.line + 1
 
     def value(self, node: yaml.Node, path: Path, depth: int) -> Any:
         self.nodes += 1
-        line = node.start_mark.line + 1
+        line = self.line(node)
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
             raise RecipeError(
                 "nested too deeply, or too many values after its aliases are expanded",
-                where=f"{self.file}:{line}",
+                where=str(Origin(self.file, line)),
                 cause="an alias (*name) that contains itself, or aliases of aliases",
+                todo="write the values out, without aliases",
             )
         self.origins.setdefault(path, Origin(self.file, line))
         if isinstance(node, yaml.MappingNode):
@@ -140,23 +155,33 @@ class _Walk:
     def tagged(self, node: yaml.Node, kind: str, path: Path, line: int) -> bool:
         if node.tag == _TAG + kind:
             return False
-        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        self.report(path, line, f"the tag {node.tag} is not supported", _NO_TAG)
         return True
 
     def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
+            line = self.line(key_node)
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str) or key_node.tag != _TAG + "str":
                 shown = "a list or mapping" if key is None else f"{key or 'null'}"
-                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", "put the key in quotes")
+                todo = "put the key in quotes"
+                if node.flow_style and key is not None and not getattr(value_node, "value", None):
+                    todo = (
+                        f"inside {{ }} a comma ends a value: a decimal has a point (0.{key}), other text needs quotes"
+                    )
+                self.report((*path, key or "?"), line, f"a key must be text, got {shown}", todo)
                 continue
             if key == "<<":
                 self.report((*path, key), line, "merge keys (<<) are not supported", "use `extends:` to share settings")
                 continue
             if bad := _unusable(key):
-                self.report((*path, "?"), line, f"a key contains {bad}")
+                self.report((*path, "?"), line, f"a key contains {bad}", "delete it")
+                continue
+            if (hidden := invisible.first(key)) is not None:
+                column = key_node.start_mark.column + hidden[0] + 1
+                what = f"the key has {hidden[1]} at column {column}, which looks like a space or like nothing"
+                self.report((*path, invisible.escaped(key)), line, what, f"type the key anew: {invisible.cleaned(key)}")
                 continue
             here = (*path, key)
             if key in result:
@@ -170,21 +195,35 @@ class _Walk:
     def scalar(self, node: yaml.Node, path: Path, line: int) -> Any:
         text: str = node.value
         if bad := _unusable(text):
-            self.report(path, line, f"the value contains {bad}")
+            self.report(path, line, f"the value contains {bad}", "delete it")
             return None
         if node.tag == _TAG + "str":
             if getattr(node, "style", None) is not None:
                 self.quoted.add(path)
+            elif path[-1:] != ("description",) and (hidden := invisible.first(text)) is not None:
+                self.hidden(node, path, line, hidden)
+                return None
             return text
         if node.tag in (_TAG + "bool", _TAG + "int", _TAG + "float", _TAG + "null"):
             try:
                 value = scalar(text)
             except ValueError:
-                self.report(path, line, "the number is too large")
+                self.report(path, line, "the number is too large", "write a smaller one")
                 return None
+            if value is not None and text != str(value):
+                self.spellings[path] = text
             return value
-        self.report(path, line, f"the tag {node.tag} is not supported", "write the value without a tag")
+        self.report(path, line, f"the tag {node.tag} is not supported", _NO_TAG)
         return None
+
+    def hidden(self, node: yaml.Node, path: Path, line: int, character: tuple[int, str]) -> None:
+        """A character that nobody sees, outside quotes: hardly ever meant."""
+        column = node.start_mark.column + character[0] + 1
+        what = f"the value has {character[1]} at column {column}, which looks like a space or like nothing"
+        fix = Line(path, invisible.cleaned(node.value))
+        self.problems.append(
+            Problem(path, what, "put it in quotes if it is meant, else", origin=Origin(self.file, line), write=fix)
+        )
 
     def report(self, path: Path, line: int, what: str, todo: str | None = None) -> None:
         self.problems.append(Problem(path, what, todo, origin=Origin(self.file, line)))
@@ -198,32 +237,3 @@ def _unusable(text: str) -> str | None:
     except UnicodeEncodeError:
         return "half of a surrogate pair, which is not a character"
     return None
-
-
-def _syntax(error: yaml.YAMLError, text: str, name: str) -> RecipeError:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    if mark is None:
-        return RecipeError(f"not YAML: {problem}", where=name)
-    where = f"{name}:{mark.line + 1}"
-    lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return RecipeError(
-            "a tab in the indentation", where=where, cause="YAML is indented with spaces only",
-            todo="replace the tab by spaces (two a level)",
-        )  # fmt: skip
-    if "another document" in problem or "single document" in problem:
-        return RecipeError(
-            "a second YAML document begins here", where=where, cause="a file is one document",
-            todo="put the other one in a file of its own and remove the --- between them",
-        )  # fmt: skip
-    context = getattr(error, "context", None)
-    detail = f"{problem} ({context})" if context else problem
-    todo = None
-    if "${" in line and ("flow" in detail or "flow" in problem):
-        todo = 'inside { } and [ ] a reference needs quotes: "${NAME}"'
-    if "block scalar" in detail:
-        todo = "a value that begins with > or | needs quotes"
-    evidence = (line.rstrip()[:160],) if line.strip() and not show.looks_secret(line) else ()
-    return RecipeError(f"not YAML: {detail}", where=where, todo=todo, evidence=evidence)

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pdserve.recipe.connectors.registry import (
     MultiSection,
     RawSection,
+    attaches_lmcache,
     child_mappings,
     class_names,
     kinds_of,
     transfer_kinds,
 )
 from pdserve.recipe.effective import args_of, roles, sections, transfer_of, transfers_of
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import flag_path
 
+_MULTI = "{kind: multi, of: [{kind: mooncake}, {kind: lmcache-mp}]}"
 _MUST_AGREE = {
     "max-model-len": "a prompt that one role takes, the other refuses",
     "kv-cache-dtype": "the bytes that prefill sends mean something else to decode",
@@ -37,10 +39,12 @@ def transfer(recipe: Recipe) -> Iterator[Problem]:
                     also=(("mode",),),
                 )
         elif not transfers and not isinstance(connector, RawSection):
+            lmcache = attaches_lmcache(connector)
             yield Problem(
                 path,
                 f"nothing here moves KV between prefill and decode: {name} needs {transfer_kinds()}",
-                f"use kind: multi with {transfer_kinds()} and lmcache-mp",
+                f"use kind: multi with {transfer_kinds()} and lmcache-mp" if lmcache else f"use {transfer_kinds()}",
+                write=Line(path, _MULTI if lmcache else "{kind: mooncake}", example=True),
             )
         elif len(kinds := {leaf.kind for leaf in transfers}) > 1:
             yield Problem(
@@ -61,7 +65,11 @@ def pair(recipe: Recipe) -> Iterator[Problem]:
     if sender is not None and receiver is not None:
         if sender.kind != receiver.kind:
             yield Problem(
-                here, f"decode uses {receiver.kind}, prefill uses {sender.kind}", "use the same on both", also=(there,)
+                here,
+                f"decode uses {receiver.kind}, prefill uses {sender.kind}",
+                "use the same on both",
+                also=(there,),
+                write=None if isinstance(decode, MultiSection) else Line(here, f"{{kind: {sender.kind}}}"),
             )
         else:
             for key in sender.AGREED:
@@ -71,6 +79,7 @@ def pair(recipe: Recipe) -> Iterator[Problem]:
                         f"decode speaks {ours}, prefill speaks {theirs}",
                         f"use the same {key} on both",
                         also=(there,),
+                        write=None if isinstance(decode, MultiSection) else Line((*here, key), str(theirs)),
                     )
     elif isinstance(prefill, RawSection) != isinstance(decode, RawSection):
         yield Problem(here, "one role has a raw connector, the other does not", "use raw on both", also=(there,))

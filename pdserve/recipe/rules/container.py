@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pdserve.recipe.container_options import Option, can_be_left_out, is_set, read
 from pdserve.recipe.flags import env_instead
 from pdserve.recipe.load import show
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rdma import uses_rdma
 from pdserve.recipe.sections.container import Container, Kind
 
+_IMAGE = Line(("container", "image"), "vllm/vllm-openai:latest", example=True)
 _MOUNTS, _ENV = "set container.mounts", "set container.env"
 _PIPE = "the launcher speaks to the agent over the container's stdin and stdout"
 _WORKDIR = "the agent works in the run directory"
@@ -59,7 +60,8 @@ def container(recipe: Recipe) -> Iterator[Problem]:
     if section is None:
         return
     if section.image is None and recipe.image is None:
-        yield Problem(("container",), "there is no image", "set container.image, or image", also=(("image",),))
+        todo = "set container.image, or image"
+        yield Problem(("container",), "there is no image", todo, also=(("image",),), write=_IMAGE)
     for path, image in ((("container", "image"), section.image), (("image",), recipe.image)):
         if image is not None and (not image or image.startswith("-") or any(c.isspace() for c in image)):
             yield Problem(path, f"{show.value(image)} is not the name of an image")

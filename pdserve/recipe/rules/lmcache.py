@@ -15,7 +15,7 @@ from pdserve.recipe.effective import (
     roles,
     transfer_mode_of,
 )
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.engines import env_path, flag_path
 from pdserve.recipe.server_flags import SERVER_FLAGS
@@ -56,8 +56,8 @@ def attachment(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(
                 where,
                 f"mode {recipe.mode} has no role {name}",
-                f"write on: [{names[0]}]",
                 also=(("mode",),),
+                write=Line(("lmcache", "on"), f"[{names[0]}]"),
             )
         if name in section.on[:i]:
             yield Problem(("lmcache", "on", i), f"{name} is there twice")
@@ -78,8 +78,9 @@ def sizes(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(
                 ("lmcache", "chunk_size"),
                 f"{section.chunk_size} is not a multiple of the block size of {name} ({block}{why})",
-                f"use a multiple of {block}, for example {max(256 // block, 1) * block}",
+                f"use a multiple of {block}",
                 also=(flag_path(recipe, name, "block-size"),) if stated else (),
+                write=Line(("lmcache", "chunk_size"), str(max(256 // block, 1) * block), example=True),
             )
         parallel = role.parallel
         if section.per == "tp-rank" and (parallel.dp > 1 or parallel.pp > 1):
@@ -94,6 +95,7 @@ def sizes(recipe: Recipe) -> Iterator[Problem]:
             ("lmcache", "l1_init_size_gb"),
             f"{section.l1_init_size_gb:g} is more than the whole of L1, {section.l1_size_gb:g}",
             also=(("lmcache", "l1_size_gb"),),
+            write=Line(("lmcache", "l1_init_size_gb"), f"{section.l1_size_gb:g}", example=True),
         )
     if 3 * section.heartbeat_seconds > section.worker_reap_seconds:
         yield Problem(
@@ -248,7 +250,8 @@ def _server(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("lmcache", "shm_name"), "a name in /dev/shm: not empty and without /")
     for i, adapter in enumerate(section.l2):
         if not isinstance(adapter.get("type"), str):
-            yield Problem(("lmcache", "l2", i), "an L2 adapter needs a `type`", "for example type: fs")
+            path: Path = ("lmcache", "l2", i)
+            yield Problem(path, "an L2 adapter needs a `type`", write=Line((*path, "type"), "fs", example=True))
 
 
 def _lmcache_path(name: str, connector: AnyConnector | None) -> Path | None:

@@ -6,12 +6,13 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from pdserve.recipe.load import show
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load import list_forms, show, units
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.nodes import Network
 
 NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
+_BRACKETS = re.compile(r"([^\[\]]*)\[([0-9,-]+)\]([^\[\]]*)")
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.DOTALL)
@@ -47,7 +48,8 @@ def network_problems(network: Network, path: Path) -> Iterator[Problem]:
     """What is wrong with a network section at `path`: exactly one key, and a subnet that is one."""
     if (network.interface is None) == (network.cidr is None):
         what = "neither interface nor cidr is set" if network.cidr is None else "both interface and cidr are set"
-        yield Problem(path, what, "set one of them; without the section the route between the nodes decides")
+        todo = "set one of them; without the section the route between the nodes decides"
+        yield Problem(path, what, todo, write=Line((*path, "interface"), "ib0", example=True))
     if network.interface is not None and not _INTERFACE.fullmatch(network.interface):
         yield Problem(
             (*path, "interface"),
@@ -64,10 +66,10 @@ def _cidr(text: str, path: Path) -> Iterator[Problem]:
             raise ValueError("no prefix length")
         subnet = ipaddress.IPv4Network(text, strict=False)
     except ValueError:
-        yield Problem(path, f"{show.value(text)} is not an IPv4 subnet", "write for example 10.1.0.0/16")
+        yield Problem(path, f"{show.value(text)} is not an IPv4 subnet", write=Line(path, "10.1.0.0/16", example=True))
         return
     if str(subnet) != text:
-        yield Problem(path, f"{text} is not written as a subnet", f"write {subnet}")
+        yield Problem(path, f"{text} is not written as a subnet", write=Line(path, str(subnet)))
 
 
 def excluded(recipe: Recipe) -> Iterator[Problem]:
@@ -79,10 +81,26 @@ def names_problems(names: list[str], path: Path) -> Iterator[Problem]:
     """What is wrong with a list of node names at `path`."""
     for index, name in enumerate(names):
         if not NODE_NAME.fullmatch(name):
-            todo = "write each name: ranges are not expanded here" if "[" in name or "," in name else None
-            yield Problem((*path, index), f"{show.value(name)} is not the name of a node", todo)
+            todo = "ranges are not expanded here" if "[" in name or "," in name else None
+            line = _each(names, path)
+            yield Problem((*path, index), f"{show.value(name)} is not the name of a node", todo, write=line)
         elif name in names[:index]:
             yield Problem((*path, index), f"{name} is there twice", "keep one of them")
+
+
+def _each(names: list[str], path: Path) -> Line | None:
+    """The list with its ranges (`gpu[1-4]`) written out, where that makes names."""
+    written: list[str] = []
+    for name in names:
+        match = _BRACKETS.fullmatch(name)
+        numbers = None if match is None else list_forms.numbers(match.group(2))
+        width = len(re.split("[-,]", match.group(2))[0]) if match is not None else 0
+        if match is None or numbers is None:
+            written.append(name)
+        else:
+            written += [f"{match.group(1)}{number:0{width}d}{match.group(3)}" for number in numbers]
+    good = all(NODE_NAME.fullmatch(name) for name in written) and len(written) <= 64
+    return Line(path, f"[{', '.join(written)}]") if good else None
 
 
 def lease(recipe: Recipe) -> Iterator[Problem]:
@@ -95,6 +113,7 @@ def lease(recipe: Recipe) -> Iterator[Problem]:
             f"after {times.heartbeat_seconds:g} s",
             "raise it, three times the heartbeat is the default; or lower heartbeat_seconds",
             also=(("timeouts", "heartbeat_seconds"),),
+            write=Line(("timeouts", "agent_lease_seconds"), f"{3 * times.heartbeat_seconds:g}", example=True),
         )
 
 
@@ -105,7 +124,8 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             ("slurm", "time"),
             f"{show.value(section.time)} is not a time that sbatch takes",
-            'write minutes ("90"), "HH:MM:SS" or "D-HH:MM:SS"',
+            'it takes minutes ("90"), "HH:MM:SS" or "D-HH:MM:SS"',
+            write=_clock(section.time),
         )
     for key in ("partition", "account", "qos", "reservation", "constraint"):
         value = getattr(section, key)
@@ -113,6 +133,15 @@ def slurm(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("slurm", key), f"{show.value(value)} is not one word")
     for index, option in enumerate(section.options):
         yield from option_problems(option, ("slurm", "options", index), _OWN_KEY, "sbatch", quotes=True)
+
+
+def _clock(text: str) -> Line | None:
+    """`8h` as sbatch takes it."""
+    number = units.meant(text, "seconds", whole=True)
+    if number is None or number.value is None:
+        return None
+    minutes, seconds = divmod(int(number.value), 60)
+    return Line(("slurm", "time"), f'"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"')
 
 
 def option_problems(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdserve.recipe.connectors.base import ConnectorPort
 from pdserve.recipe.connectors.registry import RawSection, ports_of
 from pdserve.recipe.effective import publishes_kv_events, roles
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Ports, Recipe
 from pdserve.recipe.sections.vllm_router import KIND
 
@@ -21,6 +21,12 @@ class _Range:
     what: str
     path: Path | None = None
     """Where the port is set, if not below `ports`."""
+    roles: tuple[str, ...] = ()
+    """Whose instances are counted in it."""
+
+    @property
+    def instances(self) -> tuple[Path, ...]:
+        return tuple((role, "instances") for role in self.roles)
 
     @property
     def at(self) -> Path:
@@ -36,7 +42,8 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
     ranges = list(_ranges(recipe)) if _on_one_node(recipe) else []
     for r in ranges:
         if r.last > 65535:
-            yield Problem(r.at, f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535")
+            what = f"{r.what} needs ports {r.first} to {r.last}, and the last port is 65535"
+            yield Problem(r.at, what, _lower(r), also=r.instances)
     for i, a in enumerate(ranges):
         for b in ranges[:i]:
             if a.first <= b.last and b.first <= a.last:
@@ -46,6 +53,7 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
                     f"port {port} is needed twice: by {a.what} ({_shown(a)}) and by {b.what} ({_shown(b)})",
                     "move one of them",
                     also=(b.at,),
+                    write=_free(a, ranges),
                 )
 
 
@@ -64,22 +72,23 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("admin", admin.port, 1, "the proxy's admin endpoints", ("proxy", "admin", "port"))
     if recipe.proxy.kind == KIND:
         yield _Range("router_metrics", ports.router_metrics, 1, "the router's metrics")
-    shared: dict[str, tuple[ConnectorPort, int]] = {}
+    shared: dict[str, tuple[ConnectorPort, int, tuple[str, ...]]] = {}
     events = 0
     for name, role, connector in roles(recipe):
-        yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}")
+        yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}", roles=(name,))
         for port in ports_of(connector) if not isinstance(connector, RawSection) else ():
             if name not in port.roles:
                 continue
             needed = role.instances * port.how_many(role.parallel.dp)
             if port.roles == (name,):
-                yield _of(port, ports, needed)
+                yield _of(port, ports, needed, (name,))
             else:
-                shared[port.key] = port, needed + shared.get(port.key, (port, 0))[1]
+                _, before, names = shared.get(port.key, (port, 0, ()))
+                shared[port.key] = port, needed + before, (*names, name)
         if publishes_kv_events(recipe, name):
             events += role.instances * role.parallel.dp * 2
-    for port, needed in shared.values():
-        yield _of(port, ports, needed)
+    for port, needed, names in shared.values():
+        yield _of(port, ports, needed, names)
     if events:
         yield _Range("kv_events", ports.kv_events, events, f"KV events x{events}")
     if recipe.mooncake_store is not None:
@@ -93,8 +102,25 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
         yield _Range("lmcache_http", ports.lmcache_http, servers, f"LMCache HTTP x{servers}")
 
 
-def _of(port: ConnectorPort, ports: Ports, needed: int) -> _Range:
-    return _Range(port.key, getattr(ports, port.key), needed, f"{port.what} x{needed // port.count}")
+def _of(port: ConnectorPort, ports: Ports, needed: int, names: tuple[str, ...]) -> _Range:
+    return _Range(port.key, getattr(ports, port.key), needed, f"{port.what} x{needed // port.count}", roles=names)
+
+
+def _free(moved: _Range, ranges: list[_Range]) -> Line | None:
+    """The nearest place above for a range that meets another one."""
+    others = [r for r in ranges if r is not moved]
+    for first in sorted(r.last + 1 for r in others if r.last >= moved.first):
+        last = first + moved.count - 1
+        if last <= 65535 and not any(first <= r.last and r.first <= last for r in others):
+            return Line(moved.at, str(first), example=True)
+    return None
+
+
+def _lower(r: _Range) -> str:
+    highest = 65536 - r.count
+    roles = " and ".join(".".join(map(str, path)) for path in r.instances)
+    fewer = f", or lower {roles}" if roles else ""
+    return f"begin at {highest} or less{fewer}" if highest >= 1024 else f"lower {roles or 'the number of them'}"
 
 
 def _shown(r: _Range) -> str:

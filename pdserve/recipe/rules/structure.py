@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pdserve.recipe.load.problems import Path, Problem
+from pdserve.recipe.load.problems import Line, Path, Problem
 from pdserve.recipe.model import Parallel, Recipe
 
+_MODEL = Line(("model", "id"), "org/model", example=True)
 _CLAUSE = re.compile(r"^\s*(~=|===?|!=|<=|>=|<|>)\s*[0-9A-Za-z][0-9A-Za-z.*+!_-]*\s*$")
 
 
@@ -28,7 +29,7 @@ def model(recipe: Recipe) -> Iterator[Problem]:
     """Exactly one of path and id."""
     path, id_ = recipe.model.path, recipe.model.id
     if path is None and id_ is None:
-        yield Problem(("model",), "neither path nor id is set", "set model.path (a folder) or model.id")
+        yield Problem(("model",), "neither path nor id is set", "set model.path (a folder) or model.id", write=_MODEL)
     if path is not None and id_ is not None:
         yield Problem(
             ("model", "path"),
@@ -40,7 +41,7 @@ def model(recipe: Recipe) -> Iterator[Problem]:
         if value is not None and not value.strip():
             yield Problem(("model", name), "is empty")
     if path is not None and recipe.model.revision is not None:
-        yield Problem(("model", "revision"), "a folder has no revision", also=(("model", "path"),))
+        yield Problem(("model", "revision"), "a folder has no revision", "remove it", also=(("model", "path"),))
 
 
 def placement(recipe: Recipe) -> Iterator[Problem]:
@@ -56,10 +57,15 @@ def placement(recipe: Recipe) -> Iterator[Problem]:
                 (*where, "nodes"),
                 f"{_product(parallel)} = {ranks} ranks cannot be spread evenly over {parallel.nodes} nodes",
                 also=(where,),
+                write=Line((*where, "tp"), str(-(-parallel.tp // parallel.nodes) * parallel.nodes), example=True),
             )
         if parallel.ep and parallel.tp * parallel.dp == 1:
             yield Problem(
-                (*where, "ep"), "expert parallelism needs more than one rank", "raise tp or dp", also=(where,)
+                (*where, "ep"),
+                "expert parallelism needs more than one rank",
+                "raise tp or dp",
+                also=(where,),
+                write=Line((*where, "tp"), "2", example=True),
             )
         if role.devices is not None:
             yield from _devices(recipe, name, role.devices, role.instances, parallel)
@@ -71,12 +77,15 @@ def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, para
         yield Problem(path, "a CPU node has no devices", "remove it", also=(("platform",),))
         return
     each = parallel.tp * parallel.pp * parallel.dp
+    fitting = _as_many(path, instances * each, recipe.devices_per_node)
     if len(devices) != instances * each:
         yield Problem(
             path,
-            f"{len(devices)} devices for {instances} instances of {_product(parallel)} = {each} each, "
-            f"which need {instances * each}",
+            f"{len(devices)} {'device' if len(devices) == 1 else 'devices'} for {instances} "
+            f"{'instance' if instances == 1 else 'instances'} of {_product(parallel)}: {instances * each} are needed",
+            "list that many, or leave the key out",
             also=((name, "instances"), (name, "parallel")),
+            write=fitting,
         )
     for device in sorted(set(devices)):
         if device < 0 or (recipe.devices_per_node and device >= recipe.devices_per_node):
@@ -84,14 +93,22 @@ def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, para
             yield Problem(
                 (*path, devices.index(device)),
                 f"there is no device {device}" + (f", the last one is {limit}" if device >= 0 else ""),
+                "ids begin with 0",
                 also=(("devices_per_node",),) if device >= 0 else (),
+                write=fitting,
             )
     per_node = max(each // parallel.nodes, 1)
     for start in range(0, len(devices), per_node):
         share = devices[start : start + per_node]
         if len(set(share)) != len(share):
             twice = next(d for d in share if share.count(d) > 1)
-            yield Problem(path, f"instance {start // each} gets device {twice} twice")
+            yield Problem(path, f"instance {start // each} gets device {twice} twice", "name others", write=fitting)
+
+
+def _as_many(path: Path, count: int, per_node: int) -> Line | None:
+    """The first devices of a node, where so many are on one."""
+    fits = count <= (per_node or count) and count <= 64
+    return Line(path, str([*range(count)]), example=True) if fits else None
 
 
 def shared_devices(recipe: Recipe) -> Iterator[Problem]:
@@ -125,7 +142,9 @@ def versions(recipe: Recipe) -> Iterator[Problem]:
     for package, ranges in recipe.requires.items():
         if not all(_CLAUSE.match(clause) for clause in ranges.split(",")):
             yield Problem(
-                ("requires", package), f'"{ranges}" is not a range of versions', 'write for example ">=0.26,<0.34"'
+                ("requires", package),
+                f'"{ranges}" is not a range of versions',
+                write=Line(("requires", package), "'>=0.26,<0.34'", example=True),
             )
 
 
@@ -138,6 +157,7 @@ def restarts(recipe: Recipe) -> Iterator[Problem]:
                 (name, "restart", "backoff_max_seconds"),
                 f"{restart.backoff_max_seconds:g} is less than the first pause, {restart.backoff_seconds:g}",
                 also=((name, "restart", "backoff_seconds"),),
+                write=Line((name, "restart", "backoff_max_seconds"), f"{restart.backoff_seconds:g}", example=True),
             )
 
 

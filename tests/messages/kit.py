@@ -1,0 +1,123 @@
+"""One wrong input, and what pdserve says about it: the command runs in this process, in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+from pdserve.cli import main
+
+GOOD = """\
+schema: 1
+name: good
+platform: cuda
+devices_per_node: 8
+model:
+  id: org/model
+  revision: "0123456789abcdef0123456789abcdef01234567"
+  served_name: model
+prefill:
+  parallel: {tp: 4}
+decode:
+  parallel: {tp: 4}
+lmcache:
+  l1_size_gb: 100
+"""
+CPU = """\
+schema: 1
+name: good-cpu
+platform: cpu
+model: {path: model, served_name: model}
+prefill:
+  connector: {kind: mooncake, protocol: tcp}
+decode:
+  connector: {kind: mooncake, protocol: tcp}
+"""
+HOSTS = "schema: 1\nhosts:\n  - name: gpu1\n  - name: gpu2\n"
+EXTENDED = "extends: good.yaml\n"
+VALIDATE = ("validate", "recipe.yaml")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`text`: of recipe.yaml, which builds on good.yaml. `argv`: the command."""
+
+    title: str
+    text: str | bytes = EXTENDED
+    argv: tuple[str, ...] = VALIDATE
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    fixed: Case | None = None
+    """What a reader does who does what the message says, where no program can read that out of it."""
+
+    @property
+    def shown(self) -> dict[str, str | bytes]:
+        """The files that are part of the input."""
+        own = {} if self.text == EXTENDED or "recipe.yaml" not in self.argv else {"recipe.yaml": self.text}
+        return {**own, **self.files}
+
+
+def over(title: str, text: str, fixed: str | None = None, **environ: str) -> Case:
+    """A recipe that adds `text` to good.yaml; `fixed`: what is added after the fix."""
+    after = None if fixed is None else Case(title, EXTENDED + fixed, environ=environ)
+    return Case(title, EXTENDED + text, environ=environ, fixed=after)
+
+
+def whole(title: str, text: str | bytes, fixed: str | bytes | None = None) -> Case:
+    """A recipe that builds on nothing."""
+    return Case(title, text, fixed=None if fixed is None else Case(title, fixed))
+
+
+def option(title: str, *options: str, fixed: tuple[str, ...] | None = None, text: str = EXTENDED) -> Case:
+    """Options of `validate`; `fixed`: the options after the fix."""
+    after = None if fixed is None else Case(title, text, (*VALIDATE, *fixed))
+    return Case(title, text, (*VALIDATE, *options), fixed=after)
+
+
+def cluster(title: str, text: str, fixed: str | None = None, **environ: str) -> Case:
+    """A cluster file."""
+    argv = ("up", "good.yaml", "--cluster", "cluster.yaml", "--dry-run")
+    after = None if fixed is None else Case(title, argv=argv, files={"cluster.yaml": fixed}, environ=environ)
+    return Case(title, argv=argv, files={"cluster.yaml": text}, environ=environ, fixed=after)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command ended with and wrote."""
+
+    code: int | str | None
+    out: str
+    err: str
+
+
+def run(argv: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Outcome:
+    """Runs `pdserve ARGV` in `folder`, without any variable but `environ`, no program on PATH and a home there."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = {"PATH": str(folder / "bin"), "HOME": str(folder), "PDSERVE_HOME": str(folder / "home")}
+    variables |= {"COLUMNS": "120", **environ}
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, variables, clear=True),
+        mock.patch.object(sys, "argv", ["pdserve", *argv]),
+        mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),  # else usage lines name pytest
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main._run()
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def write(case: Case, folder: Path) -> None:
+    """The case's files, beside good ones."""
+    there = {"good.yaml": GOOD, "cpu.yaml": CPU, "hosts.yaml": HOSTS, "recipe.yaml": case.text, **case.files}
+    for name, text in there.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
