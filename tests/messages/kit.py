@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +97,17 @@ class Outcome:
     err: str
 
 
+@contextlib.contextmanager
+def _as_program() -> Iterator[None]:
+    """Else usage lines name pytest. What is imported meanwhile stays: a class imported twice is two classes."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
+
+
 def run(argv: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Outcome:
     """Runs `pdserve ARGV` in `folder`, without any variable but `environ`, no program on PATH and a home there."""
     out, err = io.StringIO(), io.StringIO()
@@ -106,7 +117,7 @@ def run(argv: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Outc
         contextlib.chdir(folder),
         mock.patch.dict(os.environ, variables, clear=True),
         mock.patch.object(sys, "argv", ["pdserve", *argv]),
-        mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}),  # else usage lines name pytest
+        _as_program(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
