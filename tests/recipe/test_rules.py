@@ -251,8 +251,8 @@ SETUP: list[Case] = [
     (CPU, ("setup=['echo \"x']",), "setup.0: a quote is not closed", "write the words as a list"),
     (CPU, ("setup=['']",), "setup.0: there is no command", "write the program first"),
     (CPU, ("setup=[ls, []]",), "setup.1: there is no command", ""),
-    (CPU, ("setup=pip install x",), 'setup: expected a list, got "pip install x"', "write [pip install x]"),
-    (CPU, ("setup=[[sleep, 1]]",), "setup.0.1: expected text, got 1", 'put it in quotes: "1"'),
+    (CPU, ("setup=pip install x",), 'setup: expected a list, got "pip install x"', "'setup=[pip install x]'"),
+    (CPU, ("setup=[[sleep, 1]]",), "setup.0.1: expected text, got 1", "put it in quotes: write"),
 ]
 
 PATHS: list[Case] = [

@@ -67,7 +67,7 @@ def problems(
     collected = []
     for path, details in at.items():
         deeper = [p for p in at if len(p) > len(path) and p[: len(path)] == path]
-        if deeper and isinstance(value_at(path, data), dict) and all(d["type"] in _KINDS for d in details):
+        if deeper and isinstance(value_at(path, data), dict | list) and all(d["type"] in _KINDS for d in details):
             continue  # other branches of a union; the branch that was meant reports what is wrong inside
         collected.append(_problem(path, details, document))
     return collected

@@ -12,12 +12,14 @@ _MOST = 1024
 
 
 def meant(value: Any, item: str) -> list[Any] | None:
-    """The list that `value` stands for, of items of the kind `int`, `str` or `mapping`."""
+    """The list that `value` stands for, of items of the kind `int`, `str`, `mapping` or `command`."""
     match item:
         case "int":
             return numbers(value)
         case "mapping":
             return [value] if isinstance(value, dict) else None
+        case "command" if isinstance(value, str):
+            return [value] if value.strip() else None
         case "str" if isinstance(value, str):
             return _words(value)
         case "str" if isinstance(value, int) and not isinstance(value, bool):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pdserve.recipe.connectors.registry import (
     MultiSection,
     RawSection,
-    attaches_lmcache,
     child_mappings,
     class_names,
     kinds_of,
@@ -39,12 +38,13 @@ def transfer(recipe: Recipe) -> Iterator[Problem]:
                     also=(("mode",),),
                 )
         elif not transfers and not isinstance(connector, RawSection):
-            lmcache = attaches_lmcache(connector)
+            kept = " and ".join(dict.fromkeys(leaf.kind for leaf in sections(connector)))
+            example = {"": "{kind: mooncake}", "lmcache-mp": _MULTI}.get(kept)
             yield Problem(
                 path,
                 f"nothing here moves KV between prefill and decode: {name} needs {transfer_kinds()}",
-                f"use kind: multi with {transfer_kinds()} and lmcache-mp" if lmcache else f"use {transfer_kinds()}",
-                write=Line(path, _MULTI if lmcache else "{kind: mooncake}", example=True),
+                f"use kind: multi with {transfer_kinds()} and {kept}" if kept else f"use {transfer_kinds()}",
+                write=None if example is None else Line(path, example, example=True),
             )
         elif len(kinds := {leaf.kind for leaf in transfers}) > 1:
             yield Problem(
