@@ -361,18 +361,19 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
         return state.launcher.alive()
     if is_named_here(state.host) and launcher_lock.is_free(_lock(run.path.parent)):
         return False
-    since = _beaten_since(run)
+    since = beaten_since(run)
     return since is not None and since < LIVES_SECONDS
 
 
 def unheard(run: RunDir) -> float | None:
     """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
     since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
-    since = _beaten_since(run)
+    since = beaten_since(run)
     return since if since is not None and since > _LATE_SECONDS else None
 
 
-def _beaten_since(run: RunDir) -> float | None:
+def beaten_since(run: RunDir) -> float | None:
+    """Seconds since a launcher's last sign of life; None: there is none."""
     try:
         beat = os.open(run.beat, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
