@@ -129,7 +129,7 @@ def _patches(view: StatusView) -> Iterator[str]:
 
 
 def _row(view: StatusView, name: str) -> tuple[str, ...]:
-    process, plan = view.state.processes[name], view.plan.process(name)
+    process = view.state.processes[name]
     uptime = view.uptime(name)
     return (
         name,
@@ -138,7 +138,7 @@ def _row(view: StatusView, name: str) -> tuple[str, ...]:
         str(process.id.pid) if process.id else "-",
         process.phase,
         "-" if uptime is None else _duration(uptime),
-        " ".join(f"{purpose}:{port}" for purpose, port in plan.ports.items()),
+        " ".join(f"{purpose}:{port}" for purpose, port in view.ports(name).items()),
         _report(view, name),
     )
 

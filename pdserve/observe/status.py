@@ -51,8 +51,14 @@ class StatusView:
             return None
         return time.time() - process.started_at
 
+    def ports(self, name: str) -> dict[str, int]:
+        """Those that the plan pins. None for a process that it does not have: an `up` that replaces it writes its plan
+        first, and a plan can be edited by hand."""
+        return next((dict(process.ports) for process in self.plan.processes if process.name == name), {})
+
     def to_json(self) -> dict[str, Any]:
         """For `status --json`: stable keys, no secrets."""
+        planned = {process.name: process for process in self.plan.processes}
         unheard = None if self.silence is None else self.silence.seconds
         return {
             "name": self.state.name,
@@ -69,8 +75,8 @@ class StatusView:
                 name: {
                     **process.model_dump(exclude={"id"}),
                     "pid": process.id.pid if process.id else None,
-                    "ports": self.plan.process(name).ports,
-                    "patches": list(self.plan.process(name).patches),
+                    "ports": self.ports(name),
+                    "patches": list(planned[name].patches) if name in planned else [],
                     "patch_processes": [
                         record.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
                         for record in self.patches.get(name, [])

@@ -12,7 +12,7 @@ from pdserve.system.procfs import is_stopped
 LOST = "lost"
 """Phase of a deployment whose launcher was killed: its agents stop what it left."""
 UNRESPONSIVE = "unresponsive"
-"""Phase of a deployment whose launcher lives and is silent: nothing that dies is seen, nothing that is asked is done."""
+"""Phase of a deployment whose launcher lives and is silent: no death is seen, no request is done."""
 
 
 @dataclass(frozen=True)
