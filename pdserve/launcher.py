@@ -19,7 +19,7 @@ from pdserve.errors import PdserveError, ServeError, StartError, StateError
 from pdserve.launch.failure import not_reached, start_error
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
-from pdserve.launch.launch_record import KeptRecord
+from pdserve.launch.launch_record import KeptRecord, save_change
 from pdserve.launch.loop_step import UnendingLoop
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
@@ -37,7 +37,6 @@ from pdserve.run.inbox import Apply, Down, Fetch, Reply, Request, Restart
 from pdserve.run.orphans import may_be_busy, none_held, stop_left
 from pdserve.run.own_logs import keep_bounded
 from pdserve.run.state import DeploymentState, Phase
-from pdserve.run.written import written
 
 ResultT = TypeVar("ResultT")
 OpenAgent = Callable[[Node, Callable[[Event], None]], AgentLink]
@@ -386,10 +385,7 @@ class Launcher:
                 f"{', '.join(costly)} run(s) with another command or environment than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
-        # Before anything is stopped: without room for the plan nothing changes.
-        with written(self._run_dir):
-            self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
-            self._run_dir.write(self._run_dir.recipe, request.recipe)
+        save_change(self._run_dir, request.plan, request.recipe)  # without room for it nothing changes
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
         await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
