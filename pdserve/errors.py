@@ -22,8 +22,9 @@ from __future__ import annotations
 from pdserve.printable import printable
 
 NOT_OURS = "it belongs to another user, or is no file"
+MAKE_ROOM = "make room there (pdserve list --prune removes old runs), or set PDSERVE_HOME to a folder on another disk"
 AS_ITS_USER = "run pdserve as the user who has started the deployment"
-"""Cause and fix of a file of a deployment that cannot be opened."""
+"""Causes and fixes of a file of a deployment that cannot be opened or written."""
 
 
 class PdserveError(Exception):

@@ -20,7 +20,7 @@ from pdserve.launch.client_task import ClientTask, WhileReady
 from pdserve.launch.failure import not_reached, start_error
 from pdserve.launch.failure_report import report
 from pdserve.launch.fleet import Fleet
-from pdserve.launch.launch_record import KeptRecord
+from pdserve.launch.launch_record import KeptRecord, save_change
 from pdserve.launch.loop_step import UnendingLoop
 from pdserve.launch.proxy_restart import roll
 from pdserve.launch.recovery import Recovery
@@ -379,11 +379,10 @@ class Launcher:
                 f"{', '.join(costly)} run(s) with another command, environment or setup than this recipe gives",
                 todo="pdserve up --replace restarts them with the new one; pdserve down stops everything",
             )
+        save_change(self._run_dir, request.plan, request.recipe)  # without room for it nothing changes
         await self._recovery.settle()  # not before the refusals: a refused request must leave recoveries alone
         gone = [name for name in changes.gone if self._fleet.phase_of(name) != "stopped"]
         await self._fleet.stop_in_order([old[name] for name in (*gone, *changes.replaced)])
-        self._run_dir.write(self._run_dir.plan, request.plan.model_dump_json(indent=2))
-        self._run_dir.write(self._run_dir.recipe, request.recipe)
         self._record.keep()
         self._fleet.adopt(request.plan)
         missing = tuple(new[name] for name in changes.starting)

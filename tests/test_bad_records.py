@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from pdserve.cli import status
 from pdserve.errors import StateError
 from pdserve.launch.failure_report import report
 from pdserve.logs.rotation import earlier
 from pdserve.run import inbox
 from pdserve.run.directory import RunDir, deployments, find
+from pdserve.run.state import DeploymentState, ProcessState
+from pdserve.system.procfs import ProcessId
+from tests.plan import kit
 
 
 @pytest.fixture
@@ -156,6 +161,64 @@ def test_a_request_without_disk_space_is_an_error(run: RunDir) -> None:
     with no_room(0), pytest.raises(inbox.NotAskedError, match="cannot be written") as refused:
         inbox.ask(run, inbox.Down(), seconds=1, alive=lambda: True)
     assert "File too large" in str(refused.value.cause)
+
+
+# --- the state and the plan
+
+
+@pytest.mark.parametrize("name", ["state", "plan"])
+@pytest.mark.parametrize(("there", "cause"), [("folder", "Is a directory"), ("link", "it is a symbolic link")])
+def test_a_record_that_is_no_file_is_an_error_with_its_fix(run: RunDir, name: str, there: str, cause: str) -> None:
+    file, read = (run.state, run.read_state) if name == "state" else (run.plan, run.read_plan)
+    if there == "folder":
+        file.mkdir()
+    else:
+        (run.path / "other").write_text("{}")
+        file.symlink_to("other")
+    with pytest.raises(StateError, match=f"the {name}.json of this run cannot be read") as refused:
+        read()
+    assert refused.value.where == str(file)
+    assert str(refused.value.cause).startswith(cause)
+    assert f"take {name}.json away" in str(refused.value.todo)
+
+
+@pytest.mark.parametrize("lacking", ["prefill-0", "decode-0", "lmcache-0", "proxy"])
+def test_a_plan_that_lacks_what_it_names_is_an_error_with_its_fix(run: RunDir, lacking: str) -> None:
+    plan = kit.plan(kit.recipe(kit.with_lmcache()))
+    run.write(run.plan, plan.model_dump_json())
+    assert run.read_plan() == plan
+    kept = tuple(process for process in plan.processes if process.name != lacking)
+    run.write(run.plan, plan.model_copy(update={"processes": kept}).model_dump_json())
+    with pytest.raises(StateError, match=r"this plan\.json is not whole") as refused:
+        run.read_plan()
+    assert lacking in str(refused.value.cause)
+    assert "take plan.json away" in str(refused.value.todo)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_process_that_the_plan_no_longer_has_is_shown_without_ports(
+    run: RunDir, as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = kit.plan(kit.recipe())
+    processes = {process.name: ProcessState(role=process.role, node=process.node) for process in plan.processes}
+    processes["decode-1"] = ProcessState(role="decode", node=plan.nodes[0].name)
+    gone = ProcessId(pid=2**22, start_ticks=1)
+    state = DeploymentState(
+        name="fake", run_id="run-1", host=os.uname().nodename, launcher=gone, processes=processes, started_at=0.0
+    )
+    run.write(run.state, state.model_dump_json())
+    run.write(run.plan, plan.model_dump_json())
+    run.point_current()
+    monkeypatch.setenv("PDSERVE_HOME", str(run.path.parent.parent))
+    with pytest.raises(typer.Exit) as ended:
+        status.run("fake", as_json=as_json, watch=False)
+    assert ended.value.exit_code == 5
+    output = capsys.readouterr().out
+    if as_json:
+        assert json.loads(output)["processes"]["decode-1"]["ports"] == {}
+    else:
+        [row] = [line.split("\t") for line in output.splitlines() if line.startswith("decode-1\t")]
+        assert row[6] == ""
 
 
 # --- the key

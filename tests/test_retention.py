@@ -143,6 +143,15 @@ def test_a_start_that_has_failed_before_it_began_may_go_at_once(tmp_path: Path) 
     assert [run.path for run in prune(tmp_path / "fake", LAST_ONLY)] == [failed.path]
 
 
+def test_failed_looks_push_out_no_run(tmp_path: Path) -> None:
+    run = made(tmp_path, 1)
+    looks = [RunDir.create(tmp_path, "fake", run_id(number)) for number in (2, 3)]
+    for look in looks:
+        look.failure.write_text("a node did not answer")
+    assert [removed.path for removed in prune(tmp_path / "fake", LAST_ONLY)] == [look.path for look in looks]
+    assert run.path.exists()
+
+
 def test_no_link_is_followed(tmp_path: Path) -> None:
     home, precious = tmp_path / "home", tmp_path / "precious"
     precious.mkdir()

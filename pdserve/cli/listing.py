@@ -9,7 +9,8 @@ import typer
 
 from pdserve.errors import NotOursError, StateError
 from pdserve.printable import printable
-from pdserve.run.directory import RunDir, deployments, home, lives
+from pdserve.run.directory import RunDir, deployments, home
+from pdserve.run.presence import phase_now
 from pdserve.run.retention import Removed, mebibytes, prune_all
 
 
@@ -18,8 +19,7 @@ def _now(run_dir: RunDir) -> dict[str, str]:
         state = run_dir.read_state()
     except (StateError, NotOursError):
         return {"phase": "unreadable", "endpoint": ""}
-    known = lives(run_dir, state) or state.phase in ("stopped", "failed")
-    return {"phase": state.phase if known else "lost", "endpoint": state.endpoint}
+    return {"phase": phase_now(run_dir, state), "endpoint": state.endpoint}
 
 
 def run(*, as_json: bool) -> None:
@@ -31,7 +31,7 @@ def run(*, as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        typer.echo(printable(f"{row['name']:<24} {row['phase']:<10} {row['endpoint'] or '-':<28} {row['run']}"))
+        typer.echo(printable(f"{row['name']:<24} {row['phase']:<12} {row['endpoint'] or '-':<28} {row['run']}"))
     if not rows:
         typer.echo("no deployments")
 

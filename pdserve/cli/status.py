@@ -22,6 +22,7 @@ from pdserve.patches.proof import merged_effects
 from pdserve.plan.model import Exposure
 from pdserve.plan.proxy.exposure import RANDOM_PORT
 from pdserve.run.directory import LIVES_SECONDS, find, home
+from pdserve.run.presence import Silence
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")
 _STYLES = {
@@ -36,7 +37,7 @@ _WATCH_SECONDS = 2.0
 
 
 def run(name: str | None, *, as_json: bool, watch: bool) -> None:
-    """Exit 0 only for a deployment that is ready; ServeError's code for a degraded, failed or lost one."""
+    """Exit 0 only for a deployment that is ready; ServeError's code for every other one."""
     run_dir = find(home(os.environ), name)
     while watch and not sys.stdout.isatty():
         _print(look(run_dir), as_json=as_json)
@@ -66,12 +67,11 @@ def _print(view: StatusView, *, as_json: bool) -> None:
 def _head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
-    if view.unheard is not None:
-        lines[0] += f" when its launcher was last heard, {view.unheard:.0f} s ago"
-        lines.append(
-            f"launcher: PID {state.launcher.pid} on {state.host} was killed or stopped, or cannot write its record; "
-            f"for other machines, the deployment counts as lost after {LIVES_SECONDS:.0f} s"
-        )
+    if view.silence is not None:
+        lines[0] += f"; it was {state.phase} when its launcher was last heard"
+        if view.silence.seconds is not None:
+            lines[0] += f", {view.silence.seconds:.0f} s ago"
+        lines.append(_silent_launcher(view, view.silence))
     elif state.endpoint and view.phase in ("ready", "degraded"):
         place = view.plan.proxy_place
         lines.append(f"endpoint: {state.endpoint}/v1{place}  model: {view.plan.served_name}")
@@ -80,6 +80,20 @@ def _head(view: StatusView) -> list[str]:
     lines.extend(_cgroups(view))
     lines += [f"node {name} is lost: {node.lost}" for name, node in state.nodes.items() if node.lost]
     return lines + [f"left behind: {line}" for line in view.left]
+
+
+def _silent_launcher(view: StatusView, silence: Silence) -> str:
+    state = view.state
+    launcher = f"launcher: PID {state.launcher.pid} on {state.host}"
+    if silence.stopped:
+        return (
+            f"{launcher} stands still (SIGSTOP, Ctrl-Z or a debugger), and nothing watches the deployment; "
+            f"kill -CONT {state.launcher.pid} lets it go on, pdserve down {state.name} ends it"
+        )
+    return (
+        f"{launcher} was killed or stopped, or cannot write its record; for other machines, the deployment counts "
+        f"as lost after {LIVES_SECONDS:.0f} s"
+    )
 
 
 def _cgroups(view: StatusView) -> Iterator[str]:
@@ -116,7 +130,7 @@ def _patches(view: StatusView) -> Iterator[str]:
 
 
 def _row(view: StatusView, name: str) -> tuple[str, ...]:
-    process, plan = view.state.processes[name], view.plan.process(name)
+    process = view.state.processes[name]
     uptime = view.uptime(name)
     return (
         name,
@@ -125,7 +139,7 @@ def _row(view: StatusView, name: str) -> tuple[str, ...]:
         str(process.id.pid) if process.id else "-",
         process.phase,
         "-" if uptime is None else _duration(uptime),
-        " ".join(f"{purpose}:{port}" for purpose, port in plan.ports.items()),
+        " ".join(f"{purpose}:{port}" for purpose, port in view.ports(name).items()),
         _report(view, name),
     )
 

@@ -15,6 +15,7 @@ from pdserve.launch.fleet import Fleet
 from pdserve.plan.model import Plan, Versions
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
+from pdserve.run.written import written
 from pdserve.system.process import output_of
 
 _GIT_SECONDS = 5.0
@@ -33,6 +34,13 @@ def record_run(run: RunDir, plan: Plan, recipe_yaml: str, versions: Versions) ->
         **versions.model_dump(),
     }
     run.write(run.versions, json.dumps(facts, indent=2))
+
+
+def save_change(run: RunDir, plan: Plan, recipe_yaml: str) -> None:
+    """Saves another plan of a deployment that runs, before anything is stopped for it. Raises StateError."""
+    with written(run):
+        run.write(run.plan, plan.model_dump_json(indent=2))
+        run.write(run.recipe, recipe_yaml)
 
 
 class KeptRecord:

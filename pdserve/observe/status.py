@@ -12,14 +12,13 @@ from pdserve.observe.remote_http import client, loopback_of, seen_from_here
 from pdserve.observe.store_metrics import StoreSnapshot, store_snapshot
 from pdserve.patches.proof import PatchRecord, merged_effects
 from pdserve.plan.model import HttpProbe, Plan
-from pdserve.run.directory import RunDir, lives, unheard
+from pdserve.run.directory import RunDir, lives
 from pdserve.run.orphans import living
 from pdserve.run.patch_proof import records
+from pdserve.run.presence import Silence, phase_now, silence
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here
 
-LOST = "lost"
-"""Phase of a deployment whose launcher was killed: its agents stop what it left."""
 _TAKEN_SECONDS = 2.0
 """Who asks for the status does not wait for a launcher that is not there."""
 
@@ -40,12 +39,12 @@ class StatusView:
     launcher_lives: bool = False
     patches: dict[str, list[PatchRecord]] = field(default_factory=dict)
     """Engine -> what its processes report of their patches."""
-    unheard: float | None = None
-    """Seconds since the last sign of life of a launcher whose next one is late: what is recorded may be over."""
+    silence: Silence | None = None
+    """Of a launcher that lives and is not heard: what is recorded may be over."""
 
     @property
     def healthy(self) -> bool:
-        return self.phase == "ready" and self.unheard is None
+        return self.phase == "ready"
 
     def uptime(self, name: str) -> float | None:
         """Seconds since the process was started; None unless it lives."""
@@ -54,23 +53,32 @@ class StatusView:
             return None
         return time.time() - process.started_at
 
+    def ports(self, name: str) -> dict[str, int]:
+        """Those that the plan pins. None for a process that it does not have: an `up` that replaces it writes its plan
+        first, and a plan can be edited by hand."""
+        return next((dict(process.ports) for process in self.plan.processes if process.name == name), {})
+
     def to_json(self) -> dict[str, Any]:
         """For `status --json`: stable keys, no secrets."""
+        planned = {process.name: process for process in self.plan.processes}
+        unheard = None if self.silence is None else self.silence.seconds
         return {
             "name": self.state.name,
             "run": self.run_dir,
             "phase": self.phase,
+            "recorded_phase": self.state.phase,
             "note": self.state.note,
             "endpoint": self.state.endpoint,
             "launcher_pid": self.state.launcher.pid,
-            "launcher_unheard_seconds": None if self.unheard is None else round(self.unheard, 1),
+            "launcher_unheard_seconds": None if unheard is None else round(unheard, 1),
+            "launcher_stopped": self.silence is not None and self.silence.stopped,
             "nodes": {name: node.model_dump() for name, node in self.state.nodes.items()},
             "processes": {
                 name: {
                     **process.model_dump(exclude={"id"}),
                     "pid": process.id.pid if process.id else None,
-                    "ports": self.plan.process(name).ports,
-                    "patches": list(self.plan.process(name).patches),
+                    "ports": self.ports(name),
+                    "patches": list(planned[name].patches) if name in planned else [],
                     "patch_processes": [
                         record.model_dump(include={"pid", "process", "kind", "active", "allowed_unknown", "skipped"})
                         for record in self.patches.get(name, [])
@@ -93,8 +101,7 @@ def look(run: RunDir) -> StatusView:
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
-    over = state.phase in ("stopped", "failed")
-    phase = state.phase if alive or over else LOST
+    phase = phase_now(run, state)
     if not alive:
         for process in state.processes.values():
             if process.phase != "done" and (process.node not in here or process.id is None or not process.id.alive()):
@@ -108,8 +115,8 @@ def look(run: RunDir) -> StatusView:
             process.note = "its PID is gone; the launcher has not reported it"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
-    late = unheard(run)
-    patience = _TAKEN_SECONDS if late is None else 0.0
+    silent = silence(run, state)
+    patience = _TAKEN_SECONDS if silent is None else 0.0
     reports = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
     patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
     return StatusView(
@@ -123,7 +130,7 @@ def look(run: RunDir) -> StatusView:
         stores=reports.stores,
         launcher_lives=True,
         patches=patches,
-        unheard=late,
+        silence=silent,
     )
 
 

@@ -81,7 +81,10 @@ def _clear_containers(run: RunDir, state: DeploymentState, report: Report) -> Cl
 
 def _stopped(run: RunDir, state: DeploymentState, report: Report) -> bool:
     """Asks the launcher to stop everything; False when it turns out to be gone, or is gone after a signal."""
-    if (late := lateness(run, state)) is not None:
+    if is_here(state.host, state.place) and is_stopped(state.launcher) and send(state.launcher, signal.SIGCONT):
+        # As an agent or a guard that stands still in a stop: only it knows all that is to be stopped.
+        report(f"{state.name}: its launcher (PID {state.launcher.pid}) stood still (SIGSTOP) and got a SIGCONT")
+    elif (late := lateness(run, state)) is not None:
         report(f"{state.name}: {late}")
     try:
         reply = ask(run, Down(), seconds=_DOWN_SECONDS, alive=lambda: lives(run, run.read_state()))
@@ -109,13 +112,13 @@ def lateness(run: RunDir, state: DeploymentState) -> str | None:
 
     On its own machine silence ends nothing, because the process is there to be seen.
     """
-    launcher, wait = state.launcher, f"waiting up to {_DOWN_SECONDS:.0f} s for its answer"
-    if is_here(state.host, state.place) and is_stopped(launcher):
-        return f"its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; {wait}"
     if (late := unheard(run)) is None:
         return None
     if is_here(state.host, state.place):
-        return f"its launcher (PID {launcher.pid}) was not heard for {late:.0f} s; {wait}"
+        return (
+            f"its launcher (PID {state.launcher.pid}) was not heard for {late:.0f} s; waiting up to "
+            f"{_DOWN_SECONDS:.0f} s for its answer"
+        )
     return (
         f"its launcher on {state.host} was not heard for {late:.0f} s; waiting for it, until it answers or was not "
         f"heard for {LIVES_SECONDS:.0f} s"

@@ -26,6 +26,7 @@ from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
+from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.markers import new_token
 from pdserve.system.process import Child, send, spawn
@@ -61,7 +62,15 @@ def run_here(
     )
 
     def open_link(node: Node, receive: Callable[[Event], None]) -> AgentLink:
-        return open_agent(node, run.path, run.run_id, plan.timeouts, receive)
+        try:
+            return open_agent(node, run.path, run.run_id, plan.timeouts, receive)
+        except OSError as error:  # its log on a full disk, or no room for a process
+            raise StartError(
+                f"the agent of {node.name} cannot be started",
+                where=f"agent@{node.name}",
+                cause=str(error),
+                todo=f"make room in {run.logs}; where a limit was reached, ulimit -u and ulimit -n show it",
+            ) from error
 
     async def main() -> None:
         launcher = Launcher(
@@ -80,9 +89,10 @@ def run_here(
 
     try:
         with run.only_launcher():
-            run.forget_key_of_the_last()
-            run.write(run.state, state.model_dump_json(indent=1))
-            run.point_current()
+            with written(run):
+                run.forget_key_of_the_last()
+                run.write(run.state, state.model_dump_json(indent=1))
+                run.point_current()
             asyncio.run(main())
     finally:
         run.forget_key()  # also of a run that began beside another one, and was never served

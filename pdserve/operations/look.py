@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pdserve.errors import PreflightError
 from pdserve.installed.versions import Versions
+from pdserve.launch.failure_report import report as failure_report
 from pdserve.operations.images import image_store, provide
 from pdserve.operations.interpreters import as_running
 from pdserve.operations.plan_recipe import Planned, located, plan_for
@@ -31,6 +31,7 @@ from pdserve.reach.cluster_file import LoadedCluster
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.change import recorded_change
 from pdserve.run.directory import RunDir, home, new_run_id
+from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
 from pdserve.system.host import local_node
 
 
@@ -65,14 +66,19 @@ def look(
 
 
 def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report) -> Looked:
-    """`look` through a run directory that is gone afterwards. It stays when a node cannot be looked at: the error names
-    a log in it."""
+    """`look` through a run directory that is gone afterwards, unless a node cannot be looked at (failed_look.py)."""
     if machines is None:
         return _look_here(loaded, None, running=False)
-    run = RunDir.create(home(os.environ), loaded.recipe.name, f"preflight-{new_run_id()}")
-    seen = look(loaded, machines, run, report=report)
-    shutil.rmtree(run.path)
-    return seen
+    run = RunDir(home(os.environ) / loaded.recipe.name / f"preflight-{new_run_id()}")
+    discard_earlier(run.path.parent)
+    try:
+        run.make()
+        return look(loaded, machines, run, report=report)
+    except PreflightError as error:
+        keep_failed_look(run, failure_report(error, loaded.recipe.name, None, ()))
+        raise
+    finally:
+        discard(run)
 
 
 def _look_here(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> Looked:

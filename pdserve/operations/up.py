@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets as random_secrets
 import time
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.errors import PdserveError, StateError
+from pdserve.errors import PreflightError, StateError
 from pdserve.launch.failure_report import report
 from pdserve.launch.launch_record import record_run
 from pdserve.operations.apply import apply, check_place
@@ -29,9 +30,11 @@ from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.containers import left_of
 from pdserve.run.directory import RunDir, check_no_launcher, find, home, new_run_id
+from pdserve.run.failed_look import discard, discard_earlier, keep_failed_look
 from pdserve.run.orphans import living, stop_left, supervised
 from pdserve.run.retention import mebibytes, prune
 from pdserve.run.state import DeploymentState
+from pdserve.run.written import written
 from pdserve.system import procfs
 from pdserve.system.host import local_node
 from pdserve.system.process import Child
@@ -72,22 +75,23 @@ def up(loaded: LoadedRecipe, there: Where, show: VerbProgress, options: UpOption
         return
     check_no_orphans(root, name)
     run = RunDir(root / name / new_run_id())
-    if there.machines is not None:
-        # Probes log into it, and every node must see it. A failed look at this machine leaves nothing.
-        run.make()
-        interruptible()  # a fetch of an image that has begun is stopped
-    try:
+    with contextlib.ExitStack() as unless_started:
+        unless_started.callback(discard, run)
+        discard_earlier(run.path.parent)
+        if there.machines is not None:
+            run.make()  # probes log into it, and every node must see it
+            interruptible()  # a fetch of an image that has begun is stopped
         seen = _looked(loaded, there, run, show)
         if options.command is not None:
             options.command.check(seen.planned.plan)
         key = random_secrets.token_urlsafe(32)
         secrets = resolve_secrets(seen.planned.plan, os.environ, key)
-    except PdserveError as error:
-        if there.machines is not None:
-            run.write(run.failure, report(error, name, None, ()))
-        raise
-    run.make()
-    _bring_up(run, seen.planned, key, secrets, show, options, began)
+        run.make()
+        plan = seen.planned.plan
+        with written(run):
+            record_run(run, plan, seen.planned.loaded.to_yaml(model_path=plan.model_path), seen.planned.versions)
+        unless_started.pop_all()
+    _bring_up(run, plan, key, secrets, show, options, began)
 
 
 def _runs_already(run: RunDir, name: str) -> StateError:
@@ -155,7 +159,12 @@ def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
 
 
 def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:
-    seen = look(loaded, there.machines, run, report=show.note)
+    try:
+        seen = look(loaded, there.machines, run, report=show.note)
+    except PreflightError as error:
+        if there.machines is not None:  # it names a log of the run
+            keep_failed_look(run, report(error, loaded.recipe.name, None, ()))
+        raise
     show.warn([*loaded.warnings, *there.warnings, *seen.planned.plan.warnings, *strange(seen.findings)])
     if there.machines is not None:
         show.note(f"{there.machines.origin}: {len(there.machines.machines)} node(s)", *seen.nodes)
@@ -165,31 +174,22 @@ def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress)
 
 def _bring_up(
     run: RunDir,
-    planned: Planned,
+    plan: Plan,
     key: str,
     secrets: Mapping[str, str],
     show: VerbProgress,
     options: UpOptions,
     began: float,
 ) -> None:
-    plan = planned.plan
-    try:
-        record_run(run, plan, planned.loaded.to_yaml(model_path=plan.model_path), planned.versions)
-    except OSError as error:
-        raise StateError(
-            "the record of this run cannot be written",
-            where=str(run.path),
-            cause=error.strerror or str(error),
-            todo="make room there, or set PDSERVE_HOME to a folder on another disk",
-        ) from error
     interruptible()
     launcher: Child | None = None
     try:
-        run.save_key(key)
+        with written(run):
+            run.save_key(key)
         show.begin(run, plan)
         _prune(run, plan, show)
         if options.detach:
-            with held_back():
+            with held_back(), written(run):
                 launcher = start_detached(run, keep=options.keep)
             follow(run, launcher, show.event, keep=options.keep)
         else:
@@ -203,6 +203,8 @@ def _bring_up(
         # still importing when the stop came, has not removed it.
         if launcher is None or launcher.poll() is not None:
             run.forget_key()
+        if launcher is None and not run.state.exists():
+            discard(run)  # no launcher has begun
         if not options.detach:
             show.end(detached=False)
     if options.detach:

@@ -286,6 +286,15 @@ class Plan(Frozen):
     warnings: tuple[str, ...] = ()
     """What a user must know before trusting this plan: unverified connectors, unknown versions, ..."""
 
+    def lacking(self) -> list[str]:
+        """What it names and does not have. A plan that was made has everything; one that was read may be edited."""
+        processes = {process.name for process in self.processes}
+        nodes = {node.name for node in self.nodes}
+        named = {name for server in self.lmcache for name in (server.process, *server.engines)}
+        named |= {worker.name for worker in self.proxy.workers}
+        proxy = () if any(process.is_proxy for process in self.processes) else ("the proxy",)
+        return [*proxy, *sorted(named - processes), *sorted({process.node for process in self.processes} - nodes)]
+
     def process(self, name: str) -> Process:
         """The process of that name. KeyError if there is none."""
         for process in self.processes:

@@ -34,7 +34,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pdserve.errors import NotOursError, StateError
+from pdserve.errors import MAKE_ROOM, NotOursError, StateError
+from pdserve.logs.rotation import NO_ROOM
 from pdserve.plan.model import Plan
 from pdserve.run import engine_key, history, launcher_lock
 from pdserve.run.state import DeploymentState
@@ -114,7 +115,7 @@ class RunDir:
                 "the folder of this run cannot be made",
                 where=str(self.path),
                 cause=str(error),
-                todo="set PDSERVE_HOME to a folder that you may write to",
+                todo=MAKE_ROOM if error.errno in NO_ROOM else "set PDSERVE_HOME to a folder that you may write to",
             ) from None
         _check_folders(self.path.parent, self)
 
@@ -186,7 +187,15 @@ class RunDir:
 
     def read_plan(self) -> Plan:
         """The plan as it was saved before the start. Raises StateError and NotOursError."""
-        return _read(self.plan, Plan)
+        plan = _read(self.plan, Plan)
+        if lacking := plan.lacking():
+            raise StateError(
+                "this plan.json is not whole",
+                where=str(self.plan),
+                cause=f"it was edited by hand: {', '.join(lacking)} is named in it and missing",
+                todo=_anew(self.plan),
+            )
+        return plan
 
     @property
     def key_file(self) -> Path:
@@ -311,15 +320,28 @@ def _read(file: Path, model: type[ModelT]) -> ModelT:
     except FileNotFoundError:
         raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
     except OSError as error:
-        raise StateError("it cannot be read", where=str(file), cause=str(error)) from None
+        is_link = error.errno == errno.ELOOP and file.is_symlink()
+        raise StateError(
+            f"the {file.name} of this run cannot be read",
+            where=str(file),
+            cause="it is a symbolic link, which is not followed" if is_link else error.strerror or str(error),
+            todo=_anew(file),
+        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise StateError(
             f"this is not a {file.name} of this version of pdserve",
             where=str(file),
             cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
-            todo=f"use the version that wrote it, or, if nothing of it runs, remove {file.parent}",
+            todo=f"use the version that wrote it; after an edit by hand, {_anew(file)}",
         ) from None
+
+
+def _anew(file: Path) -> str:
+    return (
+        f"take {file.name} away: a launcher that lives writes it anew within seconds; if nothing of the run lives, "
+        f"remove {file.parent}"
+    )
 
 
 def deployments(root: Path) -> list[RunDir]:
@@ -361,18 +383,19 @@ def lives(run: RunDir, state: DeploymentState) -> bool:
         return state.launcher.alive()
     if is_named_here(state.host) and launcher_lock.is_free(_lock(run.path.parent)):
         return False
-    since = _beaten_since(run)
+    since = beaten_since(run)
     return since is not None and since < LIVES_SECONDS
 
 
 def unheard(run: RunDir) -> float | None:
     """Seconds since a launcher's last sign of life, once the next one is late: one that counts as living was killed
     since, on another machine, or is stopped, or cannot write. None: it is heard, or there was none at all."""
-    since = _beaten_since(run)
+    since = beaten_since(run)
     return since if since is not None and since > _LATE_SECONDS else None
 
 
-def _beaten_since(run: RunDir) -> float | None:
+def beaten_since(run: RunDir) -> float | None:
+    """Seconds since a launcher's last sign of life; None: there is none."""
     try:
         beat = os.open(run.beat, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

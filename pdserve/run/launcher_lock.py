@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdserve.errors import AS_ITS_USER, NOT_OURS, StateError
+from pdserve.errors import AS_ITS_USER, MAKE_ROOM, NOT_OURS, StateError
+from pdserve.logs.rotation import NO_ROOM
 from pdserve.system import procfs
 
 _COMMAND_CHARACTERS = 100
@@ -101,11 +102,12 @@ def _open(file: Path, flags: int) -> int:
     except _NO_FOLDER:
         raise
     except OSError as error:
+        full = error.errno in NO_ROOM
         raise StateError(
             "the lock of this deployment cannot be opened",
             where=str(file),
-            cause=f"{error.strerror}: {NOT_OURS}",
-            todo=f"{AS_ITS_USER}, or remove the file if nothing of it runs",
+            cause=error.strerror if full else f"{error.strerror}: {NOT_OURS}",
+            todo=MAKE_ROOM if full else f"{AS_ITS_USER}, or remove the file if nothing of it runs",
         ) from None
     if os.fstat(descriptor).st_mode & 0o077:  # of a version that left it open
         with contextlib.suppress(OSError):

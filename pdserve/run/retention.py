@@ -21,6 +21,7 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.node import agent_record
 from pdserve.recipe.model import Retention
 from pdserve.run.directory import RunDir, lives
+from pdserve.run.failed_look import is_failed_look
 from pdserve.run.orphans import members
 from pdserve.system import procfs
 from pdserve.system.host import is_here
@@ -91,8 +92,10 @@ def remove_empty_cgroups(deployment: Path) -> None:
 
 
 def _old(deployment: Path, rule: Retention) -> list[Path]:
-    """Raises OSError."""
-    runs = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
+    """With all failed looks, which are no runs and count for none. Raises OSError."""
+    named = {path: match[1] for path in deployment.iterdir() if (match := _RUN.fullmatch(path.name)) and _is_ours(path)}
+    looks = sorted(path for path in named if is_failed_look(RunDir(path)))
+    runs = {path: began for path, began in named.items() if path not in looks}
     written = {path: _last_written(path) for path in sorted(runs, key=runs.__getitem__, reverse=True)[1:]}
     since = time.time() - rule.days * _DAY_SECONDS
     current = _current(deployment)
@@ -102,10 +105,11 @@ def _old(deployment: Path, rule: Retention) -> list[Path]:
         if ((rule.runs and place >= rule.runs) or (rule.days and at < since)) and not _is(path, current)
     ]
     if not beyond:
-        return []
+        return looks
     values = procfs.environment_values(MARKER).values()
     marked = {value.partition(b"/")[0].decode(errors="replace") for value in values}
-    return [path for path in reversed(beyond) if path.name not in marked and not _may_live(RunDir(path), written[path])]
+    unmarked = (path for path in reversed(beyond) if path.name not in marked)
+    return [*looks, *(path for path in unmarked if not _may_live(RunDir(path), written[path]))]
 
 
 def _may_live(run: RunDir, written: float) -> bool:

@@ -6,7 +6,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from pdserve.cli.main import app
+from pdserve.cli.commands import app
 
 _WIDTH = 100
 _HEAD = """\

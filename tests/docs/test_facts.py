@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 from pdserve import errors
 from pdserve.logs.known_causes import RULES
-from pdserve.observe.status import LOST
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.run.directory import RunDir
+from pdserve.run.presence import LOST, UNRESPONSIVE
 from pdserve.run.state import Phase, ProcessPhase
 from tests.docs.markdown import (
     EXIT_CODES,
@@ -139,7 +139,7 @@ def test_every_state_of_a_process_is_explained() -> None:
 
 
 def test_every_phase_of_a_deployment_is_explained() -> None:
-    assert sorted(row[0].strip("`") for row in STATUS.table("phase")) == sorted([*PHASES, LOST])
+    assert sorted(row[0].strip("`") for row in STATUS.table("phase")) == sorted([*PHASES, LOST, UNRESPONSIVE])
 
 
 def test_every_column_of_status_is_explained() -> None:

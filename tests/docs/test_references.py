@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pdserve.cli.main import app
+from pdserve.cli.commands import app
 from pdserve.reach.cluster_file import Cluster
 from tests.docs import cli_reference, recipe_reference
 from tests.docs.markdown import INDEX, PAGES, README, REPOSITORY, Page

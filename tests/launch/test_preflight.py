@@ -193,6 +193,20 @@ def test_a_dry_run_is_for_the_place_that_was_asked_for(tmp_path: Path, pdserve_h
     assert "nothing can be started on away" in output
 
 
+def test_of_looks_at_a_machine_that_does_not_answer_only_the_last_one_stays(tmp_path: Path, pdserve_home: Path) -> None:
+    """Its error names a log there."""
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("schema: 1\nhosts: [{name: away}]\nssh: {options: ['ProxyCommand=false'], connect_seconds: 1}\n")
+    for verb in ("preflight", "up"):
+        code, output = pdserve(verb, recipe(tmp_path), "--cluster", hosts)
+        assert code == 3
+        [folder] = (pdserve_home / "fake").iterdir()
+        assert f"read {folder}/logs/probe@away.log" in output
+        assert "nothing can be started on away" in (folder / "failure.md").read_text()
+    assert pdserve("list", "--prune")[1].startswith(f"removed {folder} ")
+    assert not folder.exists()
+
+
 def test_nixl_is_served(tmp_path: Path, pdserve_home: Path) -> None:
     file = recipe(tmp_path, prefill__connector={"kind": "nixl"}, decode__connector={"kind": "nixl"}, lmcache=None)
     with up(file, pdserve_home) as deployment:

@@ -14,8 +14,9 @@ from pdserve.operations.down import lateness
 from pdserve.run.directory import RunDir, lives, unheard
 from pdserve.run.state import DeploymentState
 from pdserve.system import procfs
+from pdserve.system.process import send
 from pdserve.system.procfs import ProcessId
-from tests.launch.deployment import Command, pdserve, recipe, up
+from tests.launch.deployment import pdserve, read_json, recipe, up
 from tests.launch.test_survival import until
 
 
@@ -68,39 +69,41 @@ def test_a_late_sign_of_life_is_distinguished_from_none(run: RunDir) -> None:
 def test_a_launcher_that_stands_still_is_not_shown_as_ready(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
+        launcher = deployment.id_of("launcher")
         deployment.send_signal("launcher", signal.SIGSTOP)
         try:
-            late(deployment.run)
+            # At once: no sign of life has to be late for it.
+            until(lambda: procfs.is_stopped(launcher))
             code, output = pdserve("status")
+            shown = read_json(pdserve("status", "--json")[1])
+            listed = pdserve("list")[1].split()
         finally:
             deployment.send_signal("launcher", signal.SIGCONT)
-    assert code == 5
-    assert re.match(r"fake: ready when its launcher was last heard, \d+ s ago\nlauncher: PID \d+ on ", output), output
-
-
-def late(run: RunDir) -> None:
-    """Waits until a sign of life is missing."""
-    until(lambda: unheard(run) is not None)
+        assert code == 5
+        assert re.match(
+            r"fake: unresponsive; it was ready when its launcher was last heard, \d+ s ago\n"
+            rf"launcher: PID {launcher.pid} on \S+ stands still \(SIGSTOP, Ctrl-Z or a debugger\), and nothing watches "
+            rf"the deployment; kill -CONT {launcher.pid} lets it go on, pdserve down fake ends it\n",
+            output,
+        ), output
+        assert (shown["phase"], shown["recorded_phase"], shown["launcher_stopped"]) == ("unresponsive", "ready", True)
+        assert listed[:2] == ["fake", "unresponsive"]
+        until(lambda: pdserve("list")[1].split()[1] == "ready")
 
 
 @pytest.mark.process
-def test_down_names_how_a_launcher_that_stands_still_goes_on(tmp_path: Path, pdserve_home: Path) -> None:
+def test_down_lets_a_launcher_go_on_that_stands_still(tmp_path: Path, pdserve_home: Path) -> None:
     with up(recipe(tmp_path), pdserve_home) as deployment:
         deployment.command.expect("serving fake at")
         launcher = deployment.id_of("launcher")
         deployment.send_signal("launcher", signal.SIGSTOP)
         try:
             until(lambda: procfs.is_stopped(launcher))
-            down = Command("down")
-            message = down.expect("fake: ")
+            code, output = pdserve("down")
         finally:
-            deployment.send_signal("launcher", signal.SIGCONT)
-        assert message == (
-            f"fake: its launcher stands still (SIGSTOP); kill -CONT {launcher.pid} lets it go on; "
-            "waiting up to 300 s for its answer"
-        )
-        assert down.finish() == 0
-        assert down.output.endswith("\nfake: stopped")
+            send(launcher, signal.SIGCONT)
+        stood = f"fake: its launcher (PID {launcher.pid}) stood still (SIGSTOP) and got a SIGCONT"
+        assert (code, output.splitlines()) == (0, [stood, "fake: stopped"])
 
 
 def test_down_waits_for_a_silent_launcher_as_long_as_it_can_count_as_living(run: RunDir) -> None:

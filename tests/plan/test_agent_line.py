@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pdserve.cli.main import app
+from pdserve.cli.commands import app
 from pdserve.plan.model import Node, Plan
 from pdserve.plan.nodes.agent_line import agent_argv, with_agent
 from pdserve.plan.nodes.reach import Srun, Ssh

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pdserve.cli.main import app
+from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
 from pdserve.plan.render.sbatch import MARGIN_SECONDS, render_sbatch, signal_seconds
 from tests.plan.golden import BATCH_SCRIPT, RECIPES, ROOT, batch_script, shipped_plan

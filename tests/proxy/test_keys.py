@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pdserve.cli.main import app
+from pdserve.cli.commands import app
 from pdserve.errors import RecipeError
 from pdserve.pd.errors import ApiError
 from pdserve.pd.limits import keys

@@ -1,0 +1,285 @@
+"""The verbs of the `pdserve` command. Each imports what it needs when it runs, so that --help is immediate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pdserve import __version__
+from pdserve.cli.options import (
+    OWN_CODES_OF_RUN,
+    ClusterOption,
+    JsonOption,
+    NameArgument,
+    RecipeArgument,
+    SetOption,
+    ThisMachineOption,
+    UnsetOption,
+)
+from pdserve.errors import RecipeError
+from pdserve.installed import compiled
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""A wrong command line. Typer may have a click of its own, and exports only this subclass."""
+
+
+class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
+    """Nobody reads our output any more. Not an OSError, because typer makes exit code 1 of a broken pipe."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            if ctx.invoked_subcommand == "run":
+                error.exit_code = OWN_CODES_OF_RUN + RecipeError.exit_code  # type: ignore[attr-defined]
+            raise
+        except BrokenPipeError:
+            raise ReaderLeft from None
+
+
+app = typer.Typer(
+    name="pdserve",
+    cls=_Commands,
+    help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
+    "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
+    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C. "
+    "`run` ends with the code of its command, or with 200 + one of these.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        typer.echo(f"pdserve {__version__}, proxy {compiled.how()}")
+        raise typer.Exit
+
+
+@app.command()
+def up(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="The recipe; without one, what the running deployment lacks is started.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready; it serves on.")] = False,
+    keep_on_failure: Annotated[
+        bool, typer.Option("--keep-on-failure", help="Leave what is healthy running when something fails.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, start nothing.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also restart running engines whose command has changed.")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Submit the recipe's job to Slurm from here, wait for it and follow it.")
+    ] = False,
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Bring a deployment up: LMCache, engines, proxy; prove it with a token; serve until Ctrl-C.
+
+    Inside a Slurm job it uses the job's nodes, with --cluster those of a file, otherwise this machine.
+    """
+    if slurm:
+        from pdserve.cli.up_slurm import run as run_in_slurm
+
+        refused = {"--dry-run": dry_run, "--cluster": cluster is not None, "--this-machine": this_machine}
+        refused |= {"--replace": replace, "--keep-on-failure": keep_on_failure}
+        run_in_slurm(recipe, set_ or [], unset or [], detach=detach, refused=refused)
+        return
+    from pdserve.cli.up import run
+    from pdserve.operations.up import UpOptions
+
+    run(
+        recipe,
+        set_ or [],
+        unset or [],
+        UpOptions(detach=detach, keep=keep_on_failure, replace=replace),
+        dry=dry_run,
+        cluster=cluster,
+        this_machine=this_machine,
+    )
+
+
+@app.command("run")
+def run_(
+    recipe: RecipeArgument,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after `--`.")],
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Bring a deployment up, run a command against it, take it down. Exit with the command's code.
+
+    The command runs here, with the proxy's URL (without /v1) in PDSERVE_ENDPOINT, the model's name in PDSERVE_MODEL and
+    a key in PDSERVE_API_KEY. Its output is forwarded; pdserve's own goes to stderr. Whatever ends first, the deployment
+    is taken down: also after Ctrl-C, a TERM, or a death in the deployment, which ends the command. Codes of pdserve's
+    own errors are 200 + those of the other verbs.
+    """
+    from pdserve.cli.run import run
+
+    run(recipe, command, set_ or [], unset or [], cluster=cluster, this_machine=this_machine)
+
+
+@app.command()
+def down(name: NameArgument = None) -> None:
+    """Stop a deployment in order: proxy (drained), decode, prefill, LMCache."""
+    from pdserve.cli.down import run
+
+    run(name)
+
+
+@app.command()
+def status(
+    name: NameArgument = None,
+    json_: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
+) -> None:
+    """The state of every process, and what the engines report. Exit 5 when degraded or failed."""
+    from pdserve.cli.status import run
+
+    run(name, as_json=json_, watch=watch)
+
+
+@app.command()
+def logs(
+    process: Annotated[str | None, typer.Argument(help="A process (prefill-0); all of them without it.")] = None,
+    name: Annotated[str | None, typer.Option("--deployment", help="The deployment, if there are several.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 80,
+) -> None:
+    """Print the logs of a deployment, or of one process of it."""
+    from pdserve.cli.logs import run
+
+    run(process, name, follow=follow, lines=lines)
+
+
+@app.command()
+def restart(
+    process: Annotated[str, typer.Argument(help="The process: prefill-0, lmcache-0, proxy, ...")],
+    name: Annotated[str | None, typer.Option("--deployment", help="The deployment, if there are several.")] = None,
+) -> None:
+    """Stop one process of a running deployment and start it again."""
+    from pdserve.cli.restart import run
+
+    run(process, name)
+
+
+@app.command()
+def validate(recipe: RecipeArgument, set_: SetOption = None, unset: UnsetOption = None) -> None:
+    """Check a recipe and plan it, without looking at this machine."""
+    from pdserve.cli.validate import run
+
+    run(recipe, set_ or [], unset or [])
+
+
+@app.command()
+def render(
+    recipe: RecipeArgument,
+    json_: JsonOption = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="The batch script that asks for the recipe's nodes.")] = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Print every command and environment of a recipe: as a shell script, or the plan as JSON."""
+    from pdserve.cli.render import run
+
+    run(recipe, set_ or [], unset or [], as_json=json_, slurm=slurm)
+
+
+@app.command()
+def preflight(
+    recipe: RecipeArgument,
+    json_: JsonOption = False,
+    cluster: ClusterOption = None,
+    this_machine: ThisMachineOption = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Check what the recipe needs of every node, and start nothing. Exit 3 when something is missing.
+
+    The nodes are those that `up` would use: of the Slurm job, of --cluster, or this machine.
+    """
+    from pdserve.cli.preflight import run
+
+    run(recipe, set_ or [], unset or [], as_json=json_, cluster=cluster, this_machine=this_machine)
+
+
+@app.command()
+def schema(
+    cluster: Annotated[bool, typer.Option("--cluster", help="Of cluster files instead of recipes.")] = False,
+) -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from pdserve.cli.schema import run
+
+    run(cluster=cluster)
+
+
+@app.command()
+def verify(name: NameArgument = None, json_: JsonOption = False) -> None:
+    """Prove that the running deployment moves KV: output, transfer, cache, cleanliness."""
+    from pdserve.cli.verify import run
+
+    run(name, as_json=json_)
+
+
+@app.command()
+def patches(name: NameArgument = None, json_: JsonOption = False) -> None:
+    """Every patch of vLLM and LMCache: why, for which versions, whether it applies here, where it is active."""
+    from pdserve.cli.patches import run
+
+    run(name, as_json=json_)
+
+
+@app.command("new-key")
+def new_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs and metrics.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Add it to this file of keys (proxy.auth.keys_file).")
+    ] = None,
+    max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="Requests in flight.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", min=1, help="Requests.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option("--tokens-per-minute", min=1, help="Prompt and answer tokens.")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", help="The best its requests can get; 0 unless given.")] = 0,
+) -> None:
+    """Make an API key for the proxy: print it, once, and add its hash to the file of keys."""
+    from pdserve.cli.new_key import run
+
+    run(
+        name,
+        file,
+        max_requests=max_requests,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        priority=priority,
+    )
+
+
+@app.command("list")
+def list_(
+    json_: JsonOption = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove old runs instead, by the recipe's `retention`, and list them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --prune: only list them.")] = False,
+) -> None:
+    """Deployments of this user on this machine. With --prune: without their old runs."""
+    from pdserve.cli.listing import prune as prune_runs
+    from pdserve.cli.listing import run
+
+    if dry_run and not prune:
+        raise typer.BadParameter("--dry-run belongs to --prune")
+    if prune:
+        prune_runs(as_json=json_, dry_run=dry_run)
+    else:
+        run(as_json=json_)
