@@ -145,4 +145,5 @@ def test_without_slurm_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(PreflightError) as caught:
         submit("#!/bin/bash\n")
-    assert "No such file" in str(caught.value.cause)
+    assert "no sbatch on this machine's PATH" in caught.value.what
+    assert "module load slurm" in str(caught.value.cause)
