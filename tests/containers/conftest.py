@@ -27,7 +27,13 @@ def docker_on(cluster: Cluster, folder: Path, nodes: Sequence[str]) -> Iterator[
     try:
         for docker in dockers.values():
             docker.start()
-            docker.output("import", str(tar), IMAGE)
+        first, *others = dockers.values()
+        first.output("import", str(tar), IMAGE)
+        if others:
+            # An import by each would be an image of its own, and nodes with different ones are refused.
+            first.output("save", "--output", str(folder / "saved.tar"), IMAGE)
+        for docker in others:
+            docker.output("load", "--input", str(folder / "saved.tar"))
         yield dockers
     finally:
         for docker in dockers.values():
