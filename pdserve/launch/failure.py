@@ -14,8 +14,8 @@ from pdserve.lmcache_server import Attachment
 from pdserve.logs.causes import explain
 from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
+from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.reach import Local, Ssh
-from pdserve.reach.containers import in_docker
 from pdserve.reach.protocol import STOPPED, Died, Gone, Health, Late
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdserve.plan.model import Node
-from pdserve.plan.nodes.agent_line import agent_argv, has_lease, step_name
+from pdserve.plan.nodes.agent_line import agent_argv, has_lease, in_docker, step_name
 from pdserve.plan.nodes.reach import Local
 from pdserve.reach.channel import Channel
-from pdserve.reach.containers import in_docker
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts

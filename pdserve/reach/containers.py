@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdserve.plan.model import Node
+from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.container import docker_list_argv, docker_stop_argv
 from pdserve.plan.nodes.reach import Srun, reach_argv
 from pdserve.reach.slurm_variables import for_srun
@@ -26,11 +27,6 @@ class LeftContainers:
     """`ID on NODE`."""
     unknown: tuple[str, ...] = ()
     """`NODE (why)` of each node whose docker could not be asked, or did not stop them: containers may run there."""
-
-
-def in_docker(node: Node) -> bool:
-    """Whether the agent of a node is in a container of a docker daemon, through which its pipe leads."""
-    return node.command[:1] == ("docker",)
 
 
 async def stop_left_containers(nodes: Iterable[Node], run_id: str) -> LeftContainers:

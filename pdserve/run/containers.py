@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from pdserve.node.ledger_file import ledger_file
 from pdserve.plan.model import Node, Plan
+from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.reach import Local
 from pdserve.reach.containers import (
     LeftContainers,
-    in_docker,
     left_containers,
     run_in_container,
     stop_left_containers,

@@ -13,10 +13,15 @@ BEATS = 5
 """Beats in the length of a heartbeat: four may be late before a node counts as lost."""
 
 
+def in_docker(node: Node) -> bool:
+    """Whether the agent of a node is in a container of a docker daemon, through which its pipe leads."""
+    return node.command[:1] == ("docker",)
+
+
 def has_lease(node: Node) -> bool:
     """Whether its agent ends when it hears nothing for a time. On another node, and in docker, whose daemon holds the
     pipe, the end of the launcher may close nothing."""
-    return not isinstance(node.reach, Local) or node.command[:1] == ("docker",)
+    return not isinstance(node.reach, Local) or in_docker(node)
 
 
 def step_name(node: str) -> str:
