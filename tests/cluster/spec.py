@@ -19,7 +19,7 @@ class SlurmSettings:
     `more` are further lines of slurm.conf.
     """
 
-    kill_wait: int = 15  # (30)
+    kill_wait: int = 30
     slurmd_timeout: int = 15  # (300)
     message_timeout: int = 6  # (10)
     tcp_timeout: int = 2  # (2)

@@ -44,6 +44,6 @@ def test_a_preempted_deployment_is_gone_before_its_grace_time_is_over(
             note(time.time(), up.printed().splitlines()[-1])
         assert took < GRACE_SECONDS
         assert up.state().phase == "stopped", up.printed()
-        assert not any(event["forced"] for event in up.events("stopped"))
+        assert [event for event in up.events("stopped") if event["forced"]] == []
         assert order is None or up.stopped() == order
         cluster.assert_nothing_left()

@@ -69,7 +69,7 @@ def test_scancel_is_survived_by_the_record(job: Lab) -> None:
     job.cluster.output(LOGIN, ["scancel", up.job])
     assert up.ended() == "CANCELLED"
     assert up.state().phase == "stopped", up.printed()
-    assert not any(event["forced"] for event in up.events("stopped"))
+    assert [event for event in up.events("stopped") if event["forced"]] == []
     assert job.pdserve(LOGIN, "status").stdout.startswith("fake: stopped")
 
 
@@ -93,7 +93,7 @@ def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -
     assert rest[-1] == "data: [DONE]"
     assert up.ended() == "COMPLETED"
     assert up.stopped() == ORDER
-    assert not any(event["forced"] for event in up.events("stopped"))
+    assert [event for event in up.events("stopped") if event["forced"]] == []
 
 
 def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
