@@ -55,7 +55,7 @@ from pdserve.reach.protocol import (
     decode_order,
 )
 from pdserve.reach.slurm_variables import without_slurm
-from pdserve.system import cgroup, procfs, utf8
+from pdserve.system import cgroup, lineage, procfs, utf8
 from pdserve.system.inotify import NewNames
 from pdserve.system.markers import marker
 from pdserve.system.pipe_writer import PipeWriter
@@ -84,12 +84,13 @@ class Agent:
         run_id: str,
         ledger: ShmLedger,
         cgroups: cgroup.Made,
+        line: int | None,
         lease: float | None = None,
         pulse: float | None = None,
         term_seconds: float | None = None,
     ) -> None:
-        """`cgroups`: where those of the processes are made. `lease`, `pulse`: seconds; None on the launcher's own
-        machine."""
+        """`cgroups`: where those of the processes are made. `line`: the guard's number (lineage.py). `lease`, `pulse`:
+        seconds; None on the launcher's own machine."""
         self._node = node
         self._lease = lease
         self._pulse = pulse
@@ -102,6 +103,7 @@ class Agent:
         self._run_id = run_id
         self._ledger = ledger
         self._cgroups = cgroups
+        self._line = line
         self._lives = itertools.count(1)
         self._processes: dict[str, Supervised] = {}
         self._young_until = -math.inf
@@ -131,6 +133,7 @@ class Agent:
                 place=procfs.place(),
                 cgroup=None if made is None else made.id,
                 no_cgroup=why_not,
+                line=self._line,
             )
         )
         self._heard = loop.time()
@@ -255,14 +258,16 @@ class Agent:
         await asyncio.gather(*self._stops, return_exceptions=True)
         if (made := self._cgroups.cgroup) is not None:  # what one that is done has left; and the guard may be dead
             await stop_family(made.members, orphan_grace=0, cgroups=(made,))
-        # What was adopted and belongs to none of them any more falls to the guard, which may be dead.
-        await stop_family(self._adopted, orphan_grace=0)
+        # What belongs to none of them any more would fall to the guard, which may be dead.
+        await stop_family(self._all_below, orphan_grace=0)
         self._ledger.remove_orphans()
 
-    def _adopted(self) -> set[int]:
-        adopted = procfs.descendants(os.getpid())
-        self._ledger.record(adopted)
-        return adopted
+    def _all_below(self) -> set[int]:
+        below = procfs.descendants(os.getpid())
+        if self._line is not None:
+            below |= lineage.descendants(self._line) - {os.getpid(), self._guard}
+        self._ledger.record(below)
+        return below
 
     async def _sweep(self) -> None:
         """Notes shared memory while its owners live, and collects adopted orphans."""
@@ -302,9 +307,18 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, int], made: cgroup.Cgroup | None) -> int:
+def guard(
+    agent_pid: int,
+    run_dir: Path,
+    node: str,
+    *,
+    strangers: Mapping[str, int],
+    made: cgroup.Cgroup | None,
+    line: int | None,
+) -> int:
     """Waits for the agent and finishes its work if it was killed. Returns the exit code for the pipe's owner.
-    `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it."""
+    `made`: the cgroup in which the agent's processes have theirs; it is removed with all that is in it. `line`: our
+    number (lineage.py)."""
     # Stopping is the agent's work, and then ours; a guard that leaves early would orphan what it guards.
     pass_on(agent_pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     status = _end_of(agent_pid)
@@ -319,6 +333,8 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     def members() -> set[int]:
         reap_adopted(())
         inside = set() if made is None else made.members()
+        if line is not None:
+            inside |= lineage.descendants(line)
         pids = procfs.family({os.getpid()} | inside) - {os.getpid()}
         ledger.record(pids)
         return pids
@@ -327,7 +343,7 @@ def guard(agent_pid: int, run_dir: Path, node: str, *, strangers: Mapping[str, i
     asyncio.run(stop_family(members, orphan_grace=_GUARD_GRACE_SECONDS, cgroups=cgroups))
     ledger.remove_orphans()
     if not members():
-        agent_record.note(run_dir, node, made, over=True)
+        agent_record.note(run_dir, node, made, line, over=True)
     return os.waitstatus_to_exitcode(status) and 1
 
 
@@ -374,17 +390,18 @@ def main() -> int:
     ShmLedger(kept, strangers=strangers).save()
     adopt_orphans()
     cgroups = cgroup.make(f"{cgroup.prefix(options.run_id)}{options.node}-{os.getpid()}", os.environ)
-    agent_record.note(options.run_dir, options.node, cgroups.cgroup)
+    line = lineage.begin()
+    agent_record.note(options.run_dir, options.node, cgroups.cgroup, line)
     if child := os.fork():
-        return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup)
+        return guard(child, options.run_dir, options.node, strangers=strangers, made=cgroups.cgroup, line=line)
     die_with_parent(signal.SIGTERM)
     adopt_orphans()
     ledger = ShmLedger(kept, strangers=strangers)
-    asyncio.run(serve(options, ledger, cgroups))
+    asyncio.run(serve(options, ledger, cgroups, line))
     return 0
 
 
-async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made) -> None:
+async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.Made, line: int | None) -> None:
     """The agent's whole life, in its event loop."""
     agent = Agent(
         node=options.node,
@@ -392,6 +409,7 @@ async def serve(options: argparse.Namespace, ledger: ShmLedger, cgroups: cgroup.
         run_id=options.run_id,
         ledger=ledger,
         cgroups=cgroups,
+        line=line,
         lease=options.lease,
         pulse=options.pulse,
         term_seconds=options.term_seconds,

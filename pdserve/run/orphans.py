@@ -17,7 +17,7 @@ from pdserve.node.agent_record import AgentRecord
 from pdserve.node.ledger_file import ledger_file
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
-from pdserve.system import cgroup, markers, procfs
+from pdserve.system import cgroup, lineage, markers, procfs
 from pdserve.system.host import is_here, is_named_here
 from pdserve.system.process import send, stop_family
 from pdserve.system.procfs import ProcessId, Relations
@@ -49,7 +49,8 @@ def recorded(state: DeploymentState) -> dict[str, ProcessId]:
 
 def members(state: DeploymentState, run: RunDir) -> set[int]:
     """Live PIDs on this machine that belong to a run: recorded processes, their families, who is in a cgroup of the
-    run, and, where the kernel does not show all of them by that, who carries a name of it in its environment.
+    run or has the number of one of its guards (lineage.py), and, where there is neither, who carries a name of it in
+    its environment.
 
     A session whose leader is dead may be a stranger's: the kernel gives a number again once it is free. Its
     members are ours if they began before the leader died, or, where that was not seen, before the run was last
@@ -57,6 +58,8 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
     the record has.
     """
     inside = {pid for group in _cgroups(state, run) for pid in group.members()}
+    lines = {agent.line for agent in _agents(state, run) if agent.here and agent.line is not None}
+    inside |= {pid for line in lines for pid in lineage.descendants(line)}
     seen = procfs.relations()
     known = recorded(state)
     roots = {identity.pid for identity in known.values() if identity.alive()}
@@ -80,8 +83,9 @@ def members(state: DeploymentState, run: RunDir) -> set[int]:
 
 
 def _named(state: DeploymentState, run: RunDir, family: set[int], seen: Mapping[int, Relations]) -> set[int]:
-    """Who carries a name of the run and may have been started by it. Where a guard lives or there are cgroups, all that
-    was is known without it (`family`), and of a guard that has left by itself nothing is: another name was copied."""
+    """Who carries a name of the run and may have been started by it. Where a guard lives, or its processes have numbers
+    or cgroups, all that was is known without it (`family`), and of a guard that has left by itself nothing is: another
+    name was copied."""
     agents = _agents(state, run)
     here = [agent for agent in agents if agent.here]
     beside = [agent for agent in agents if not agent.here and is_named_here(agent.hostname)]
@@ -105,7 +109,7 @@ def _named(state: DeploymentState, run: RunDir, family: set[int], seen: Mapping[
 def _agents(state: DeploymentState, run: RunDir) -> list[AgentRecord]:
     """All that the run has had, as far as they are recorded by themselves or by the launcher."""
     reported = [
-        AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup)
+        AgentRecord(guard=node.guard, hostname=node.hostname, place=node.place, cgroup=node.cgroup, line=node.line)
         for node in state.nodes.values()
     ]
     own = agent_record.records(run.path)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from pdserve.system import procfs
+from pdserve.system import lineage, procfs
 from pdserve.system.cgroup import Cgroup
 from pdserve.system.markers import MARKER
 from pdserve.system.pipe_writer import Newest
@@ -60,8 +60,13 @@ class Exit:
 class Child:
     """A process that we started and its whole family."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], marker: str, cgroup: Cgroup | None = None) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[bytes], marker: str, birth: int | None = None, cgroup: Cgroup | None = None
+    ) -> None:
+        """`birth`: the number with which it was born (lineage.py); None: `marker`, the name in its environment, has to
+        do."""
         self._popen = popen
+        self._birth = birth
         self._cgroup = cgroup
         self._control: Newest | None = None
         self._marker = f"{MARKER}={marker}".encode()
@@ -84,14 +89,20 @@ class Child:
 
     def family(self) -> set[int]:
         """Live PIDs of the tree, orphaned members included, until nothing of it is left. Those that have left their
-        session too are known by their marker among our own descendants: the owner of a child has adopted orphans."""
+        session too are known among our own descendants by the number of their birth: the owner of a child has adopted
+        orphans."""
         roots = set() if self._cgroup is None else self._cgroup.members()
         if self._reaped is None:
             roots.add(self.pid)
         else:
             session = procfs.identities(procfs.in_session(self.pid))
             roots.update(member.pid for member in session if member.start_ticks < self._reaped)
-        return procfs.family(roots, marker=self._marker, within=os.getpid())
+        return procfs.family(roots, within=os.getpid(), ours=self._is_ours)
+
+    def _is_ours(self, pid: int) -> bool:
+        if self._birth is not None:
+            return lineage.numbers(pid).birth == self._birth
+        return self._marker in procfs.environment(pid)
 
     def poll(self) -> Exit | None:
         """How the root ended; None while it runs."""
@@ -272,7 +283,8 @@ def spawn(
     Raises OSError when the program cannot be executed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink, cgroup.born_here() if cgroup is not None else contextlib.nullcontext():
+    inside = contextlib.nullcontext() if cgroup is None else cgroup.born_here()
+    with log.open("ab") as sink, inside, lineage.born_here() as birth:
         popen = subprocess.Popen(
             list(argv),
             env={**env, MARKER: marker},
@@ -285,14 +297,15 @@ def spawn(
     if cpus is not None and cpus != os.sched_getaffinity(0):
         # Its first thread is the only one yet; what it starts inherits.
         os.sched_setaffinity(popen.pid, cpus)
-    return Child(popen, marker, cgroup)
+    return Child(popen, marker, birth, cgroup)
 
 
 def spawn_attached(argv: Sequence[str], *, env: Mapping[str, str], marker: str) -> Child:
     """Starts a program in a session of its own, with our stdin, stdout and stderr. Raises OSError when it cannot be
     executed."""
-    popen = subprocess.Popen(list(argv), env={**env, MARKER: marker}, start_new_session=True)
-    return Child(popen, marker)
+    with lineage.born_here() as birth:
+        popen = subprocess.Popen(list(argv), env={**env, MARKER: marker}, start_new_session=True)
+    return Child(popen, marker, birth)
 
 
 def spawn_piped(argv: Sequence[str], *, env: Mapping[str, str], stderr: Path) -> subprocess.Popen[bytes]:

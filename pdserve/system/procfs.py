@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,19 +125,19 @@ def relations() -> dict[int, Relations]:
 def family(
     roots: Iterable[int],
     *,
-    marker: bytes | None = None,
     within: int | None = None,
+    ours: Callable[[int], bool] | None = None,
     seen: dict[int, Relations] | None = None,
 ) -> set[int]:
-    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and, with `marker`,
-    descendants of `within` that have it in their environment: a subreaper (`process.adopt_orphans`), from which nothing
-    that it has started gets away. `seen`: a reading that was taken already."""
+    """Live PIDs that belong to the roots: descendants, members of a session that a root leads, and, with `ours`, those
+    descendants of `within` for which it is true: a subreaper (`process.adopt_orphans`), from which nothing that it has
+    started gets away. `seen`: a reading that was taken already."""
     roots = set(roots)
     seen = relations() if seen is None else seen
     members = grown({pid for pid, relation in seen.items() if pid in roots or relation.session in roots}, seen)
-    if marker is not None and within is not None:
+    if ours is not None and within is not None:
         others = grown({within}, seen) - {within} - members
-        members = grown(members | {pid for pid in others if marker in environment(pid)}, seen)
+        members = grown(members | set(filter(ours, others)), seen)
     return members
 
 
