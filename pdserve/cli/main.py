@@ -63,6 +63,11 @@ def _run() -> int | str | None:
         return error.exit_code
     except KeyboardInterrupt:
         return _CTRL_C_EXIT
+    except RuntimeError as error:
+        # Python 3.11 makes one of whatever is raised in a `__set_name__`: a Ctrl-C while a verb's classes are made.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _CTRL_C_EXIT
     except SystemExit as done:
         return done.code
     return 0

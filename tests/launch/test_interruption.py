@@ -26,6 +26,21 @@ sys.argv = ["pdserve", "list"]
 from pdserve.cli.main import main
 main()
 """
+STRUCK_IN_A_CLASS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Attribute:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGINT)
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pdserve.run.retention":
+            type("Owner", (), {"attribute": Attribute()})
+sys.meta_path.insert(0, Strike())
+sys.argv = ["pdserve", "list"]
+from pdserve.cli.main import main
+main()
+"""
 STRUCK_AT_THE_END = """
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +61,10 @@ def ended(script: str) -> tuple[bool, str]:
 @pytest.mark.parametrize("module", ["typer", "pdserve.errors", "pdserve.cli.listing", "pdserve.run.retention"])
 def test_a_command_that_still_imports_ends_without_a_word(pdserve_home: Path, module: str) -> None:
     assert ended(STRUCK_IN_AN_IMPORT.format(module=module)) == (True, "")
+
+
+def test_so_does_one_that_makes_its_classes(pdserve_home: Path) -> None:
+    assert ended(STRUCK_IN_A_CLASS) == (True, "")
 
 
 def test_so_does_one_that_has_done_its_work(pdserve_home: Path) -> None:
