@@ -24,6 +24,7 @@ UNKNOWN = (
     over("a port at the top", "port: 30000\n"),
     over("a host at the top", "host: 0.0.0.0\n"),
     over("the size of L1 at the top", "l1_size_gb: 64\n"),
+    over("restarts of a role at the top", "restart: {policy: never}\n", "prefill: {restart: {policy: never}}\n"),
     over("a slip in a key of a connector", "decode: {connector: {kind: mooncake, proto: rdma}}\n"),
     over(
         "a key of another connector",

@@ -166,6 +166,8 @@ def _unknown_key(path: Path, document: _Document) -> Problem:
         todo = where_instead(flag, str(role)) or f"vLLM flags go under {role}.args: {flag}"
     elif role and flag in known_flags():
         todo = f"vLLM flags go under {role}.args: {flag}"
+    elif not parent and (roles := [each for each in ENGINE_ROLES if f"{each}.{key}" in document.shape.places(key)]):
+        todo = f"it is a key of {_list(roles)}: {roles[0]}.{key}"
     elif guess is not None:
         todo = f"did you mean {guess}?"
     elif owners := [kind for kind, model in document.shape.union_at(parent) if key in keys(model)]:
