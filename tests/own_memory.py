@@ -31,7 +31,7 @@ def separate() -> None:
 
 
 def segments() -> set[str]:
-    """Those that there are now and that somebody of ours has made, as far as that can be known.
+    """Those that there are now and that a process of ours has made, as far as that can be known.
 
     Without semaphores: multiprocessing unlinks their names as soon as they are open.
     """

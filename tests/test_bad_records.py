@@ -1,4 +1,4 @@
-"""Files of a run that are torn, not text, or somebody else's: one bad record is one bad record."""
+"""Files of a run that are torn, not text, or another user's: one bad record is one bad record."""
 
 from __future__ import annotations
 

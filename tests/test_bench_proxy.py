@@ -1,4 +1,4 @@
-"""The proxy benchmark runs from end to end. What it measures is nobody's business here: no time is asserted."""
+"""The proxy benchmark runs from end to end. No time is asserted."""
 
 from __future__ import annotations
 

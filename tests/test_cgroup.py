@@ -170,7 +170,7 @@ def test_memory_of_cgroup_v1(tmp_path: Path) -> None:
         (False, -signal.SIGKILL, 1, "ended; meanwhile the kernel killed 1 for memory in {at} (limit 4.0 GiB, ", False),
         (False, 1, 1, "ended", False),
     ],
-    ids=["it", "a worker of it", "somebody killed it", "perhaps it", "another one's"],
+    ids=["it", "a worker of it", "it was killed", "perhaps it", "another one's"],
 )
 def test_the_cause_of_a_death(
     tmp_path: Path,

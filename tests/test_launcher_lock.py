@@ -1,4 +1,4 @@
-"""The lock of a deployment: nobody else can hold it, and who holds it all the same is named with the way out."""
+"""The lock of a deployment: no other user can hold it, and a process that does is named with the way out."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_pids_of_an_earlier_boot_mean_nothing_and_nothing_is_signalled(
 
 
 def test_a_session_with_a_number_of_another_pid_namespace_is_a_strangers(tmp_path: Path) -> None:
-    """The recorded leader is dead; somebody else's session, whose leader has exited, has its number here."""
+    """The recorded leader is dead; another user's session, whose leader has exited, has its number here."""
     with subprocess.Popen([sys.executable, "-c", LEFT], start_new_session=True, stdout=subprocess.PIPE) as leader:
         assert leader.stdout is not None
         member = int(leader.stdout.readline())

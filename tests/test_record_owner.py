@@ -1,4 +1,4 @@
-"""A record says which processes are killed: one that may be somebody else's word is not obeyed."""
+"""A record says which processes are killed: one that another user may have written is not obeyed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def open_deployment(run: RunDir) -> Path:
 
 
 def linked_from_an_open_folder(run: RunDir) -> Path:
-    """Somebody else makes `current` lead to a folder of ours that has come from him, an archive that was unpacked."""
+    """Another user makes `current` lead to a folder of ours that is from that user, an archive that was unpacked."""
     unpacked = run.path.parent.parent.parent / "unpacked"
     run.path.rename(unpacked)
     (run.path.parent / "run-1").symlink_to(unpacked)

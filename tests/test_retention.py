@@ -1,4 +1,4 @@
-"""Old runs go, and nothing else: what lives or may live, what is somebody else's and what a link leads to stays."""
+"""Old runs go, and nothing else: what lives or may live, what is another user's and what a link leads to stays."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class ReaderLeft(Exception):  # noqa: N818  (not an error of ours: `pdserve status | head`)
-    """Nobody reads our output any more. Not an OSError, because typer makes exit code 1 of a broken pipe."""
+    """The reader of our output has gone. Not an OSError, because typer makes exit code 1 of a broken pipe."""
 
 
 class _Commands(TyperGroup):

@@ -20,7 +20,7 @@ _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class TakenError(StateError):
-    """Somebody else holds it."""
+    """Another process holds it."""
 
 
 class Lock:

@@ -9,7 +9,7 @@ from tests.cluster.errors import LabError
 
 
 def claim_prefix() -> tuple[str, socket.socket]:
-    """`pdn` where it is free. The claim holds as long as somebody has the socket open, and needs no file."""
+    """`pdn` where it is free. The claim holds as long as a process has the socket open, and needs no file."""
     for letter in "n" + string.ascii_lowercase.replace("n", ""):
         prefix = f"pd{letter}"
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

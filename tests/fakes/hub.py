@@ -59,7 +59,7 @@ class Hub:
         self._go_on.set()
 
     def wait_for(self, file: str) -> None:
-        """Until somebody is sent this file."""
+        """Until a client is sent this file."""
         with self._asked:
             assert self._asked.wait_for(lambda: file in self.served, timeout=300)
 

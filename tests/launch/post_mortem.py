@@ -1,6 +1,6 @@
 """What a deployment can say of a test that failed on it: its last events, why it failed, the ends of its logs.
 
-A failure that is seen once, on somebody else's machine, must explain itself from the report alone.
+A failure that is seen once, on another machine, must explain itself from the report alone.
 """
 
 from __future__ import annotations

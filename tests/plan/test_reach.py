@@ -61,7 +61,7 @@ Host *
     DynamicForward 127.0.0.1:18082
     Tunnel yes
     PermitLocalCommand yes
-    LocalCommand touch /tmp/somebody-logged-in
+    LocalCommand touch /tmp/a-login
     RemoteCommand tmux attach
     RequestTTY force
     ControlMaster auto

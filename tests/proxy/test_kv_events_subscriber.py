@@ -65,7 +65,7 @@ class Publisher:
         self._socket.bind(self.source.endpoint)
 
     async def heard(self) -> None:
-        """Somebody listens."""
+        """A subscriber listens."""
         await self._socket.recv()
 
     async def send(self, payload: bytes, *, lost: bool = False) -> None:

@@ -74,7 +74,7 @@ def test_when_all_are_being_answered_probes_are_still_and_others_get_503(raw: Ra
         stack.callback(go_on.set)
         asking = [stack.enter_context(raw.client(address=GREEDY)).send(REQUEST) for _ in range(MOST)]
         raw.engine.wait(lambda engine: engine.busy == MOST)
-        # Also when somebody sits on the places for probes.
+        # Also when a client holds the places for probes.
         sitting = [stack.enter_context(raw.client(address=GREEDY)) for _ in range(2 * PROBE_PLACES)]
         with raw.client(address=OTHER) as probe:
             assert [probe.send(HEALTH).response().status for _ in range(3)] == [200] * 3

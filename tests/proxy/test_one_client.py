@@ -1,4 +1,4 @@
-"""What one client can do to the others with requests that are well-formed: seen by somebody who tried to do harm."""
+"""What one client can do to the others with requests that are well-formed: seen by a client that tried to do harm."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_the_end_of_the_proxy_ends_the_look_at_a_new_one(deployment: Deployment)
     deployment.up()
     path = deployment.folder / "proxy.json"
     path.unlink()
-    os.mkfifo(path)  # the check waits for somebody who writes it
+    os.mkfifo(path)  # the check waits for a writer
     deployment.proxy.process.send_signal(signal.SIGUSR2)
     deployment.proxy.until("looking whether the new proxy could start")
     deployment.proxy.process.terminate()

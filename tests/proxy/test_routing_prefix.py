@@ -65,7 +65,7 @@ def test_routing_by_another_is_learnt_too() -> None:
 
 
 def test_a_system_prompt_that_all_share_does_not_draw_all_sessions() -> None:
-    """Below min_match_ratio of the prompt it is nobody's own."""
+    """Below min_match_ratio of the prompt it belongs to no worker."""
     policy, pool = prefix_aware(), workers(2)
     policy.routed(pool[0], ask(b"s" * 1024 + b"1" * 4096))
     chosen = [policy.choose(pool, ask(b"s" * 1024 + bytes([65 + n]) * 4096)) for n in range(10)]

@@ -225,7 +225,7 @@ def test_an_agent_whose_guard_is_dead_leaves_no_daemon_that_it_has_adopted(
 
 
 def test_a_guard_that_gets_a_signal_while_it_clears_up_clears_up(tmp_path: Path) -> None:
-    """Its agent has been waited for by then: the agent's number is nobody's, or a stranger's."""
+    """Its agent has been waited for by then: the agent's number is free, or a stranger's."""
     pid_file = tmp_path / "pid"
 
     async def scenario() -> None:
@@ -306,7 +306,7 @@ def test_shared_memory_of_a_killed_process_is_removed(tmp_path: Path, how: str) 
 
 
 def test_shared_memory_of_strangers_is_not_touched(tmp_path: Path) -> None:
-    """Older than the deployment, or mapped by somebody who lives: never ours to remove."""
+    """Older than the deployment, or mapped by a living process: never ours to remove."""
     name = f"pdserve-test-{os.getpid()}-stranger"
     segment = procfs.SHM / name
     segment.write_bytes(b"\0" * 4096)

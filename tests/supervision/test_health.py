@@ -18,7 +18,7 @@ from pdserve.plan.model import HttpProbe
 
 
 class Clock:
-    """Seconds that pass only when somebody says so."""
+    """Seconds that pass only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -201,7 +201,7 @@ def test_our_socket_that_does_not_speak_http_is_not_ready() -> None:
         async def once() -> ProbeAnswer:
             prober = Prober(lambda: {os.getpid()})
             asking = asyncio.create_task(prober.check(HttpProbe(host="127.0.0.1", port=port, path="/health")))
-            for _ in ("is somebody there?", "GET"):
+            for _ in ("is a server there?", "GET"):
                 connection, _ = await asyncio.to_thread(server.accept)
                 connection.close()
             answer = await asking

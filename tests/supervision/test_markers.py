@@ -1,4 +1,4 @@
-"""Names in environments: what is left of an earlier life is none of the next one, and a copied name is nobody's."""
+"""Names in environments: what an earlier life has left is not of the next one, and a copied name counts for nothing."""
 
 from __future__ import annotations
 

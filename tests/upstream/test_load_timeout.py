@@ -1,4 +1,4 @@
-"""A load of external KV that hangs is given up, and its blocks are nobody's until the transfer has ended."""
+"""A load of external KV that hangs is given up, and no other request gets its blocks before the transfer has ended."""
 
 from __future__ import annotations
 

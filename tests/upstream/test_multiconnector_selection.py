@@ -1,4 +1,4 @@
-"""MultiConnector chooses by tokens x load_weight and waits for nobody in vain: the real class in the real Scheduler."""
+"""MultiConnector chooses by tokens x load_weight and never waits in vain: the real class in the real Scheduler."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class TestEndpoints:
 
 
 def keep_running(connection: socket.socket, engine: FakeEngine) -> None:
-    """A request of somebody else that does not end."""
+    """A request of another client that does not end."""
     engine.script(token_seconds=0.05)
     body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 5000}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -1,6 +1,6 @@
 """Responses that an engine keeps under an id: they are fetched, cancelled and continued at the engine that has them.
 
-Nobody remembers which one that is. The workers are asked, all at once, when more than one comes into question: the
+The proxy keeps no record of it. The workers are asked, all at once, when more than one comes into question: the
 answer is right in every process of a proxy, after a restart of it, and takes no memory. An id is as good as the engine
 makes it: whoever knows it may fetch the response, as at the engine itself.
 """

@@ -35,7 +35,7 @@ class Listening(NamedTuple):
     findings: tuple[Finding, ...]
     """Of the ports that could not be bound."""
     taken: tuple[tuple[str, int], ...] = ()
-    """Somebody else listens there already."""
+    """Another program listens there already."""
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class _Walk:
         return None
 
     def hidden(self, node: yaml.Node, path: Path, line: int, character: tuple[int, str]) -> None:
-        """A character that nobody sees, outside quotes: hardly ever meant."""
+        """An invisible character outside quotes: hardly ever meant."""
         column = node.start_mark.column + character[0] + 1
         what = f"the value has {character[1]} at column {column}, which looks like a space or like nothing"
         fix = Line(path, invisible.cleaned(node.value))

@@ -90,7 +90,7 @@ class Engine:
         self.steps += 1
 
     def run(self, limit: int = 400) -> bool:
-        """Steps until nothing is left, and a few more, as for somebody else; False: it does not get there."""
+        """Steps until nothing is left, and a few more, as for another request; False: it does not get there."""
         for _ in range(limit):
             if not self.lab.scheduler.requests:
                 for _ in range(5):

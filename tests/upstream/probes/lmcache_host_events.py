@@ -1,6 +1,6 @@
 """LMCache's event backend on a device whose events cannot be opened by another process, without and with the patch.
 
-The device is made up: work on a stream is a list that somebody else works off, and an event has happened when all that
+The device is made up: work on a stream is a list that another thread works off, and an event has happened when all that
 was queued before it is done. What is looked at is LMCache's own backend, and its own future.
 """
 
@@ -20,7 +20,7 @@ WITHIN_SECONDS = 60.0
 
 
 class Hang(Exception):  # noqa: N818  # no error: what would go on for ever
-    """Somebody opens an event of another process."""
+    """A process opens an event of another one."""
 
 
 class Stream:
@@ -78,7 +78,7 @@ class Device:
 
 def exported(backend: Any, pending: bool) -> dict[str, Any]:
     """What one side sends of a stream with work on it, and what the other makes of that. `pending`: the work is done
-    only when somebody has asked for it."""
+    only when it was asked for."""
     stream, event, sent = Stream(), Event(interprocess=True), []
     if pending:
         stream.queue()

@@ -108,7 +108,7 @@ def _quiet_ports() -> list[int]:
 
 
 def drain(process: subprocess.Popen[bytes]) -> None:
-    """So that a server never waits for somebody who reads what it prints."""
+    """So that a server never waits for a reader of what it prints."""
     stdout = process.stdout
     assert stdout is not None
     threading.Thread(target=lambda: [None for _ in stdout], daemon=True).start()

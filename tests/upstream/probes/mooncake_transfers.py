@@ -192,7 +192,7 @@ def unknown_transfer() -> str | None:
 
 
 def same_id_twice() -> dict[str, Any]:
-    """A list of prompts with one transfer id: the second prefill's blocks are nobody's."""
+    """A list of prompts with one transfer id: the second prefill's blocks are read by no decode."""
     prefill, decode = Engine("kv_producer"), Engine("kv_consumer")
     first, two = prompt(), prompt()
     prefill.prefill("p1", "t", first)

@@ -1,4 +1,4 @@
-"""Notifications about KV transfers that came too late, twice, or about nobody, on the real Scheduler. See guards."""
+"""Notifications about KV transfers that came late, twice, or for no request, on the real Scheduler. See guards."""
 
 from __future__ import annotations
 
