@@ -4,12 +4,13 @@ RLIMIT_RTTIME (microseconds of CPU for a thread of real-time priority) is unlimi
 of its values, whatever becomes of parent, session and environment; the hard one can be lowered but not raised, and
 /proc/PID/limits shows both to all users (setrlimit(2), proc_pid_limits(5)). A value above 2^62, which is 146,000 years,
 limits nothing, so it can be a number: the hard one of a run's guard and of all below it, the soft one of one process
-and of all below it. Where the limit is already low, which would be a site's own decision, there are no such numbers.
+and of all below it. There are none where a site has set the limit low, and where the kernel does not show it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import secrets
 from collections.abc import Iterator
@@ -34,25 +35,23 @@ class InheritedNumbers(NamedTuple):
 
 
 def begin() -> int | None:
-    """Gives this process, and all that it starts from now on, a number of their own. None where the limit is low."""
-    if (number := _drawn()) is None:
-        return None
-    resource.setrlimit(_RLIMIT_RTTIME, (number, number))
-    return number
+    """Gives this process, and all that it starts from now on, a number of their own. None where there are none."""
+    number = _drawn()
+    return number if number is not None and _set(number, number) else None
 
 
 @contextlib.contextmanager
 def born_here() -> Iterator[int | None]:
-    """What is started inside has the number, with all that it starts; this process has it meanwhile. None where the
-    limit is low. For one thread at a time."""
+    """What is started inside has the number, with all that it starts; this process has it meanwhile. None where there
+    are none. For one thread at a time."""
     number = _drawn()
     if number is None:
         yield None
         return
     soft, hard = resource.getrlimit(_RLIMIT_RTTIME)
-    resource.setrlimit(_RLIMIT_RTTIME, (number, hard))
+    shown = _set(number, hard)
     try:
-        yield number
+        yield number if shown else None
     finally:
         resource.setrlimit(_RLIMIT_RTTIME, (soft, hard))
 
@@ -62,6 +61,13 @@ def _drawn() -> int | None:
     _, hard = resource.getrlimit(_RLIMIT_RTTIME)
     limit = _UNLIMITED if hard == resource.RLIM_INFINITY else hard
     return _LEAST + 1 + secrets.randbelow(limit - _LEAST - 1) if limit > _LEAST + 1 else None
+
+
+def _set(soft: int, hard: int) -> bool:
+    """Whether all can see it now: kernels that only look like Linux need not show it."""
+    resource.setrlimit(_RLIMIT_RTTIME, (soft, hard))
+    birth, line = numbers(os.getpid())
+    return birth == soft and line in (hard, 0)
 
 
 def numbers(pid: int) -> InheritedNumbers:
