@@ -149,7 +149,7 @@ run_mooncake_master() {
     PYTHONNOUSERSITE LD_LIBRARY_PATH LD_PRELOAD
   unset engine_key
   export PYTHONUNBUFFERED=1
-  exec python -m mooncake.cli -rpc_address=198.51.100.1 -rpc_port=5051 -metrics_host=127.0.0.1 -metrics_port=9003 -enable_metric_reporting=false
+  exec python -m mooncake.cli -rpc_address=198.51.100.1 -rpc_port=5051 -metrics_host=127.0.0.1 -metrics_port=9003 -enable_metric_reporting=false -eviction_high_watermark_ratio=0.9 -default_kv_lease_ttl=10000 -rpc_thread_num=16
 }
 
 # prefill-0 (prefill) on node0: start stage 1, devices 0,1
