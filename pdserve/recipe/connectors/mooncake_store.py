@@ -14,7 +14,8 @@ from pdserve.roles import ENGINE_ROLES
 
 
 def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Its protocol and devices are in a file of their own; the variable follows the protocol."""
+    """Its protocol and devices are in a file of their own; the variable follows the protocol, and the plan adds the
+    devices."""
     return None if variables.get(FORCE_TCP) == "1" else ()
 
 
