@@ -18,7 +18,7 @@ from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts, Need
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.base import HostMemory
-from pdserve.recipe.connectors.mooncake import FORCE_TCP
+from pdserve.recipe.connectors.mooncake import FORCE_TCP, device_names
 from pdserve.recipe.connectors.mooncake_store import MooncakeStoreSection
 from pdserve.recipe.connectors.registry import AnyConnector, uses_store
 from pdserve.recipe.model import Recipe, RestartPolicy
@@ -42,6 +42,8 @@ class StoreClient:
 
     files: Mapping[str, str]
     variables: Mapping[str, str]
+    rdma_devices: tuple[str, ...] = ()
+    """Those that the section names."""
 
 
 def master_needs(recipe: Recipe, node: Node) -> Iterator[Need]:
@@ -107,7 +109,8 @@ def client_of(
     variables = {"MOONCAKE_CONFIG_PATH": posixpath.join(run_dir, path)}
     if section.protocol == "tcp":
         variables[FORCE_TCP] = "1"
-    return StoreClient({path: json.dumps(content, indent=2) + "\n"}, variables)
+    devices = device_names(section.device_name)
+    return StoreClient({path: json.dumps(content, indent=2) + "\n"}, variables, devices)
 
 
 def host_memory(recipe: Recipe, instance: Instance, rank: int) -> HostMemory:

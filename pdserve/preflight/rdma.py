@@ -66,7 +66,7 @@ def _judge(rdma_ports: list[RdmaPort], named: list[str], verbs: Path) -> tuple[S
         return "failed", f"devices that no process can open: no {verbs}/uverbs*", fix
     there = {port.device for port in rdma_ports}
     if absent := [name for name in named if name.partition(":")[0] not in there]:
-        fix = f"correct device_name of the connector: there are {', '.join(sorted(there))}"
+        fix = f"correct device_name (of the connector or of mooncake_store): there are {', '.join(sorted(there))}"
         return "failed", f"no {', '.join(absent)}", fix
     active = {port.device for port in rdma_ports if port.active}
     wanted = {name.partition(":")[0] for name in named}
@@ -78,7 +78,7 @@ def _judge(rdma_ports: list[RdmaPort], named: list[str], verbs: Path) -> tuple[S
         )
     value = ", ".join(str(port) for port in rdma_ports if port.active)
     if not named and there - active:
-        fix = "name the good ones in device_name of the connector: it takes what it finds otherwise"
+        fix = "name the good ones in device_name (of the connector or of mooncake_store): any may be taken otherwise"
         return "warning", f"{value}; no active port on {', '.join(sorted(there - active))}", fix
     return "ok", value, None
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tests.docs import cli_reference, kimi_launches, patches_reference, recipe_reference
+from tests.docs import cli_reference, launches, patches_reference, recipe_reference
 from tests.docs.markdown import REPOSITORY
 
 PAGES = {
     "docs/recipe.md": recipe_reference.page,
     "docs/cli.md": cli_reference.page,
     "docs/patches.md": patches_reference.page,
-    "docs/kimi-launches.md": kimi_launches.page,
+    "docs/kimi-launches.md": launches.kimi_page,
+    "docs/launches.md": launches.page,
 }
 
 

@@ -85,10 +85,13 @@ def test_keys_of_a_recipe_exist(page: Page) -> None:
 
 
 def _keys(text: str) -> Iterator[str]:
-    """Dotted words that begin with a key of the top level and are no file or module name."""
+    """Dotted words that begin with a key of the top level and are no file or module name, nor a key of LMCache's
+    connector."""
     text = re.sub(r"-m \S+", "", text)
     for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z0-9_]+)+(?![\w/*.-])", text):
         first, _, last = word.partition(".")
+        if word.startswith("lmcache.mp."):
+            continue
         if first in Recipe.model_fields and last not in ("json", "yaml", "py", "md"):
             yield word
 

@@ -172,3 +172,11 @@ def test_a_raw_store_connector_gets_the_file_where_the_recipe_has_the_section() 
     own = plan(recipe(change, {"prefill": {"env": {"MOONCAKE_CONFIG_PATH": "/etc/store.json"}}}))
     assert own.process("prefill-0").env.set["MOONCAKE_CONFIG_PATH"] == "/etc/store.json"
     assert "mooncake-master" not in own.names()
+
+
+def test_a_decode_can_give_memory_to_the_pool_without_asking_it() -> None:
+    giving = {"kind": "multi", "of": [MOONCAKE, {**STORE, "lookup": False}]}
+    built = plan(recipe(with_store(), {"decode": {"connector": giving}}))
+    assert child(built, "decode-0")["kv_role"] == "kv_consumer"
+    assert child(built, "decode-0")["kv_connector_extra_config"]["enable_lookup"] is False
+    assert "enable_lookup" not in child(built, "prefill-0")["kv_connector_extra_config"], "vLLM's default: it asks"

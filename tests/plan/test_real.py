@@ -115,7 +115,7 @@ def answer(built: dict[str, Process]) -> dict[str, Any]:
         "vllm": {key: arguments(p) for key, p in built.items() if p.role in ENGINE_ROLES},
         "lmcache": {key: arguments(p) for key, p in built.items() if p.role == "lmcache"},
         "keys": extra_keys(built.values()),
-        "stores": {key: text for p in built.values() for key, text in p.files.items() if p.is_engine},
+        "stores": {key: text for key, p in built.items() for text in p.files.values() if p.is_engine},
         "offloading": [
             json.loads(value_of(p, "--kv-transfer-config"))["kv_connector_extra_config"]
             for key, p in built.items()
@@ -181,8 +181,7 @@ def test_the_lmcache_connector_is_in_the_module_that_is_named(answer: dict[str, 
 
 
 def test_vllm_reads_the_file_of_a_store_as_it_was_meant(answer: dict[str, Any]) -> None:
-    (store,) = answer["stores"].values()
-    assert store == {
+    assert answer["stores"]["tiny-cpu-mooncake-store/prefill-0"] == {
         "metadata_server": "P2PHANDSHAKE",
         "master_server_address": "127.0.0.1:5051",
         "protocol": "tcp",
@@ -193,6 +192,10 @@ def test_vllm_reads_the_file_of_a_store_as_it_was_meant(answer: dict[str, Any]) 
         "enable_offload": False,
         "tenant_id": "default",
     }
+    published = answer["stores"]["minimax-m3-gb300-store/decode-2"]
+    assert (published["protocol"], published["device_name"]) == ("rdma", "mlx5_0,mlx5_1,mlx5_2,mlx5_3")
+    assert published["master_server_address"] == "198.51.100.1:5051"
+    assert (published["global_segment_size"], published["local_buffer_size"]) == (200 << 30, 4 << 30)
 
 
 def test_vllm_has_what_offloading_asks_for(answer: dict[str, Any]) -> None:

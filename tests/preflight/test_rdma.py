@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.plan.model import Process
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.rdma import find_rdma
 from tests.plan import kit
@@ -22,7 +23,14 @@ def rdma(device_name: str = "") -> dict[str, Any]:
     return {"prefill": {"connector": connector}, "decode": {"connector": connector}}
 
 
-def find(folder: Path, tree: Tree = INFINIBAND, *, device_name: str = "", verbs: bool = True) -> Finding:
+def find(
+    folder: Path,
+    tree: Tree = INFINIBAND,
+    *,
+    device_name: str = "",
+    verbs: bool = True,
+    processes: Sequence[Process] | None = None,
+) -> Finding:
     sys, dev = folder / "infiniband", folder / "dev"
     for device, ports in tree.items():
         for port, files in ports.items():
@@ -33,7 +41,8 @@ def find(folder: Path, tree: Tree = INFINIBAND, *, device_name: str = "", verbs:
     if verbs:
         dev.mkdir()
         (dev / "uverbs0").touch()
-    [finding] = find_rdma("here", here(rdma(device_name)).processes, sys=sys, verbs=dev)
+    starting = here(rdma(device_name)).processes if processes is None else processes
+    [finding] = find_rdma("here", starting, sys=sys, verbs=dev)
     assert finding.unverified_on_hardware
     return finding
 
@@ -52,6 +61,28 @@ def test_a_connector_inside_multi_is_seen(tmp_path: Path) -> None:
     plan = here(kit.with_lmcache(), rdma(), {"prefill": {"connector": inside}})
     [finding] = find_rdma("here", [plan.process("prefill-0")], sys=tmp_path / "none", verbs=tmp_path)
     assert finding.value == "no RDMA device"
+
+
+def test_the_devices_that_a_store_names_are_looked_for(tmp_path: Path) -> None:
+    """Also where prefill and decode move KV without RDMA devices that are known."""
+    change = {
+        "prefill": {"connector": {"kind": "multi", "of": [kit.NIXL, {"kind": "mooncake-store"}]}},
+        "decode": {"connector": kit.NIXL},
+        "mooncake_store": {"segment_gib": 1, "protocol": "rdma", "device_name": "mlx5_0, mlx5_7"},
+    }
+    processes = here(change).processes
+    wanting = [process.name for process in processes if process.rdma_devices is not None]
+    assert wanting == ["prefill-0"]
+    finding = find(tmp_path, processes=processes)
+    assert (finding.status, finding.value) == ("failed", "no mlx5_7")
+    assert "mooncake_store" in str(finding.fix)
+
+
+def test_a_store_over_tcp_asks_for_no_device(tmp_path: Path) -> None:
+    store = {"segment_gib": 1, "protocol": "tcp", "device_name": "mlx5_7"}
+    multi = {"kind": "multi", "of": [kit.NIXL, {"kind": "mooncake-store"}]}
+    change = {"prefill": {"connector": multi}, "decode": {"connector": kit.NIXL}, "mooncake_store": store}
+    assert find_rdma("here", here(change).processes, sys=tmp_path / "none", verbs=tmp_path) == []
 
 
 def test_all_links_up(tmp_path: Path) -> None:

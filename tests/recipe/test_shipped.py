@@ -60,8 +60,10 @@ def test_it_loads_without_any_variable_and_without_a_warning_on_its_own_platform
     certificate only its site can make, and that of an image, whose kind of container only its site knows."""
     loaded = _load(path)
     opened = ["keys and prompts travel to 0.0.0.0 in the clear"] * (loaded.recipe.proxy.host == "0.0.0.0")
-    unpinned = ["another start, or another node, may get other weights"] * (path in KIMI)
-    boxed = ["without a container section everything runs with the programs of the node"] * (path in KIMI)
+    unpinned = ["another start, or another node, may get other weights"] * (loaded.recipe.model.id is not None)
+    boxed = ["without a container section everything runs with the programs of the node"] * (
+        loaded.recipe.image is not None
+    )
     shown = [warning.partition(" -> ")[0].rpartition(": ")[2] for warning in loaded.warnings]
     assert shown == [*opened, *unpinned, *boxed]
     assert loaded.recipe.name == path.stem

@@ -95,7 +95,9 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
         client = mooncake_store.client_of(recipe, connector, name, ports, inputs.first_node, run_dir=inputs.run_dir)
         env = env.model_copy(update={"set": {**env.set, **client.variables}})
         memory = mooncake_store.host_memory(recipe, instance, rank)
-        connectors = () if config is None else kv_transfer.planned_connectors(config, env.set)
+        connectors = (
+            () if config is None else kv_transfer.planned_connectors(config, env.set, store_devices=client.rdma_devices)
+        )
         yield Process(
             name=name,
             role=instance.role_name,

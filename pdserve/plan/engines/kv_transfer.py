@@ -59,8 +59,11 @@ def kv_transfer_config(connector: AnyConnector, role: Role, context: Context) ->
     return {**config, "kv_load_failure_policy": failure_policy(connector, role)}
 
 
-def planned_connectors(config: Config, variables: Mapping[str, str]) -> tuple[PlannedConnector, ...]:
-    """What an engine with this mapping and these environment variables loads."""
+def planned_connectors(
+    config: Config, variables: Mapping[str, str], *, store_devices: tuple[str, ...] = ()
+) -> tuple[PlannedConnector, ...]:
+    """What an engine with this mapping and these environment variables loads. `store_devices`: the RDMA devices that
+    the section of a Mooncake store names, which are in no mapping."""
     planned = []
     for leaf in leaf_configs(config):
         name = str(leaf.get("kv_connector", ""))
@@ -68,6 +71,8 @@ def planned_connectors(config: Config, variables: Mapping[str, str]) -> tuple[Pl
             planned.append(PlannedConnector(class_name=name))
         else:
             devices = kind.rdma_devices(leaf, variables)
+            if kind.uses_store and devices is not None:
+                devices = (*devices, *store_devices)
             planned.append(PlannedConnector(class_name=name, package=kind.package, rdma_devices=devices))
     return tuple(planned)
 

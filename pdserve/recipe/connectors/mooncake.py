@@ -65,7 +65,12 @@ def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tu
     extra = extra if isinstance(extra, Mapping) else {}
     if variables.get(FORCE_TCP) == "1" or extra.get("mooncake_protocol", "rdma") != "rdma":
         return None
-    return tuple(name.strip() for name in str(extra.get("device_name", "")).split(",") if name.strip())
+    return device_names(str(extra.get("device_name", "")))
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """The RDMA devices of a `device_name`; none: Mooncake chooses."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 class MooncakeSection(LeafSection):

@@ -14,7 +14,8 @@ from pdserve.roles import ENGINE_ROLES
 
 
 def _rdma_devices(config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Its protocol and devices are in a file of their own; the variable follows the protocol."""
+    """Its protocol and devices are in a file of their own; the variable follows the protocol, and the plan adds the
+    devices."""
     return None if variables.get(FORCE_TCP) == "1" else ()
 
 
@@ -40,6 +41,11 @@ class MooncakeStoreSection(LeafSection):
     save_decode_cache: bool = Field(
         default=False, description="Store KV of answers too, and let decode engines store at all."
     )
+    lookup: bool = Field(
+        default=True,
+        description="false: prompts are not looked up in the pool, so nothing is loaded from it. A decode engine that "
+        "does not store either then only gives it memory.",
+    )
     cache_prefix: str = Field(
         default="", description="Part of every key: engines with another prefix do not see each other's KV."
     )
@@ -51,6 +57,8 @@ class MooncakeStoreSection(LeafSection):
         would hold the whole engine for so long.
         """
         extra: Config = {"load_async": True, "lookup_async": True, "save_decode_cache": self.save_decode_cache}
+        if not self.lookup:
+            extra["enable_lookup"] = False
         if self.cache_prefix:
             extra["cache_prefix"] = self.cache_prefix
         return {

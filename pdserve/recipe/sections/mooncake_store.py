@@ -27,7 +27,11 @@ class MooncakeStore(Strict):
         default="rdma",
         description="Transport of all engines of the pool. rdma is vLLM's default; tcp works everywhere.",
     )
-    device_name: str = Field(default="", description="RDMA devices, comma separated; empty lets Mooncake choose.")
+    device_name: str = Field(
+        default="",
+        description="RDMA devices of each node, comma separated, which preflight looks for there; empty lets Mooncake "
+        "choose.",
+    )
     on_death: Literal["restart", "fail"] = Field(
         default="restart",
         description="What follows when the master dies. restart: it is started again on its ports; until then a "
