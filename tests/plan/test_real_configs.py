@@ -74,6 +74,13 @@ def test_the_kimi_recipes_mean_what_vllm_makes_of_them(answer: dict[str, Any]) -
             assert made["cudagraph_mode"] == mode
 
 
+def test_vllm_takes_each_rank_of_the_wide_recipe_for_a_server_of_its_own(answer: dict[str, Any]) -> None:
+    for role in ("prefill", "decode"):
+        names = [name for name, engine in ENGINES.items() if name.startswith("deepseek") and engine.role == role]
+        assert [answer[name]["rank"] for name in names] == list(range(16))
+        assert all(answer[name]["own_ranks_only"] for name in names)
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_vllm_would_refuse_is_refused_here(answer: dict[str, Any], name: str) -> None:
     assert "error" in answer[name], "the check could not fail"
