@@ -151,3 +151,11 @@ def test_a_launcher_of_this_version_gets_the_whole_plan(tmp_path: Path) -> None:
     new = planned(args={"max-num-seqs": 3})
     sent = json.loads(request_text(running(tmp_path, planned()), Apply(plan=new, recipe="")))
     assert Plan.model_validate(sent["plan"]) == new
+
+
+def test_all_processes_of_an_instance_are_started_when_one_of_them_is(tmp_path: Path) -> None:
+    ranks = {"parallel": {"dp": 2, "nodes": 2, "load_balancing": "external"}}
+    plan = kit.plan(kit.recipe({"decode": ranks}), *NODES)
+    seen = recorded_change(running(tmp_path, plan, decode_0_rank1="dead"), plan)
+    assert seen.starting == ("decode-0", "decode-0-rank1")
+    assert seen.replaced == ("decode-0",)

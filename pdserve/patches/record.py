@@ -149,6 +149,9 @@ def process_name() -> str:
     return spec.name if spec is not None else Path(sys.argv[0]).name or name
 
 
+_SERVERS = ("vllm", "vllm.entrypoints.cli.main", "pdserve.patches.vllm_cpu_serve_main")
+
+
 def process_kind(name: str) -> str:
     """ProcessKind of a process by its name, or `other`: vLLM inspects models in a process of their own, too."""
     if name.startswith("EngineCore"):
@@ -157,6 +160,6 @@ def process_kind(name: str) -> str:
         return "worker"
     if "lmcache" in name:
         return "lmcache-server"
-    if name.startswith("ApiServer") or "api_server" in name or name in ("vllm", "vllm.entrypoints.cli.main"):
+    if name.startswith("ApiServer") or "api_server" in name or name in _SERVERS:
         return "api-server"
     return "other"

@@ -15,7 +15,7 @@ from typing import Any
 
 from pdserve.installed.versions import PACKAGES
 from pdserve.plan import mooncake_store, versions
-from pdserve.plan.engines import hybrid, kv_transfer, patching
+from pdserve.plan.engines import experts, hybrid, kv_transfer, patching
 from pdserve.plan.engines.argv import kv_gib_on_cpu
 from pdserve.plan.engines.instances import EngineInputs, engine_processes, port_needs
 from pdserve.plan.lmcache import rocm
@@ -54,6 +54,7 @@ def build_plan(
 
     Raises RecipeError for what cannot work anywhere, PreflightError for what does not fit these nodes or versions.
     """
+    experts.check(recipe, model_config)
     renamed, versions = versions, versions.as_releases()
     warnings = [
         *_same_code(renamed),

@@ -106,7 +106,7 @@ def engine_env(
     connector: AnyConnector | None,
     hosts: Sequence[str],
 ) -> Env:
-    """The environment of an instance's process on its node of that rank. `hosts`: addresses of all nodes.
+    """The environment of the instance's process of that rank. `hosts`: addresses of all nodes.
 
     Defaults, then the recipe's `engine.env` and the role's `env`, then what the plan alone decides.
     """
@@ -129,10 +129,11 @@ def engine_env(
         setting["VLLM_SERVER_DEV_MODE"] = "1"
     for kind in kinds_of(connector):
         taken = {
-            port.purpose: ports.range(instance.name if port.leader_only else process, port.purpose)
+            port.purpose: ports.range(instance.server_of(rank) if port.server_only else process, port.purpose)
             for port in kind.ports
         }
-        side = EngineSide(share.node.address, taken, recipe.timeouts.transfer_abort_seconds)
+        first = instance.dp_ranks(rank).start
+        side = EngineSide(share.node.address, taken, recipe.timeouts.transfer_abort_seconds, first)
         setting |= kind.environment(side)
     unset = tuple(name for name in (*_ENGINE_UNSET, *hidden) if name not in setting)
     return Env(base="inherit", unset=unset, set=setting, secrets={**secrets, "VLLM_API_KEY": ENGINE_KEY})

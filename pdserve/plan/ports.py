@@ -38,7 +38,7 @@ class Row:
 
 
 def _of(port: ConnectorPort) -> Row:
-    many = "a range" if port.chosen else f"{port.count} * dp" if port.per_rank else str(port.count)
+    many = "a range" if port.chosen else f"{port.count} * ranks" if port.per_rank else str(port.count)
     return Row(port.purpose, f"{port.what} of an instance", many, port.used_by, port.chosen)
 
 

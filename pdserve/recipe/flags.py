@@ -10,16 +10,18 @@ from pdserve.recipe.connectors.registry import SECTIONS
 from pdserve.recipe.effective import publishes_kv_events
 from pdserve.recipe.model import Parallel, Recipe
 from pdserve.recipe.owned import Condition, OwnedFlag
+from pdserve.recipe.sections.parallel import LoadBalancing
 from pdserve.recipe.vllm_flags import FLAGS
 from pdserve.roles import is_engine
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the processes of an instance that spans nodes meet: the leader's address and ports."""
+    """Where the processes of an instance meet: the leader's address and ports."""
 
     address: str
-    port: int
+    master_port: int | None
+    """Of processes that share one API server; where each has its own, only their ranks meet."""
     dp_rpc_port: int | None
 
 
@@ -30,13 +32,12 @@ class EngineLine:
     served_name: str
     revision: str | None
     address: str
-    """Of the leader's node."""
+    """Of the node whose API server it is."""
     port: int | None
     """None on followers, which have no API server."""
     parallel: Parallel
-    nodes: int
     rank: int
-    """Of this process's node among those of the instance."""
+    """Of this process among those of the instance."""
     rendezvous: Rendezvous | None
     kv_transfer: Mapping[str, Any] | None
     kv_events: Mapping[str, Any] | None
@@ -44,6 +45,19 @@ class EngineLine:
 
 def _spans_nodes(recipe: Recipe, section: str) -> bool:
     return any(role.parallel.nodes > 1 for name, role in recipe.roles() if name == section)
+
+
+def _with_master(line: EngineLine, value: str | int | None) -> str | int | None:
+    """Of the flags by which vLLM itself spreads an instance over nodes."""
+    return None if line.rendezvous is None or line.rendezvous.master_port is None else value
+
+
+def _first_rank(line: EngineLine) -> int:
+    return line.rank * line.parallel.ranks_of_server
+
+
+def _balanced(line: EngineLine, mode: LoadBalancing, value: int | bool) -> int | bool | None:
+    return value if line.parallel.load_balancing == mode else None
 
 
 def _publishes(recipe: Recipe, section: str) -> bool:
@@ -55,6 +69,8 @@ _MODEL = "set model.path or model.id"
 _HTTP = "the proxy speaks HTTP to engines"
 _CONNECTOR = "set <role>.connector and the lmcache section"
 _DP = f"set {_PARALLEL}.dp and {_PARALLEL}.nodes"
+_PCP = f"set {_PARALLEL}.pcp"
+_BALANCING = f"set {_PARALLEL}.load_balancing"
 
 ENGINE_FLAGS: dict[str, OwnedFlag[EngineLine]] = {
     "model": OwnedFlag(_MODEL),  # part of the program: `vllm serve` takes it without the flag
@@ -78,25 +94,39 @@ ENGINE_FLAGS: dict[str, OwnedFlag[EngineLine]] = {
         f"set {_PARALLEL}.pp", lambda line: line.parallel.pp if line.parallel.pp > 1 else None
     ),
     "pp": OwnedFlag(f"set {_PARALLEL}.pp"),
+    "prefill-context-parallel-size": OwnedFlag(_PCP, lambda line: line.parallel.pcp if line.parallel.pcp > 1 else None),
+    "pcp": OwnedFlag(_PCP),
     "data-parallel-size": OwnedFlag(
         f"set {_PARALLEL}.dp", lambda line: line.parallel.dp if line.parallel.dp > 1 else None
     ),
     "dp": OwnedFlag(f"set {_PARALLEL}.dp"),
-    # One API server in front of all ranks.
+    "data-parallel-size-local": OwnedFlag(_DP, lambda line: _balanced(line, "hybrid", line.parallel.ranks_of_server)),
+    "data-parallel-start-rank": OwnedFlag(_DP, lambda line: _balanced(line, "hybrid", _first_rank(line))),
+    "data-parallel-rank": OwnedFlag(_DP, lambda line: _balanced(line, "external", _first_rank(line))),
+    "data-parallel-hybrid-lb": OwnedFlag(_BALANCING, lambda line: _balanced(line, "hybrid", True)),
+    "data-parallel-external-lb": OwnedFlag(_BALANCING, lambda line: _balanced(line, "external", True)),
+    "data-parallel-multi-port-external-lb": OwnedFlag(f"{_BALANCING}: external"),
+    # Stated with dp, because vLLM would start a process for each rank.
     "api-server-count": OwnedFlag(
-        "the proxy and `status` know one API server for each instance",
-        lambda line: 1 if line.parallel.dp > 1 and line.port is not None else None,
+        f"set {_PARALLEL}.api_servers",
+        lambda line: (
+            line.parallel.api_servers
+            if line.port is not None and (line.parallel.dp > 1 or line.parallel.api_servers > 1)
+            else None
+        ),
     ),
     "enable-expert-parallel": OwnedFlag(f"set {_PARALLEL}.ep", lambda line: line.parallel.ep or None),
     "ep": OwnedFlag(f"set {_PARALLEL}.ep"),
-    "nnodes": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: line.rendezvous and line.nodes),
-    "node-rank": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: None if line.rendezvous is None else line.rank),
-    "master-addr": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: line.rendezvous and line.rendezvous.address),
-    "master-port": OwnedFlag("set ports.dp_master", lambda line: line.rendezvous and line.rendezvous.port),
+    "nnodes": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: _with_master(line, line.parallel.nodes)),
+    "node-rank": OwnedFlag(f"set {_PARALLEL}.nodes", lambda line: _with_master(line, line.rank)),
+    "master-addr": OwnedFlag(
+        f"set {_PARALLEL}.nodes", lambda line: line.rendezvous and _with_master(line, line.rendezvous.address)
+    ),
+    "master-port": OwnedFlag("set ports.dp_master", lambda line: line.rendezvous and line.rendezvous.master_port),
     # vLLM's own multi-node mode; without `mp` it would look for Ray on ROCm.
     "distributed-executor-backend": OwnedFlag(
         "remove it, or keep the instance within a node",
-        lambda line: line.rendezvous and "mp",
+        lambda line: "mp" if line.parallel.nodes > 1 else None,
         Condition("for an instance that spans nodes", _spans_nodes, lambda role: (role, "parallel", "nodes")),
     ),
     "data-parallel-address": OwnedFlag(

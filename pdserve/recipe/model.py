@@ -13,6 +13,7 @@ from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.recipe.sections.mooncake_store import MooncakeStore as MooncakeStore
 from pdserve.recipe.sections.nodes import Network as Network
 from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
+from pdserve.recipe.sections.parallel import Parallel as Parallel
 from pdserve.recipe.sections.proxy import Proxy as Proxy
 from pdserve.recipe.sections.restart import RestartPolicy as RestartPolicy
 from pdserve.recipe.sections.slurm import Slurm as Slurm
@@ -46,16 +47,6 @@ class Model(Strict):
     )
 
 
-class Parallel(Strict):
-    """Parallelism of one instance; devices needed = tp * pp * dp."""
-
-    tp: Count = Field(default=1, description="Tensor parallel size.")
-    pp: Count = Field(default=1, description="Pipeline parallel size.")
-    dp: Count = Field(default=1, description="Data parallel size: engine ranks behind one API server.")
-    ep: bool = Field(default=False, description="Expert parallelism over the tp * dp ranks.")
-    nodes: Count = Field(default=1, description="Nodes that one instance spans.")
-
-
 class Engine(Strict):
     """What all roles share."""
 
@@ -84,7 +75,8 @@ class Role(Strict):
     parallel: Parallel = Field(default=Parallel(), description="How one instance is spread over devices and nodes.")
     devices: list[int] | None = Field(
         default=None,
-        description="Device ids for each instance in turn (instances * tp * pp * dp of them); null: placed in order.",
+        description="Device ids for each instance in turn (instances * tp * pp * pcp * dp of them); null: placed in "
+        "order.",
     )
     connector: Connector | None = Field(
         default=None,

@@ -38,6 +38,8 @@ def change(running: Plan, new: Plan, living: Collection[str]) -> Change:
         if process.name not in living or not process.runs_as(old[process.name])
     }
     changed |= _after_setup(new, changed)
+    # A process of an instance meets the others while all of them start, and never again.
+    changed |= {process.name for name in changed for process in new.instance_of(name)}
     starting = tuple(process.name for process in new.processes if process.name in changed)
     planned = {process.name for process in new.processes}
     ports = {

@@ -57,6 +57,8 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--data-parallel-size-local", type=int)
+    parser.add_argument("--data-parallel-rank", type=int)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-model-len", type=int, default=100_000)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
@@ -64,6 +66,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     if rest[:1] == ["serve"] and len(rest) > 1:
         args.model = rest[1]
     args.served_model_name = args.served_model_name or args.model
+    if args.data_parallel_rank is not None:
+        args.data_parallel_size = 1
+    elif args.data_parallel_size_local is not None:
+        args.data_parallel_size = args.data_parallel_size_local
     return args
 
 

@@ -36,7 +36,13 @@ def configure(arguments: list[str]) -> dict[str, Any]:
     parallel = ParallelConfig(
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,
+        prefill_context_parallel_size=args.prefill_context_parallel_size,
         data_parallel_size=args.data_parallel_size,
+        data_parallel_size_local=args.data_parallel_size_local or 1,
+        data_parallel_rank=args.data_parallel_rank or args.data_parallel_start_rank or 0,
+        data_parallel_external_lb=args.data_parallel_external_lb,
+        data_parallel_hybrid_lb=args.data_parallel_hybrid_lb,
+        all2all_backend=args.all2all_backend,
         enable_expert_parallel=args.enable_expert_parallel,
         distributed_executor_backend="mp",
     )
@@ -52,6 +58,8 @@ def configure(arguments: list[str]) -> dict[str, Any]:
         "block_size": cache.block_size,
         "cache_dtype": cache.cache_dtype,
         "world_size": parallel.world_size_across_dp,
+        "rank": parallel.data_parallel_rank,
+        "own_ranks_only": parallel.local_engines_only,
         "max_num_seqs": scheduler.max_num_seqs,
         "cudagraph_mode": getattr(args.compilation_config.cudagraph_mode, "name", None),
         "connector": transfer and KVConnectorFactory.get_connector_class(transfer).__module__,

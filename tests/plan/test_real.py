@@ -26,6 +26,13 @@ pytestmark = pytest.mark.real
 
 SPANNING = {"prefill": {"parallel": {"tp": 4, "pp": 2, "dp": 2, "ep": True, "nodes": 2}, "connector": NIXL}}
 
+HYBRID = {
+    "prefill": {
+        "parallel": {"pcp": 2, "dp": 8, "ep": True, "nodes": 2, "load_balancing": "hybrid", "api_servers": 3},
+        "connector": NIXL,
+    }
+}
+
 
 def offloading(**section: Any) -> dict[str, Any]:
     """vLLM's own offloading in an aggregated engine on CUDA."""
@@ -39,6 +46,7 @@ def plans() -> dict[str, Plan]:
     return {
         **{name: shipped_plan(name) for name in RECIPES},
         "spanning": plan(recipe(on_gpus(), SPANNING, {"decode": {"connector": NIXL}}), *hosts(16, 16)),
+        "hybrid": plan(recipe(on_gpus(), HYBRID, {"decode": {"connector": NIXL}}), *hosts(8, 8, 1)),
         "tp-rank": plan(recipe(on_gpus(2, 1), section), *hosts(8)),
         "shm": plan(recipe(with_lmcache(shm_name="pool", max_workers=2))),
         "aggregated": plan(recipe(aggregated())),
@@ -150,6 +158,22 @@ def test_vllm_reads_the_flags_of_an_instance_that_spans_nodes(answer: dict[str, 
     assert (follower["tensor_parallel_size"], follower["data_parallel_size"]) == (4, 2)
     assert follower["data_parallel_rpc_port"] == 29501
     assert follower["enable_expert_parallel"] is True
+
+
+def test_vllm_reads_the_flags_of_a_server_of_some_ranks(answer: dict[str, Any]) -> None:
+    second = answer["vllm"]["hybrid/prefill-0-node1"]
+    assert (second["data_parallel_hybrid_lb"], second["headless"]) == (True, False)
+    assert (second["data_parallel_size"], second["data_parallel_size_local"]) == (8, 4)
+    assert (second["data_parallel_start_rank"], second["data_parallel_rank"]) == (4, None)
+    assert (second["data_parallel_address"], second["data_parallel_rpc_port"]) == ("192.0.2.1", 29500)
+    assert (second["prefill_context_parallel_size"], second["api_server_count"]) == (2, 3)
+
+
+def test_vllm_reads_the_flags_of_the_server_of_one_rank(answer: dict[str, Any]) -> None:
+    last = answer["vllm"]["deepseek-r1-wide-ep/decode-0-rank15"]
+    assert (last["data_parallel_external_lb"], last["data_parallel_rank"]) == (True, 15)
+    assert (last["all2all_backend"], last["moe_backend"]) == ("deepep_low_latency", "deep_gemm")
+    assert (last["enable_dbo"], last["dbo_decode_token_threshold"], last["max_num_seqs"]) == (True, 32, 256)
 
 
 def test_lmcache_understands_every_command_line(answer: dict[str, Any], built: dict[str, Process]) -> None:

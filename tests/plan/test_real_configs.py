@@ -55,8 +55,8 @@ def test_every_role_of_every_recipe_is_asked_about() -> None:
 def test_vllm_configures_itself_by_the_command(answer: dict[str, Any], name: str) -> None:
     engine, made = ENGINES[name], answer[name]
     assert "error" not in made, made["error"]
-    assert engine.ranks is not None
-    assert made["world_size"] == engine.ranks.workers
+    instance = PLANS[name.partition("/")[0]].instance_of(engine.name)
+    assert made["world_size"] == sum(process.ranks.workers for process in instance if process.ranks is not None)
     transfer = json.loads(value_of(engine, "--kv-transfer-config"))
     assert made["kv_role"] == transfer["kv_role"]
     if module := transfer.get("kv_connector_module_path"):
@@ -72,6 +72,13 @@ def test_the_kimi_recipes_mean_what_vllm_makes_of_them(answer: dict[str, Any]) -
             assert made["reasoning_parser"].startswith("KimiK2")
             mode = None if name.startswith("kimi-mi355x-lmcache") else "PIECEWISE"
             assert made["cudagraph_mode"] == mode
+
+
+def test_vllm_takes_each_rank_of_the_wide_recipe_for_a_server_of_its_own(answer: dict[str, Any]) -> None:
+    for role in ("prefill", "decode"):
+        names = [name for name, engine in ENGINES.items() if name.startswith("deepseek") and engine.role == role]
+        assert [answer[name]["rank"] for name in names] == list(range(16))
+        assert all(answer[name]["own_ranks_only"] for name in names)
 
 
 @pytest.mark.parametrize("name", BROKEN)

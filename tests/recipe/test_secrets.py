@@ -35,6 +35,7 @@ def test_names_of_secrets_are_known(name: str) -> None:
     [
         "TOKENIZERS_PARALLELISM",
         "MAX_TOKENS",
+        "dbo-decode-token-threshold",
         "tokenizer",
         "max-num-batched-tokens",
         "SSL_KEY_FILE",

@@ -51,6 +51,7 @@ def test_these_recipes_are_shipped() -> None:
         "kimi-mi355x.yaml",
         "kimi-mi355x-2node.yaml",
         "kimi-mi355x-lmcache.yaml",
+        "deepseek-r1-wide-ep.yaml",
     }
 
 
@@ -196,6 +197,6 @@ def test_vllm_waits_for_its_engine_as_long_as_pdserve_does(path: Path) -> None:
 
 def _shape(recipe: Recipe) -> list[tuple[str, int, int]]:
     def devices(role: Role) -> int:
-        return role.parallel.tp * role.parallel.pp * role.parallel.dp
+        return role.parallel.workers
 
     return [(name, role.instances, devices(role)) for name, role in recipe.roles()]

@@ -22,7 +22,7 @@ class FrozenConfig(BaseModel):
 
 
 class WorkerConfig(FrozenConfig):
-    """One engine instance as the proxy sees it."""
+    """One API server of an engine instance, as the proxy sees it."""
 
     name: str
     """The process name in the plan: prefill-0."""

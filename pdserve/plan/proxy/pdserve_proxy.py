@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -42,7 +42,7 @@ def proxy_config(
     recipe_dir: str,
     run_dir: str,
 ) -> ProxyConfig:
-    """The proxy's configuration: every instance of every role, by its leader's address. Files of the recipe are
+    """The proxy's configuration: every API server of every instance, by its node's address. Files of the recipe are
     relative to `recipe_dir`, the admin socket to the run directory."""
     proxy = recipe.proxy
     located: dict[str, Any] = {
@@ -57,7 +57,7 @@ def proxy_config(
         port=ports.first(NAME, "http"),
         served_name=recipe.model.served_name,
         protocol=protocol,
-        workers=tuple(_worker(instance, ports) for instance in instances),
+        workers=tuple(worker for instance in instances for worker in _workers(instance, ports)),
         **_connector_settings(recipe),
         processes=proxy.workers,
     )
@@ -94,19 +94,23 @@ def _located(section: Section, folder: str, *fields: str) -> Section:
     )
 
 
-def _worker(instance: Instance, ports: AssignedPorts) -> WorkerConfig:
-    address = instance.leader.node.address
-    bootstrap = ports.range(instance.name, "bootstrap")
+def _workers(instance: Instance, ports: AssignedPorts) -> Iterator[WorkerConfig]:
+    """One for each API server of the instance."""
     events = ports.range(instance.name, "kv_events")
-    return WorkerConfig(
-        name=instance.name,
-        role=instance.role_name,
-        url=_url(address, ports.first(instance.name, "http")),
-        bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
-        ranks=instance.role.parallel.dp,
-        kv_events_url=_url(address, events[0], "tcp") if events else None,
-        kv_replay_url=_url(address, events[len(events) // 2], "tcp") if events else None,
-    )
+    for rank, share in enumerate(instance.shares):
+        if not instance.has_server(rank):
+            continue
+        name, address = instance.process_name(rank), share.node.address
+        bootstrap = ports.range(name, "bootstrap")
+        yield WorkerConfig(
+            name=name,
+            role=instance.role_name,
+            url=_url(address, ports.first(name, "http")),
+            bootstrap_url=_url(address, bootstrap.start) if bootstrap else None,
+            ranks=instance.role.parallel.ranks_of_server,
+            kv_events_url=_url(address, events[0], "tcp") if events else None,
+            kv_replay_url=_url(address, events[len(events) // 2], "tcp") if events else None,
+        )
 
 
 def _connector_settings(recipe: Recipe) -> dict[str, Any]:

@@ -37,11 +37,11 @@ class ConnectorPort:
     """Whose engines open it."""
     reached_by: Mapping[EngineRole, tuple[ProcessRole, ...]] = field(default_factory=dict)
     """Role of the engine that listens -> roles of the processes that connect to it."""
-    leader_only: bool = False
-    """An instance on several nodes has it on its first node alone."""
+    server_only: bool = False
+    """Only a process with an API server has it: of an instance with one for all nodes, the first."""
     count: int = 1
     per_rank: bool = False
-    """`count` ports for each data-parallel rank."""
+    """`count` ports for each data-parallel rank behind its API server."""
     chosen: bool = False
     """A range out of which the engine chooses; otherwise each port is pinned."""
     everywhere: bool = False
@@ -57,9 +57,9 @@ class ConnectorPort:
         both = tuple(role for role in ENGINE_ROLES if role in self.roles or role in other.roles)
         return replace(self, roles=both, reached_by=peers)
 
-    def how_many(self, dp: int) -> int:
-        """Ports of one engine process."""
-        return self.count * (dp if self.per_rank else 1)
+    def how_many(self, ranks: int) -> int:
+        """Ports of one engine process whose API server has so many data-parallel ranks."""
+        return self.count * (ranks if self.per_rank else 1)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ class EngineSide:
 
     address: str
     ports: Mapping[str, range]
-    """Purpose -> ports; those of the leader on every node of an instance."""
+    """Purpose -> ports; on followers those of their API server."""
     transfer_abort_seconds: int
+    first_rank: int = 0
+    """The data-parallel rank that has the first of the ports that there is one of for each rank."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class MooncakeSection(LeafSection):
         protocol="mooncake",
         tp_must_divide=True,
         ports=(
-            # One whatever dp is: with the API server balancing its ranks, only the first engine opens it.
+            # One whatever dp is: of the ranks behind an API server, only the first opens it.
             ConnectorPort(
                 key="bootstrap",
                 purpose="bootstrap",
@@ -91,7 +91,7 @@ class MooncakeSection(LeafSection):
                 used_by="proxy and decode; binds 0.0.0.0",
                 roles=("prefill",),
                 reached_by={"prefill": ("proxy", "decode")},
-                leader_only=True,
+                server_only=True,
                 everywhere=True,
             ),
             TRANSFER,

@@ -13,13 +13,15 @@ from pdserve.recipe.connectors.base import Config, ConnectorKind, ConnectorPort,
 class NixlPorts(Strict):
     """Its keys of the recipe's `ports`."""
 
-    nixl: Port = Field(default=5600, description="NIXL side channel; an instance takes dp ports.")
+    nixl: Port = Field(default=5600, description="NIXL side channel; an API server takes one for each rank.")
 
 
 def _environment(side: EngineSide) -> dict[str, str]:
     if not (ports := side.ports.get("nixl")):
         return {}
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": side.address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.start)}
+    # vLLM adds the rank, counted over all API servers of an instance.
+    first = str(ports.start - side.first_rank)
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": side.address, "VLLM_NIXL_SIDE_CHANNEL_PORT": first}
 
 
 class NixlSection(LeafSection):
@@ -32,7 +34,6 @@ class NixlSection(LeafSection):
         protocol="nixl",
         tp_must_divide=True,
         ports=(
-            # vLLM adds the DP rank to the first one.
             ConnectorPort(
                 key="nixl",
                 purpose="nixl",

@@ -11,7 +11,7 @@ _SECRET_WORDS = frozenset(
     {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
 )
-_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "NAME")
+_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "NAME", "THRESHOLD")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
 )

@@ -13,6 +13,7 @@ from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules import (
     connectors,
     container,
+    data_parallel,
     engines,
     layouts,
     lmcache,
@@ -36,6 +37,9 @@ _RULES = (
     structure.placement,
     structure.versions,
     structure.restarts,
+    data_parallel.balancing,
+    data_parallel.caches,
+    data_parallel.context,
     connectors.transfer,
     connectors.pair,
     connectors.tensor_parallel,

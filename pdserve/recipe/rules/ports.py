@@ -59,7 +59,7 @@ def clashes(recipe: Recipe) -> Iterator[Problem]:
 
 def _on_one_node(recipe: Recipe) -> bool:
     parallels = [(role.instances, role.parallel) for _, role in recipe.roles()]
-    devices = sum(count * p.tp * p.pp * p.dp for count, p in parallels)
+    devices = sum(count * p.workers for count, p in parallels)
     fits = recipe.platform == "cpu" or not recipe.devices_per_node or devices <= recipe.devices_per_node
     return fits and all(p.nodes == 1 for _, p in parallels)
 
@@ -75,11 +75,12 @@ def _ranges(recipe: Recipe) -> Iterator[_Range]:
     shared: dict[str, tuple[ConnectorPort, int, tuple[str, ...]]] = {}
     events = 0
     for name, role, connector in roles(recipe):
-        yield _Range(name, getattr(ports, name), role.instances, f"{name} x{role.instances}", roles=(name,))
+        listening = role.instances * role.parallel.servers
+        yield _Range(name, getattr(ports, name), listening, f"{name} x{listening}", roles=(name,))
         for port in ports_of(connector) if not isinstance(connector, RawSection) else ():
             if name not in port.roles:
                 continue
-            needed = role.instances * port.how_many(role.parallel.dp)
+            needed = listening * port.how_many(role.parallel.ranks_of_server)
             if port.roles == (name,):
                 yield _of(port, ports, needed, (name,))
             else:

@@ -75,10 +75,11 @@ def events(recipe: Recipe) -> Iterator[Problem]:
         if args_of(recipe, role).get(flag) is False:
             what = "there is no cache that an engine could publish events about"
             yield Problem(flag_path(recipe, name, flag), what, "remove the flag, or the policy", also=(here,))
-        if role.parallel.dp > 1 and role.parallel.nodes > 1:
+        if role.parallel.dp > 1 and role.parallel.processes > 1:
+            where = "on the nodes they run on" if role.parallel.nodes > 1 else "in processes of their own"
             yield Problem(
                 here,
-                f"the ranks of a {name} publish on the nodes they run on, and the proxy listens at the first one only",
+                f"the ranks of a {name} publish {where}, and the proxy listens at the first one only",
                 "use prefix_aware",
                 also=((name, "parallel"),),
             )

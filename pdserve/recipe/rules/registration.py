@@ -51,6 +51,5 @@ def _stated_kv_gib(recipe: Recipe) -> float:
     for _, role, connector in roles(recipe):
         stated = args_of(recipe, role).get("kv-cache-memory-bytes")
         if lmcache_leaves(connector) and isinstance(stated, int) and not isinstance(stated, bool):
-            workers = role.parallel.tp * role.parallel.pp * role.parallel.dp
-            sizes.append(stated * workers / _GIB)
+            sizes.append(stated * role.parallel.workers / _GIB)
     return max(sizes)

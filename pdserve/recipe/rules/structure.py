@@ -50,16 +50,16 @@ def placement(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("devices_per_node",), "a CPU node has no devices", "remove it", also=(("platform",),))
     for name, role in recipe.roles():
         parallel = role.parallel
-        ranks = parallel.tp * parallel.pp * parallel.dp
+        ranks = parallel.workers
         where = (name, "parallel")
         if ranks % parallel.nodes:
             yield Problem(
                 (*where, "nodes"),
-                f"{_product(parallel)} = {ranks} ranks cannot be spread evenly over {parallel.nodes} nodes",
+                f"{parallel.product()} = {ranks} ranks cannot be spread evenly over {parallel.nodes} nodes",
                 also=(where,),
                 write=Line((*where, "tp"), str(-(-parallel.tp // parallel.nodes) * parallel.nodes), example=True),
             )
-        if parallel.ep and parallel.tp * parallel.dp == 1:
+        if parallel.ep and parallel.tp * parallel.pcp * parallel.dp == 1:
             yield Problem(
                 (*where, "ep"),
                 "expert parallelism needs more than one rank",
@@ -76,13 +76,13 @@ def _devices(recipe: Recipe, name: str, devices: list[int], instances: int, para
     if recipe.platform == "cpu":
         yield Problem(path, "a CPU node has no devices", "remove it", also=(("platform",),))
         return
-    each = parallel.tp * parallel.pp * parallel.dp
+    each = parallel.workers
     fitting = _as_many(path, instances * each, recipe.devices_per_node)
     if len(devices) != instances * each:
         yield Problem(
             path,
             f"{len(devices)} {'device' if len(devices) == 1 else 'devices'} for {instances} "
-            f"{'instance' if instances == 1 else 'instances'} of {_product(parallel)}: {instances * each} are needed",
+            f"{'instance' if instances == 1 else 'instances'} of {parallel.product()}: {instances * each} are needed",
             "list that many, or leave the key out",
             also=((name, "instances"), (name, "parallel")),
             write=fitting,
@@ -114,14 +114,14 @@ def _as_many(path: Path, count: int, per_node: int) -> Line | None:
 def shared_devices(recipe: Recipe) -> Iterator[Problem]:
     """Two instances that name the same device need two nodes, although there is room on one. Not where they need
     several in any case."""
-    needed = sum(role.instances * _size(role.parallel) for _, role in recipe.roles())
+    needed = sum(role.instances * role.parallel.workers for _, role in recipe.roles())
     several = recipe.devices_per_node and needed > recipe.devices_per_node
     if several or (recipe.slurm.nodes or 1) > 1 or any(role.parallel.nodes > 1 for _, role in recipe.roles()):
         return
     taken: dict[int, tuple[str, Path]] = {}
     for name, role in recipe.roles():
         for position, device in enumerate(role.devices or ()):
-            owner = f"{name}-{position // _size(role.parallel)}"
+            owner = f"{name}-{position // role.parallel.workers}"
             other, where = taken.setdefault(device, (owner, (name, "devices")))
             if other != owner:
                 yield Problem(
@@ -131,10 +131,6 @@ def shared_devices(recipe: Recipe) -> Iterator[Problem]:
                     also=(where,),
                 )
                 return
-
-
-def _size(parallel: Parallel) -> int:
-    return parallel.tp * parallel.pp * parallel.dp
 
 
 def versions(recipe: Recipe) -> Iterator[Problem]:
@@ -169,8 +165,3 @@ def exposure(recipe: Recipe) -> Iterator[Problem]:
             "engines offer development endpoints (pause, sleep, cache reset) that need no key",
             "turn it off for production; `verify` then cannot prove the reload from LMCache",
         )
-
-
-def _product(parallel: Parallel) -> str:
-    parts = [f"{k} {v}" for k, v in (("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp)) if v > 1]
-    return " x ".join(parts) or "tp 1"
