@@ -142,7 +142,7 @@ def ours(plan: Plan) -> dict[str, dict[str, str]]:
     proxy = {"host": plan.proxy.host, "port": str(plan.proxy.port)}
     if plan.proxy.auth.keys_file is not None:
         proxy["keys_file"] = PurePosixPath(plan.proxy.auth.keys_file).name
-    parts = {
+    parts: dict[str, dict[str, str]] = {
         "engine": _of_all(engines, flags),
         "environment": _of_all(engines, [_environment(engine) for engine in engines]),
         **{engine.role: _flat(config) for engine, config in zip(engines, configs, strict=True)},
