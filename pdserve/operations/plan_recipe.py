@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import PdserveError
+from pdserve.models import files
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Node, Plan, Versions
 from pdserve.plan.render.sbatch import render_sbatch
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 
 _KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
@@ -69,15 +70,26 @@ def plan_for(
     return Planned(plan, loaded, versions)
 
 
+def model_folder(loaded: LoadedRecipe) -> Path | None:
+    """Where the model lies on this machine: its folder, or its snapshot in the hub's cache that the engines would use
+    here; None: it is in no cache."""
+    recipe = loaded.recipe
+    if recipe.model.path is not None:
+        return loaded.path.parent / recipe.model.path
+    if recipe.model.id is None or not effective.downloads(recipe):
+        return None
+    _, role = recipe.roles()[0]
+    set_here = {name: value for name, value in effective.env_of(recipe, role).items() if isinstance(value, str)}
+    download_dir = effective.args_of(recipe, role).get("download-dir")
+    cache = files.hub_cache({**os.environ, **set_here}, download_dir if isinstance(download_dir, str) else None)
+    return files.snapshot(cache, recipe.model.id, recipe.model.revision)
+
+
 def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
-    """The config.json of a local model. A folder without one is the preflight's to refuse: it looks on the node."""
-    if loaded.recipe.model.path is None:
-        return None
-    try:
-        config = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
+    """The config.json of the model, where it is on this machine. A folder without one is the preflight's to refuse: it
+    looks on the node."""
+    folder = model_folder(loaded)
+    return None if folder is None else files.config_in(folder)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from packaging.version import InvalidVersion
 
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
+from pdserve.models.kinds import KvHints, hints_of
 from pdserve.patches.patch import in_range
 from pdserve.plan.engines.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal
-from pdserve.plan.engines.model_hints import KvHints, hints_of
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names
 from pdserve.recipe.load.problems import dotted

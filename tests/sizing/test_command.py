@@ -1,0 +1,119 @@
+"""`pdserve plan`: what it prints, as lines and as JSON, its exit codes, and where the model is looked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.commands import app
+from pdserve.errors import PreflightError
+from pdserve.operations.plan_recipe import load, plan_for
+from tests.models.test_files import COMMIT, safetensors, tensor
+from tests.sizing.kit import CONFIG, HYBRID
+
+RECIPE = """\
+schema: 1
+name: tiny
+platform: cpu
+status: tested
+model: {MODEL}
+engine: {env: {VLLM_CPU_KVCACHE_SPACE: 1}}
+prefill: {connector: {kind: mooncake, protocol: tcp}}
+decode: {connector: {kind: mooncake, protocol: tcp}}
+"""
+
+
+def with_recipe(folder: Path, model: str) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(RECIPE.replace("{MODEL}", f"{{{model}, served_name: tiny}}"))
+    return path
+
+
+def with_model(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors(folder / "model.safetensors", {"model.embed_tokens.weight": tensor(1024, 512)})
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    with_model(tmp_path / "model", CONFIG)
+    return with_recipe(tmp_path, "path: model")
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with a model of the hub, which has been fetched here."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--org--name"
+    with_model(repository / "snapshots" / COMMIT, HYBRID)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return with_recipe(tmp_path, "id: org/name")
+
+
+def test_lines(recipe: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--prompt-tokens", "1000", "--link", "10", "--disk", "2"])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "prefill: weights of a rank: 1 MiB" in lines
+    assert "prefill: KV groups: 4 x full (block 128, page 128 KiB)" in lines
+    assert "prefill: blocks of a rank: 2048" in lines
+    assert "prefill: requests of 4096 tokens: 64.00 at once in an instance" in lines
+    assert "transfer: KV of 1000 tokens: 4 MiB" in lines
+    assert lines[-1] == "no edge is crossed"
+
+
+def test_json(recipe: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--json"])
+    sizing = json.loads(done.stdout)
+    assert [role["role"] for role in sizing["roles"]] == ["prefill", "decode"]
+    assert sizing["roles"][0]["blocks"] == {"low": 2048, "high": 2048}
+    assert sizing["transfer"] is None
+
+
+def test_an_error_names_line_number_and_fix(recipe: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--set", "engine.args.max-model-len=300000"])
+    assert done.exit_code == 2
+    assert "needs 2344 blocks, and a rank of prefill can use 2047" in done.stdout
+    assert "what to do: lower prefill.args.max-model-len to 262016 or less" in done.stdout
+
+
+def test_a_warning_alone_is_no_failure(recipe: Path) -> None:
+    load_given = ("--prompt-tokens", "1000", "--output-tokens", "100", "--prefill-rate", "1000", "--decode-rate", "900")
+    done = CliRunner().invoke(app, ["plan", str(recipe), *load_given])
+    assert done.exit_code == 0
+    assert f"warning: {recipe}:7: prefill.instances: prefill can do 1 requests a second and decode 9" in done.stdout
+
+
+def test_a_model_of_the_hub_is_read_in_its_cache(cached: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", str(cached)])
+    assert done.exit_code == 0, done.output
+    assert "2 x recurrent" in done.stdout
+
+
+def test_validate_warns_by_the_config_in_the_cache(cached: Path) -> None:
+    """The recurrent state of the model, which a recipe with an id alone does not show."""
+    both = "prefill.connector={kind: multi, of: [{kind: lmcache-mp}, {kind: mooncake, protocol: tcp}]}"
+    loaded = load(cached, ["lmcache={l1_size_gb: 1, transfer_mode: lmcache_driven}", both], [])
+    planned = plan_for(loaded, None, run_dir="R", run_id="r")
+    assert any("enlarges the block of this model" in warning for warning in planned.plan.warnings)
+
+
+def test_a_revision_that_is_not_in_the_cache_is_unknown(cached: Path) -> None:
+    failed = CliRunner().invoke(app, ["plan", str(cached), "--set", "model.revision=v2"])
+    assert isinstance(failed.exception, PreflightError)
+    assert failed.exception.todo == "its config.json is enough for KV: hf download org/name config.json --revision v2"
+
+
+def test_a_model_of_unknown_layers_is_refused(tmp_path: Path) -> None:
+    with_model(tmp_path / "model", {**CONFIG, "compress_ratios": [4]})
+    failed = CliRunner().invoke(app, ["plan", str(with_recipe(tmp_path, "path: model"))])
+    assert isinstance(failed.exception, PreflightError)
+    assert "compressed attention" in failed.exception.what
+    assert failed.exception.todo is not None

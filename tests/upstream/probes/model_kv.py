@@ -1,0 +1,91 @@
+"""What vLLM makes of the KV of tiny models: specs of each layer, groups, blocks and concurrency.
+
+vLLM's own classes build each model on the meta device (shapes without storage), so nothing is loaded and no engine
+runs. Prints one JSON object: name -> numbers, or the error that vLLM has raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import destroy_model_parallel, init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity, get_kv_cache_configs
+from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+from tests.models.tiny_configs import TINY, Tiny
+
+_RAISED = (ValueError, TypeError, AttributeError, AssertionError, RuntimeError, KeyError, ImportError)
+"""What a class of a model may end with that cannot be built here."""
+
+
+def configured(tiny: Tiny, folder: str) -> VllmConfig:
+    Path(folder, "config.json").write_text(json.dumps(tiny.config))
+    flags = {flag.replace("-", "_"): value for flag, value in tiny.args.items()}
+    args = EngineArgs(model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, **flags)
+    return args.create_engine_config()
+
+
+def look(tiny: Tiny, store: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = configured(tiny, folder)
+        with set_current_vllm_config(config):
+            if not torch.distributed.is_initialized():
+                init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+            destroy_model_parallel()  # only a model with experts gets a group for them
+            initialize_model_parallel(1, 1)
+            torch.set_default_dtype(torch.bfloat16)
+            with torch.device("meta"):
+                initialize_model(vllm_config=config)
+        current_platform.update_block_size_for_backend(config)
+        specs = get_kv_cache_spec(config)
+        config.cache_config.kv_cache_layout = "LBHNC"
+        made = get_kv_cache_configs(config, [specs], [tiny.kv_bytes])[0]
+        tokens, concurrency = get_kv_cache_capacity(config, made)
+        return {
+            "block_size": config.cache_config.block_size,
+            "num_blocks": made.num_blocks,
+            "groups": [
+                {
+                    "spec": type(group.kv_cache_spec).__name__,
+                    "layers": len(group.layer_names),
+                    "block": group.kv_cache_spec.block_size,
+                    "page_bytes": group.kv_cache_spec.page_size_bytes,
+                }
+                for group in made.kv_cache_groups
+            ],
+            "bytes_a_block": sum(tensor.size for tensor in made.kv_cache_tensors[:1]) // made.num_blocks,
+            "concurrency": concurrency,
+            "tokens": tokens,
+            "max_in_flight_tokens": config.max_in_flight_tokens,
+            "ssm_dtype": config.cache_config.mamba_ssm_cache_dtype,
+        }
+
+
+def main() -> None:
+    # vLLM looks at each class in a process of its own, which imports everything again.
+    registry._run_in_subprocess = lambda look_at: look_at()
+    answers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for tiny in TINY:
+            try:
+                answers[tiny.name] = look(tiny, Path(folder, "store"))
+            except _RAISED as error:
+                answers[tiny.name] = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
