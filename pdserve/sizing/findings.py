@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from pdserve.models.kv_cache import NULL_BLOCK
-from pdserve.plan.engines.kv_groups import Group, good_chunk, lmcache_refusal
+from pdserve.plan.engines.kv_groups import good_chunk, lmcache_refusal, table_groups
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.registration import STEP_SECONDS
@@ -73,10 +73,8 @@ def _chunks(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
     section, size = recipe.lmcache, entry.size
     if section is None or size.role not in section.on:
         return
-    groups = [
-        Group(group.block, "recurrent" if group.keeps == "recurrent" else "attention") for group in entry.cache.groups
-    ]
-    if not entry.cache.flags.prefix_caching and any(group.kind == "recurrent" for group in groups):
+    groups = table_groups(entry.cache)
+    if any(group.mode == "none" for group in groups):
         yield Crossing(
             severity="error",
             where=f"{size.role}.args.enable-prefix-caching",

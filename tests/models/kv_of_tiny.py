@@ -6,8 +6,7 @@ from typing import Any
 
 from pdserve.models.kv_cache import KvCache, kv_cache
 from pdserve.models.layers import layers_of
-from pdserve.sizing.engines import kv_flags
-from pdserve.sizing.given import Given
+from pdserve.plan.engines.kv_flags import kv_flags
 from tests.models.tiny_configs import Tiny
 from tests.plan.kit import recipe
 
@@ -18,7 +17,7 @@ def cache_of(tiny: Tiny) -> KvCache:
     """As `pdserve plan` has it for a recipe with the model's flags on a CPU."""
     made = recipe({"engine": {"args": tiny.args}})
     name, role = made.roles()[0]
-    flags, _ = kv_flags(made, name, role, tiny.config, Given())
+    flags, _ = kv_flags(made, name, role, tiny.config)
     return kv_cache(layers_of(tiny.config), flags)
 
 

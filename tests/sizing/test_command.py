@@ -97,12 +97,15 @@ def test_a_model_of_the_hub_is_read_in_its_cache(cached: Path) -> None:
     assert "2 x recurrent" in done.stdout
 
 
-def test_validate_warns_by_the_config_in_the_cache(cached: Path) -> None:
-    """The recurrent state of the model, which a recipe with an id alone does not show."""
+@pytest.mark.parametrize(("chunk", "advised"), [(256, None), (384, 256)])
+def test_validate_names_the_block_that_the_cached_model_gets(cached: Path, chunk: int, advised: int | None) -> None:
+    """Recurrent state, which a recipe with an id alone does not show, makes vLLM's block larger: here 256 tokens."""
     both = "prefill.connector={kind: multi, of: [{kind: lmcache-mp}, {kind: mooncake, protocol: tcp}]}"
-    loaded = load(cached, ["lmcache={l1_size_gb: 1, transfer_mode: lmcache_driven}", both], [])
-    planned = plan_for(loaded, None, run_dir="R", run_id="r")
-    assert any("enlarges the block of this model" in warning for warning in planned.plan.warnings)
+    section = f"lmcache={{l1_size_gb: 1, transfer_mode: lmcache_driven, chunk_size: {chunk}}}"
+    planned = plan_for(load(cached, [section, both], []), None, run_dir="R", run_id="r")
+    enlarged = [text for text in planned.plan.warnings if "enlarges the block of this model" in text]
+    assert bool(enlarged) == (advised is not None)
+    assert all("to 256 tokens" in text and text.endswith(f"chunk_size: {advised}") for text in enlarged)
 
 
 def test_a_revision_that_is_not_in_the_cache_is_unknown(cached: Path) -> None:
