@@ -14,6 +14,7 @@ from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
     NameArgument,
+    OnlineOption,
     RecipeArgument,
     SetOption,
     ThisMachineOption,
@@ -175,17 +176,20 @@ def restart(
 
 
 @app.command()
-def validate(recipe: RecipeArgument, set_: SetOption = None, unset: UnsetOption = None) -> None:
-    """Check a recipe and plan it, without looking at this machine."""
+def validate(
+    recipe: RecipeArgument, online: OnlineOption = False, set_: SetOption = None, unset: UnsetOption = None
+) -> None:
+    """Check a recipe and plan it, without looking at this machine, but for the config.json of its model."""
     from pdserve.cli.validate import run
 
-    run(recipe, set_ or [], unset or [])
+    run(recipe, set_ or [], unset or [], online=online)
 
 
 @app.command()
 def plan(
     recipe: RecipeArgument,
     json_: JsonOption = False,
+    online: OnlineOption = False,
     device_memory: options.DeviceMemory = None,
     kv_memory: options.KvMemory = None,
     link: options.Link = None,
@@ -217,7 +221,7 @@ def plan(
         decode_rate=decode_rate,
         queue_seconds=queue_seconds,
     )
-    run(recipe, set_ or [], unset or [], given, as_json=json_)
+    run(recipe, set_ or [], unset or [], given, as_json=json_, online=online)
 
 
 @app.command()

@@ -190,6 +190,10 @@ def _attention_bytes(layer: Layer, flags: KvFlags) -> int:
 
 def _state_bytes(layer: Layer, flags: KvFlags) -> int:
     assert layer.state is not None
+    if layer.state.groups > 1 and layer.state.groups % flags.tp:
+        raise UnknownModelError(
+            f"vLLM does not divide the {layer.state.groups} groups of its recurrent state over TP {flags.tp}"
+        )
     wanted = flags.state_dtype or layer.state.dtype or flags.dtype
     convolution = layer.state.convolution(flags.tp, flags.draft_tokens) * element_bytes(flags.dtype)
     return int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted))

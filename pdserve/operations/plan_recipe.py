@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import PdserveError
-from pdserve.models import files
+from pdserve.models import files, hub
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Node, Plan, Versions
 from pdserve.plan.render.sbatch import render_sbatch
@@ -46,10 +46,11 @@ def plan_for(
     run_id: str,
     versions: Versions | None = None,
     python: str | None = None,
+    online: bool = False,
 ) -> Planned:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
     None: they are this machine, or like it. `python`: what runs pdserve's own processes there; None: the interpreter of
-    this process, or, on hypothetical nodes, that of the recipe's container."""
+    this process, or, on hypothetical nodes, that of the recipe's container. `online`: as `model_config` has it."""
     recipe = loaded.recipe
     if python is None:
         inside = recipe.container if nodes is None else None
@@ -65,7 +66,7 @@ def plan_for(
             versions=versions,
             python=python,
             recipe_dir=str(loaded.path.parent.absolute()),
-            model_config=_model_config(loaded),
+            model_config=model_config(loaded, online=online),
         )
     return Planned(plan, loaded, versions)
 
@@ -76,7 +77,7 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
     recipe = loaded.recipe
     if recipe.model.path is not None:
         return loaded.path.parent / recipe.model.path
-    if recipe.model.id is None or not effective.downloads(recipe):
+    if recipe.model.id is None or not effective.on_hub(recipe):
         return None
     _, role = recipe.roles()[0]
     set_here = {name: value for name, value in effective.env_of(recipe, role).items() if isinstance(value, str)}
@@ -85,11 +86,15 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
     return files.snapshot(cache, recipe.model.id, recipe.model.revision)
 
 
-def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
-    """The config.json of the model, where it is on this machine. A folder without one is the preflight's to refuse: it
-    looks on the node."""
-    folder = model_folder(loaded)
-    return None if folder is None else files.config_in(folder)
+def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any] | None:
+    """The config.json of the model, where it is on this machine; `online`: else, of an id, from the hub. A folder
+    without one is the preflight's to refuse: it looks on the node. Raises PreflightError when the hub has none."""
+    folder, model = model_folder(loaded), loaded.recipe.model
+    if folder is not None:
+        return files.config_in(folder)
+    if not online or not effective.on_hub(loaded.recipe):
+        return None
+    return hub.fetch_config(model.id or "", model.revision, os.environ)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class L1Size(Frozen):
     """At the watermark, where eviction starts."""
     chunk_bytes: float
     engine_tokens: float | None
-    """What the KV caches of the engines hold that attach on one node, at most; None: not known."""
+    """What the KV cache of one engine holds, at most; None: not known."""
     pinned_gib: float
     """L1 and the KV that its engines register."""
     registration_seconds: float
@@ -56,7 +56,7 @@ def l1_sizes(
         room = section.l1_size_gb * GIB
         tokens = int(room / token)
         here = instances_a_node.get(name, 1)
-        held = None if size.tokens is None else size.tokens.high * here
+        held = None if size.tokens is None else size.tokens.high
         registered = 0.0 if size.kv_bytes is None else size.kv_bytes.high * ranks * size.dp * here / GIB
         pinned = section.l1_size_gb + (registered / size.tp if section.per == "tp-rank" else registered)
         sizes.append(

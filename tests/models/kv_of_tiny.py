@@ -15,7 +15,7 @@ _SPECS = {"full": "FullAttentionSpec", "window": "SlidingWindowSpec", "recurrent
 
 def cache_of(tiny: Tiny) -> KvCache:
     """As `pdserve plan` has it for a recipe with the model's flags on a CPU."""
-    made = recipe({"engine": {"args": tiny.args}})
+    made = recipe({"engine": {"args": tiny.args}, "prefill": {"parallel": {"tp": tiny.tp, "pp": tiny.pp}}})
     name, role = made.roles()[0]
     flags, _ = kv_flags(made, name, role, tiny.config)
     return kv_cache(layers_of(tiny.config), flags)

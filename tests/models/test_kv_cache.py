@@ -32,6 +32,7 @@ def test_every_way_to_keep_kv_is_compared() -> None:
     specs = {group["spec"] for numbers in RECORDED.values() for group in numbers["groups"]}
     assert specs == {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "MambaSpec"}
     assert len(RECORDED) == len(TINY)
+    assert {(tiny.tp, tiny.pp) for tiny in TINY} == {(1, 1), (2, 1), (4, 1), (1, 2)}
 
 
 def test_tp_divides_the_heads_of_kv_down_to_one_for_each_rank() -> None:
@@ -50,6 +51,12 @@ def test_tp_does_not_divide_mla() -> None:
 @pytest.mark.parametrize(("layers", "pp", "sizes"), [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])
 def test_layers_of_pipeline_stages(layers: int, pp: int, sizes: list[int]) -> None:
     assert [last - first for first, last in stage_bounds(layers, pp)] == sizes
+
+
+def test_groups_of_state_that_vllm_does_not_divide_are_refused() -> None:
+    tiny = next(tiny for tiny in TINY if tiny.name == "nemotron-mamba2")
+    with pytest.raises(UnknownModelError, match="2 groups of its recurrent state over TP 4"):
+        kv_cache(layers_of(tiny.config), replace(FLAGS, tp=4))
 
 
 def test_the_widest_stage_decides_the_block() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _COMMON: dict[str, Any] = {
@@ -29,11 +29,13 @@ class Tiny:
     config: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)
     kv_bytes: int = 256 << 20
+    tp: int = 1
+    pp: int = 1
 
 
 def _tiny(name: str, architecture: str, model_type: str, *, args: dict[str, Any] | None = None, **config: Any) -> Tiny:
     whole = {**_COMMON, "architectures": [architecture], "model_type": model_type, "num_hidden_layers": 4, **config}
-    return Tiny(name, whole, {"max-model-len": 8192, **(args or {})})
+    return Tiny(name, whole, {"max-model-len": 8192, "max-num-batched-tokens": 2048, **(args or {})})
 
 
 _LLAMA: dict[str, Any] = {"architecture": "LlamaForCausalLM", "model_type": "llama"}
@@ -157,7 +159,7 @@ _QWEN3_MOE: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 
-TINY = (
+_ONE_RANK = (
     _tiny("llama", **_LLAMA),
     _tiny("llama-mha", **_LLAMA, num_key_value_heads=8, num_hidden_layers=3),
     _tiny("llama-fp8-kv", **_LLAMA, args={"kv-cache-dtype": "fp8"}),
@@ -183,3 +185,13 @@ TINY = (
     _tiny("qwen3-next-no-cache", "Qwen3NextForCausalLM", "qwen3_next", **_GDN, args={"enable-prefix-caching": False}),
     _tiny("qwen3-moe", "Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN3_MOE),
 )
+_BY_NAME = {tiny.name: tiny for tiny in _ONE_RANK}
+_TP = ("llama", "qwen3", "deepseek-mla", "gemma3-windows", "granite-mamba2", "nemotron-mamba2", "jamba-mamba1")
+
+TINY = (
+    *_ONE_RANK,
+    *(replace(_BY_NAME[name], name=f"{name}-tp2", tp=2) for name in (*_TP, "qwen3-next-gdn")),
+    *(replace(_BY_NAME[name], name=f"{name}-tp4", tp=4) for name in ("llama", "granite-mamba2")),
+    *(replace(_BY_NAME[name], name=f"{name}-pp2", pp=2) for name in ("llama-mha", "gemma3-uneven", "granite-mamba2")),
+)
+"""On several ranks, too: more of them than heads of KV, and stages of unequal numbers of layers."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 from pdserve.cli.commands import app
 from pdserve.errors import PreflightError
 from pdserve.operations.plan_recipe import load, plan_for
+from pdserve.operations.size import find_crossings
 from tests.models.test_files import COMMIT, safetensors, tensor
 from tests.sizing.kit import CONFIG, HYBRID
 
@@ -111,7 +115,66 @@ def test_validate_names_the_block_that_the_cached_model_gets(cached: Path, chunk
 def test_a_revision_that_is_not_in_the_cache_is_unknown(cached: Path) -> None:
     failed = CliRunner().invoke(app, ["plan", str(cached), "--set", "model.revision=v2"])
     assert isinstance(failed.exception, PreflightError)
-    assert failed.exception.todo == "its config.json is enough for KV: hf download org/name config.json --revision v2"
+    assert failed.exception.todo is not None
+    assert failed.exception.todo.endswith("hf download org/name config.json --revision v2")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """A hub that has the config.json of every model; the paths that were asked for."""
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = json.dumps(HYBRID).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_request(self, code: object = None, size: object = None) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield asked
+        server.shutdown()
+        thread.join()
+
+
+def test_the_hub_is_asked_only_on_request(hub: list[str], tmp_path: Path) -> None:
+    recipe = with_recipe(tmp_path, "id: org/name")
+    assert CliRunner().invoke(app, ["validate", str(recipe)]).exit_code == 0
+    assert isinstance(CliRunner().invoke(app, ["plan", str(recipe)]).exception, PreflightError)
+    assert not hub
+    assert CliRunner().invoke(app, ["validate", str(recipe), "--online"]).exit_code == 0
+    done = CliRunner().invoke(app, ["plan", str(recipe), "--online"])
+    assert done.exit_code == 0, done.output
+    assert "prefill: weights of a rank: not known" in done.stdout
+    assert "2 x recurrent" in done.stdout
+    assert set(hub) == {"/org/name/resolve/main/config.json"}
+
+
+def test_preflight_shows_the_same_edges(recipe: Path) -> None:
+    planned = plan_for(load(recipe, ["engine.args.max-model-len=300000"], []), None, run_dir="R", run_id="r")
+    findings = find_crossings(planned)
+    assert [(finding.check, finding.status, finding.where) for finding in findings] == [
+        ("sizes", "failed", "prefill.args.max-model-len"),
+        ("sizes", "failed", "decode.args.max-model-len"),
+    ]
+    assert "needs 2344 blocks" in findings[0].value
+    assert find_crossings(plan_for(load(recipe, [], []), None, run_dir="R", run_id="r")) == []
+
+
+def test_what_cannot_be_computed_is_no_finding(tmp_path: Path) -> None:
+    with_model(tmp_path / "model", {})
+    planned = plan_for(load(with_recipe(tmp_path, "path: model"), [], []), None, run_dir="R", run_id="r")
+    assert find_crossings(planned) == []
 
 
 def test_a_model_of_unknown_layers_is_refused(tmp_path: Path) -> None:

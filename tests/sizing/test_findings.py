@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.kit import with_lmcache
+from tests.plan.kit import on_gpus, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing, where
 
 LARGE_L1 = with_lmcache(l1_size_gb=2, chunk_size=256)
@@ -53,6 +53,11 @@ def test_the_chunk_of_a_hybrid_fits_the_block_that_vllm_enlarges() -> None:
         config=HYBRID,
     )
     assert ("error", "lmcache.chunk_size") in where(larger)
+
+
+def test_on_a_gpu_the_computed_block_of_a_hybrid_is_no_certainty() -> None:
+    section = with_lmcache(l1_size_gb=4, chunk_size=256, transfer_mode="lmcache_driven")
+    assert where(sizing(on_gpus(), section, config=HYBRID)) == [("warning", "lmcache.chunk_size")]
 
 
 def test_no_recurrent_state_without_prefix_caching() -> None:

@@ -23,9 +23,9 @@ _MIB, _KIB = 1 << 20, 1 << 10
 _UNKNOWN = "not known"
 
 
-def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], given: Given, *, as_json: bool) -> None:
+def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], given: Given, *, as_json: bool, online: bool) -> None:
     """Prints the numbers, then the edges that are crossed. Exit 2 when one of them is an error."""
-    sizing, planned = size(load(recipe, set_, unset), given)
+    sizing, planned = size(load(recipe, set_, unset), given, online=online)
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -109,7 +109,7 @@ def _l1(server: L1Size) -> Iterator[tuple[str, str]]:
     yield "KV of a token", f"{_size(server.token_bytes)}; of a chunk {_size(server.chunk_bytes)}"
     yield "tokens", f"{server.tokens:,} at most, {server.kept_tokens:,} before eviction starts"
     if server.engine_tokens is not None:
-        yield "tokens in its engines", f"{server.engine_tokens:,.0f} at most"
+        yield "tokens in one of its engines", f"{server.engine_tokens:,.0f} at most"
     if server.registration_seconds:
         yield "to register", f"{server.pinned_gib:.0f} GiB, about {server.registration_seconds:.0f} s at a second a GiB"
     if server.shm_gib:

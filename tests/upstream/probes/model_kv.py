@@ -17,10 +17,17 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import destroy_model_parallel, init_distributed_environment, initialize_model_parallel
+from vllm.distributed import (
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+    parallel_state,
+)
+from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity, get_kv_cache_configs
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
@@ -34,8 +41,25 @@ _RAISED = (ValueError, TypeError, AttributeError, AssertionError, RuntimeError, 
 def configured(tiny: Tiny, folder: str) -> VllmConfig:
     Path(folder, "config.json").write_text(json.dumps(tiny.config))
     flags = {flag.replace("-", "_"): value for flag, value in tiny.args.items()}
-    args = EngineArgs(model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, **flags)
+    args = EngineArgs(
+        model=folder,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        enforce_eager=True,
+        tensor_parallel_size=tiny.tp,
+        pipeline_parallel_size=tiny.pp,
+        **flags,
+    )
     return args.create_engine_config()
+
+
+def by_stage(specs: dict[str, Any], tiny: Tiny) -> list[dict[str, Any]]:
+    """The specs of each pipeline stage, cut where vLLM cuts."""
+    bounds = [get_pp_indices(tiny.config["num_hidden_layers"], stage, tiny.pp) for stage in range(tiny.pp)]
+    return [
+        {name: spec for name, spec in specs.items() if first <= extract_layer_index(name) < last}
+        for first, last in bounds
+    ]
 
 
 def look(tiny: Tiny, store: Path) -> dict[str, Any]:
@@ -46,13 +70,15 @@ def look(tiny: Tiny, store: Path) -> dict[str, Any]:
                 init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
             destroy_model_parallel()  # only a model with experts gets a group for them
             initialize_model_parallel(1, 1)
+            parallel_state.get_tp_group().world_size = tiny.tp  # layers only ask for the number
             torch.set_default_dtype(torch.bfloat16)
             with torch.device("meta"):
                 initialize_model(vllm_config=config)
         current_platform.update_block_size_for_backend(config)
         specs = get_kv_cache_spec(config)
         config.cache_config.kv_cache_layout = "LBHNC"
-        made = get_kv_cache_configs(config, [specs], [tiny.kv_bytes])[0]
+        stages = get_kv_cache_configs(config, by_stage(specs, tiny), [tiny.kv_bytes] * tiny.pp)
+        made = max(stages, key=lambda stage: stage.kv_cache_tensors[0].size)
         tokens, concurrency = get_kv_cache_capacity(config, made)
         return {
             "block_size": config.cache_config.block_size,
@@ -60,11 +86,11 @@ def look(tiny: Tiny, store: Path) -> dict[str, Any]:
             "groups": [
                 {
                     "spec": type(group.kv_cache_spec).__name__,
-                    "layers": len(group.layer_names),
+                    "layers": sum(len(stage.kv_cache_groups[number].layer_names) for stage in stages),
                     "block": group.kv_cache_spec.block_size,
                     "page_bytes": group.kv_cache_spec.page_size_bytes,
                 }
-                for group in made.kv_cache_groups
+                for number, group in enumerate(made.kv_cache_groups)
             ],
             "bytes_a_block": sum(tensor.size for tensor in made.kv_cache_tensors[:1]) // made.num_blocks,
             "concurrency": concurrency,
