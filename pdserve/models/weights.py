@@ -64,7 +64,6 @@ class Sharding:
     tp: int = 1
     pp: int = 1
     dp: int = 1
-    ep: bool = False
     tied: bool = False
     """The output layer is the embedding."""
     drafts: bool = False
@@ -137,7 +136,7 @@ def _share(tensor: Tensor, sharding: Sharding) -> Bytes:
     if _VISION.search(name):
         return Bytes(size // sharding.tp, size)  # cut or whole, by the class and by mm-encoder-tp-mode
     if _EXPERT.search(name):
-        # Without EP every expert is cut over the ranks of TP and DP; with it each rank has some of them whole.
+        # Over the ranks of TP and DP: without EP every expert is cut, with it each rank has some of them whole.
         return _exactly(-(-size // (sharding.tp * sharding.dp)))
     if _WHOLE.search(name):
         return _exactly(size)

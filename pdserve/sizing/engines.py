@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.models.kv_cache import KvCache, kv_cache
+from pdserve.models.kv_cache import KvCache, element_bytes, kv_cache
 from pdserve.models.layers import layers_of, text_config
 from pdserve.models.weights import Sharding, Tensor, rank_weights
 from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
@@ -91,9 +91,9 @@ def size_role(
             tp=parallel.tp,
             pp=parallel.pp,
             dp=parallel.dp,
-            ep=parallel.ep,
             tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             drafts=drafts,
+            model_bytes=int(element_bytes(flags.dtype)),
         )
         held = rank_weights(tensors, sharding)
         weights = Span(low=held.low, high=held.high)

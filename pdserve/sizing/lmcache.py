@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pdserve.models.kv_cache import KvCache
 from pdserve.plan.frozen import Frozen
+from pdserve.plan.model import LmcacheServer, Plan
 from pdserve.recipe import effective
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.rules.registration import SECONDS_A_GIB
@@ -36,12 +37,10 @@ class L1Size(Frozen):
     registration_seconds: float
     """By the rule of a second a GiB, seen on ROCm; on a CPU nothing is pinned."""
     shm_gib: float
-    """Of L1 in /dev/shm."""
+    """Of L1 in /dev/shm, and of the KV that engines on a CPU move there."""
 
 
-def l1_sizes(
-    recipe: Recipe, sized: Mapping[EngineRole, Sized], instances_a_node: Mapping[EngineRole, int]
-) -> list[L1Size]:
+def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, Sized], plan: Plan) -> list[L1Size]:
     """One for each role that attaches."""
     section = recipe.lmcache
     if section is None:
@@ -55,7 +54,8 @@ def l1_sizes(
         token = stored_token_bytes(cache, 1 if section.per == "tp-rank" else size.tp)
         room = section.l1_size_gb * GIB
         tokens = int(room / token)
-        here = instances_a_node.get(name, 1)
+        servers = [_engines_of(plan, server, name) for server in plan.lmcache]
+        here, server = max(zip(servers, plan.lmcache, strict=True), key=lambda pair: pair[0])
         held = None if size.tokens is None else size.tokens.high
         registered = 0.0 if size.kv_bytes is None else size.kv_bytes.high * ranks * size.dp * here / GIB
         pinned = section.l1_size_gb + (registered / size.tp if section.per == "tp-rank" else registered)
@@ -71,10 +71,14 @@ def l1_sizes(
                 engine_tokens=held,
                 pinned_gib=pinned,
                 registration_seconds=0.0 if recipe.platform == "cpu" else pinned * SECONDS_A_GIB,
-                shm_gib=section.l1_size_gb if section.shm_name else 0.0,
+                shm_gib=(section.l1_size_gb if section.shm_name else 0.0) + server.kv_bytes_on_host / GIB,
             )
         )
     return sizes
+
+
+def _engines_of(plan: Plan, server: LmcacheServer, role: EngineRole) -> int:
+    return sum(plan.process(engine).role == role for engine in server.engines)
 
 
 def stored_token_bytes(cache: KvCache, tp: int) -> float:

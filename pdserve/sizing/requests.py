@@ -40,21 +40,19 @@ class Balance(Frozen):
 _UNEVEN = 1.25
 
 
-def transfer(prefill: RoleSize, cache: KvCache, decode_tp: int, given: Given) -> RequestTransfer | None:
-    """None without a length of prompts."""
+def transfer(decode: RoleSize, cache: KvCache, given: Given) -> RequestTransfer | None:
+    """By what the ranks of one decode instance receive. None without a length of prompts."""
     if given.prompt_tokens is None:
         return None
-    size = sum(
+    of_rank = sum(
         group.page_bytes * len(group.layers) * _sent_blocks(group, given.prompt_tokens) for group in cache.groups
     )
-    copies = decode_tp if cache.ranks_share else prefill.tp
-    total = size * copies
-    seconds = None if given.link_gbit is None else total * _BITS / (given.link_gbit * 1e9)
+    total = of_rank * decode.tp
     return RequestTransfer(
         prompt_tokens=given.prompt_tokens,
         request_bytes=total,
-        copies=decode_tp if cache.ranks_share else 1,
-        seconds=seconds,
+        copies=decode.tp if cache.ranks_share else 1,
+        seconds=None if given.link_gbit is None else total * _BITS / (given.link_gbit * 1e9),
     )
 
 

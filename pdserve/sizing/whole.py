@@ -56,12 +56,12 @@ def size_recipe(
     sized: dict[EngineRole, Sized] = {
         name: size_role(recipe, name, role, config, tensors, given) for name, role in recipe.roles()
     }
-    servers = l1_sizes(recipe, sized, {name: _most_on_a_node(plan, name) for name in sized})
+    servers = l1_sizes(recipe, sized, plan)
     moved = rates = None
     if "prefill" in sized and "decode" in sized:
         prefill, decode = sized["prefill"], sized["decode"]
         if any(effective.transfers_of(connector) for _, _, connector in effective.roles(recipe)):
-            moved = transfer(prefill.size, prefill.cache, decode.size.tp, given)
+            moved = transfer(decode.size, decode.cache, given)
         rates = balance(prefill.size, decode.size, given)
     architectures = config.get("architectures") or [str(config.get("model_type", "unknown"))]
     return Sizing(
@@ -81,9 +81,3 @@ def size_recipe(
         ),
         crossings=tuple(crossings(recipe, sized, servers, rates, given)),
     )
-
-
-def _most_on_a_node(plan: Plan, role: EngineRole) -> int:
-    """Instances of a role on the node that has most of them."""
-    nodes = [process.node for process in plan.processes if process.role == role and process.instance == process.name]
-    return max((nodes.count(node) for node in nodes), default=1)

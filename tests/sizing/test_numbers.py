@@ -12,7 +12,7 @@ from pdserve.plan.build import build_plan, nodes_for
 from pdserve.sizing.engines import BESIDE_KV_GIB
 from pdserve.sizing.given import GIB, Given
 from pdserve.sizing.whole import size_recipe
-from tests.plan.kit import VERSIONS, on_gpus, recipe, with_lmcache
+from tests.plan.kit import LMCACHE, MOONCAKE, VERSIONS, on_gpus, recipe, with_lmcache
 from tests.sizing.kit import CONFIG, HYBRID, sizing
 
 MLA = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -73,10 +73,22 @@ def test_mla_is_stored_once_and_sent_to_every_rank_of_decode() -> None:
 
 
 def test_a_request_on_the_link() -> None:
-    made = sizing({"prefill": {"parallel": {"tp": 2}}}, prompt_tokens=1000, link_gbit=8).transfer
+    made = sizing({"decode": {"parallel": {"tp": 2}}}, prompt_tokens=1000, link_gbit=8).transfer
     assert made is not None
     assert made.request_bytes == 8 * (512 << 10)
     assert made.seconds == pytest.approx(8 * (512 << 10) / 1e9)
+
+
+def test_heads_that_several_ranks_of_decode_hold_are_sent_to_each() -> None:
+    sizes = [sizing({"decode": {"parallel": {"tp": tp}}}, prompt_tokens=1000).transfer for tp in (1, 4, 8)]
+    assert [size.request_bytes >> 20 for size in sizes if size is not None] == [4, 4, 8]
+
+
+def test_what_is_in_shared_memory() -> None:
+    driven = {"prefill": {"connector": {"kind": "multi", "of": [LMCACHE, MOONCAKE]}}}
+    section = {"lmcache": {"l1_size_gb": 2, "transfer_mode": "lmcache_driven"}}
+    assert sizing(driven, section).l1[0].shm_gib == 1, "the KV of the engine"
+    assert sizing(with_lmcache(l1_size_gb=2, shm_name="l1")).l1[0].shm_gib == 2
 
 
 def test_recurrent_state_is_sent_once_whatever_the_prompt() -> None:
