@@ -35,7 +35,7 @@ def hub_cache(environ: Mapping[str, str], download_dir: str | None = None) -> Pa
     """The hub's cache folder as huggingface_hub finds it. `download_dir`: vLLM's flag."""
     if download_dir is not None:
         return Path(download_dir).expanduser()
-    if named := environ.get("HF_HUB_CACHE"):
+    if named := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(named).expanduser()
     if home := environ.get("HF_HOME"):
         return Path(home).expanduser() / "hub"

@@ -110,7 +110,7 @@ def _of_stage(
 ) -> Iterator[Tensor]:
     last = number == stages - 1
     for tensor in loaded(tensors, sharding):
-        index = None if _VISION.search(tensor.name) else _index(tensor)
+        index = _index(tensor)
         if index is not None and index < sharding.layers:
             here = index in stage
         elif (
@@ -127,7 +127,8 @@ def _of_stage(
 
 
 def _index(tensor: Tensor) -> int | None:
-    match = _LAYER.search(tensor.name)
+    """Of a layer of the language model."""
+    match = None if _VISION.search(tensor.name) else _LAYER.search(tensor.name)
     return None if match is None else int(match.group(1))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdserve.models.kv_cache import KvCache, kv_cache
 from pdserve.models.layers import layers_of
-from pdserve.plan.engines.kv_flags import kv_flags
+from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
 from tests.models.tiny_configs import Tiny
 from tests.plan.kit import recipe
 
@@ -18,7 +18,7 @@ def cache_of(tiny: Tiny) -> KvCache:
     made = recipe({"engine": {"args": tiny.args}, "prefill": {"parallel": {"tp": tiny.tp, "pp": tiny.pp}}})
     name, role = made.roles()[0]
     flags, _ = kv_flags(made, name, role, tiny.config)
-    return kv_cache(layers_of(tiny.config), flags)
+    return kv_cache(layers_of(tiny.config, drafts=drafts_for_itself(tiny.args)), flags)
 
 
 def numbers_of(tiny: Tiny) -> dict[str, Any]:

@@ -85,6 +85,7 @@ def test_broken_weights_are_refused(tmp_path: Path) -> None:
     ("environ", "download_dir", "expected"),
     [
         ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
         ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, None, "/b/hub"),
         ({"XDG_CACHE_HOME": "/c", "HOME": "/d"}, None, "/c/huggingface/hub"),
         ({"HOME": "/d"}, None, "/d/.cache/huggingface/hub"),

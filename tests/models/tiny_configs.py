@@ -183,6 +183,23 @@ _ONE_RANK = (
     _tiny("jamba-mamba1", "JambaForCausalLM", "jamba", **_JAMBA),
     _tiny("qwen3-next-gdn", "Qwen3NextForCausalLM", "qwen3_next", **_GDN),
     _tiny("qwen3-next-no-cache", "Qwen3NextForCausalLM", "qwen3_next", **_GDN, args={"enable-prefix-caching": False}),
+    *(
+        _tiny(
+            f"qwen3-next-mtp-{drafted}",
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            **{**_GDN, "num_nextn_predict_layers": 1},
+            args={"speculative-config": {"method": "mtp", "num_speculative_tokens": drafted}},
+        )
+        for drafted in (1, 2)
+    ),
+    _tiny(
+        "deepseek-mtp",
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        **{**_MLA, "num_nextn_predict_layers": 1},
+        args={"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}},
+    ),
     _tiny("qwen3-moe", "Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN3_MOE),
 )
 _BY_NAME = {tiny.name: tiny for tiny in _ONE_RANK}

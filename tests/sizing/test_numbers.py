@@ -118,6 +118,12 @@ def test_what_was_assumed_is_named() -> None:
     assert any("draft model" in text for text in sizing(draft).roles[0].assumed)
 
 
+def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
+    prefill = sizing({"engine": {"args": {"block-size": 128}}}, config=MLA).roles[0]
+    assert prefill.block_size == 16
+    assert any("blocks of 16 tokens" in text for text in prefill.assumed)
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -14,6 +14,7 @@ from rich.text import Text
 from pdserve.errors import RecipeError
 from pdserve.operations.plan_recipe import load
 from pdserve.operations.size import size
+from pdserve.printable import printable
 from pdserve.sizing.engines import RoleSize
 from pdserve.sizing.given import GIB, Given, Span
 from pdserve.sizing.lmcache import L1Size
@@ -46,7 +47,7 @@ def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], given: Given, *
 def _show(rows: Sequence[tuple[str, str, str]]) -> None:
     if not sys.stdout.isatty():
         for of, label, value in rows:
-            typer.echo(f"{of}: {label}: {value}")
+            typer.echo(printable(f"{of}: {label}: {value}"))
         return
     table = Table("of", "what", "value", header_style="bold")
     before = ""

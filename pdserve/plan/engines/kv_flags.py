@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
+from pdserve.models.kinds import hints_of
 from pdserve.models.kv_cache import KvFlags
 from pdserve.models.layers import text_config
 from pdserve.recipe import effective
@@ -49,7 +50,7 @@ def kv_flags(
                 where=dotted(flag_path(recipe, name, flag)),
                 todo=f"plan without it: --set {dotted(flag_path(recipe, name, flag))}=1",
             )
-    on_cpu, latent = recipe.platform == "cpu", bool(text.get("kv_lora_rank"))
+    on_cpu = recipe.platform == "cpu"
     length = stated("max-model-len")
     if length is None:
         length = text.get("max_position_embeddings") or config.get("max_position_embeddings") or 0
@@ -60,8 +61,11 @@ def kv_flags(
                 todo=f"write {name}.args.max-model-len: 32768, or what the engines shall serve",
             )
         assumed.append(f"max-model-len {length}: max_position_embeddings of the model")
-    block = stated("block-size") or (_CPU_MLA if on_cpu and latent else effective.block_size_of(recipe, role))
-    if "block-size" not in args and (latent or not on_cpu):
+    cpu_mla = on_cpu and bool(text.get("kv_lora_rank"))
+    block = _CPU_MLA if cpu_mla else stated("block-size") or effective.block_size_of(recipe, role)
+    if cpu_mla:
+        assumed.append(f"blocks of {_CPU_MLA} tokens, as vLLM has them for MLA on a CPU without AMX")
+    elif "block-size" not in args and not on_cpu:
         assumed.append(f"block-size {block}: the attention backend may choose another one")
     batch = stated("max-num-batched-tokens")
     if batch is None:
@@ -71,7 +75,9 @@ def kv_flags(
     cache_dtype = args.get("kv-cache-dtype") or _checkpoint_kv(config) or "auto"
     state_dtype = args.get("mamba-ssm-cache-dtype")
     if on_cpu and state_dtype in (None, "auto"):
-        state_dtype = "float32"  # as vLLM resets it on CPUs with AVX-512 BF16
+        state_dtype = "float32"
+        if hints_of(config).recurrent:
+            assumed.append("recurrent state of float32, as vLLM sets it on a CPU with AVX-512 BF16")
     dtype = str(args.get("dtype") or "auto")
     if dtype == "auto":
         dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
@@ -80,7 +86,7 @@ def kv_flags(
         KvFlags(
             model_len=length,
             block_size=block,
-            kernel_block=_CPU_MLA if on_cpu and latent else _CPU_KERNEL if on_cpu else _DEVICE_KERNEL,
+            kernel_block=_CPU_MLA if cpu_mla else _CPU_KERNEL if on_cpu else _DEVICE_KERNEL,
             dtype=_SIXTEEN_BITS.get(dtype, dtype),
             cache_dtype=str(cache_dtype),
             state_dtype=None if state_dtype in (None, "auto") else str(state_dtype),

@@ -54,7 +54,9 @@ def configured(tiny: Tiny, folder: str) -> VllmConfig:
 
 
 def by_stage(specs: dict[str, Any], tiny: Tiny) -> list[dict[str, Any]]:
-    """The specs of each pipeline stage, cut where vLLM cuts."""
+    """The specs of each pipeline stage, cut where vLLM cuts. Models that draft are on one stage here."""
+    if tiny.pp == 1:
+        return [specs]
     bounds = [get_pp_indices(tiny.config["num_hidden_layers"], stage, tiny.pp) for stage in range(tiny.pp)]
     return [
         {name: spec for name, spec in specs.items() if first <= extract_layer_index(name) < last}
@@ -74,6 +76,8 @@ def look(tiny: Tiny, store: Path) -> dict[str, Any]:
             torch.set_default_dtype(torch.bfloat16)
             with torch.device("meta"):
                 initialize_model(vllm_config=config)
+                if (drafting := config.speculative_config) is not None:
+                    initialize_model(vllm_config=config, model_config=drafting.draft_model_config)
         current_platform.update_block_size_for_backend(config)
         specs = get_kv_cache_spec(config)
         config.cache_config.kv_cache_layout = "LBHNC"
