@@ -14,7 +14,7 @@ from typing import Any
 from pdserve.errors import PreflightError
 from pdserve.models.headers import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
-from pdserve.weights.files import CacheFolder, heavy, indexed
+from pdserve.weights.files import INDEX, CacheFolder, heavy, indexed
 
 MAIN = "main"
 
@@ -70,18 +70,19 @@ def read(folder: Path, *, load_format: str = "auto") -> ModelFiles:
             todo="correct model.path, relative to the recipe that names it; of the hub: hf download MODEL_ID",
         )
     there = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    wanted = sorted(heavy(there, load_format, indexed(folder)))
-    complete = bool(wanted) and set(wanted) <= set(there)
-    names = [name for name in wanted if name in there]
-    tensors = None
-    if complete and all(name.endswith(".safetensors") for name in wanted):
-        try:
+    try:
+        wanted = sorted(heavy(there, load_format, indexed(folder)))
+        if not wanted or not set(wanted) <= set(there):
+            return ModelFiles(folder, config, None, 0)
+        tensors = None
+        if all(name.endswith(".safetensors") for name in wanted):
             tensors = tuple(tensor for name in wanted for tensor in tensors_of(folder / name))
-        except (HeaderError, OSError) as error:
-            raise PreflightError(
-                f"the weights cannot be sized: {error}",
-                where=str(folder),
-                cause="a download that was cut off, or a file that git-lfs has not fetched",
-                todo=f"remove the file and fetch the model again into {folder}",
-            ) from error
-    return ModelFiles(folder, config, tensors, sum((folder / name).stat().st_size for name in names) if complete else 0)
+        return ModelFiles(folder, config, tensors, sum((folder / name).stat().st_size for name in wanted))
+    except (HeaderError, OSError, ValueError, KeyError) as error:
+        what = f"{INDEX} cannot be read" if isinstance(error, ValueError | KeyError) else str(error)
+        raise PreflightError(
+            f"the weights cannot be sized: {what}",
+            where=str(folder),
+            cause="a download that was cut off, or a file that git-lfs has not fetched",
+            todo=f"remove the file and fetch the model again into {folder}",
+        ) from error

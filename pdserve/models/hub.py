@@ -1,4 +1,4 @@
-"""A model's config.json from the hub, for who asks for it: the one place of the command line that uses the network."""
+"""A model's config.json from the hub. It is asked only with --online."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pdserve.models.files import MAIN
 
 ENDPOINT = "https://huggingface.co"
 _SECONDS = 20
+_PROXY = "check HF_ENDPOINT: a proxy may answer in the hub's place"
 _OFFLINE = ("1", "true", "yes", "on")
 
 
@@ -23,10 +24,10 @@ def fetch_config(
     if environ.get("HF_HUB_OFFLINE", "").lower() in _OFFLINE:
         raise _failed(model, "HF_HUB_OFFLINE forbids to ask the hub", "unset HF_HUB_OFFLINE, or leave out --online")
     endpoint = (environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
-    url = f"{endpoint}/{model}/resolve/{quote(revision or MAIN, safe='')}/config.json"
     token = environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
+        url = httpx.URL(f"{endpoint}/{model}/resolve/{quote(revision or MAIN, safe='')}/config.json")
         with httpx.Client(transport=transport, timeout=_SECONDS, follow_redirects=True) as client:
             answer = client.get(url, headers=headers)
         answer.raise_for_status()
@@ -36,18 +37,24 @@ def fetch_config(
         if code in (401, 403):
             raise _failed(
                 model,
-                f"{endpoint} answers {code}: the model is gated or private, or it does not exist",
+                f"{url.host} answers {code}: the model is gated or private, or it does not exist",
                 "set HF_TOKEN to a token that may read it, or correct model.id",
             ) from error
-        raise _failed(model, f"{endpoint} answers {code} for {url}", "correct model.id or model.revision") from error
+        raise _failed(
+            model, f"{url.host} answers {code} for {url.path}", "correct model.id or model.revision"
+        ) from error
+    except httpx.InvalidURL as error:
+        raise _failed(
+            model, f"HF_ENDPOINT is no URL: {error}", f"unset HF_ENDPOINT, or set it to {ENDPOINT}"
+        ) from error
     except httpx.HTTPError as error:
         raise _failed(
-            model, f"{endpoint} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
+            model, f"{url.host} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
         ) from error
     except ValueError as error:
-        raise _failed(model, f"{url} is no JSON", "check HF_ENDPOINT: a proxy may answer in its place") from error
+        raise _failed(model, f"what {url.host} answers is no JSON", _PROXY) from error
     if not isinstance(config, dict):
-        raise _failed(model, f"{url} is no JSON object", "check HF_ENDPOINT: a proxy may answer in its place")
+        raise _failed(model, f"what {url.host} answers is no JSON object", _PROXY)
     return config
 
 

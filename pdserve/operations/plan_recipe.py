@@ -31,6 +31,8 @@ class Planned:
     plan: Plan
     loaded: LoadedRecipe
     versions: Versions
+    model_config: dict[str, Any] | None = None
+    """The config.json of the model, where it was at hand."""
 
 
 def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
@@ -58,6 +60,7 @@ def plan_for(
     if versions is None:
         versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
     with located(loaded):
+        config = model_config(loaded, online=online)
         plan = build_plan(
             recipe,
             nodes_for(recipe) if nodes is None else nodes,
@@ -66,9 +69,9 @@ def plan_for(
             versions=versions,
             python=python,
             recipe_dir=str(loaded.path.parent.absolute()),
-            model_config=model_config(loaded, online=online),
+            model_config=config,
         )
-    return Planned(plan, loaded, versions)
+    return Planned(plan, loaded, versions, config)
 
 
 def model_folder(loaded: LoadedRecipe) -> Path | None:

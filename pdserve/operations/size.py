@@ -5,9 +5,10 @@ from __future__ import annotations
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.models import files
 from pdserve.models.layers import UnknownModelError
-from pdserve.operations.plan_recipe import Planned, located, model_config, model_folder, plan_for
+from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_for
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.sizes import of_crossings
+from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.sizing.given import Given
 from pdserve.sizing.whole import Sizing, size_recipe
@@ -18,28 +19,28 @@ def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[S
     PreflightError where the model is not to be had or not known."""
     planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
     with located(loaded):
-        return _sized(planned, given, online=online), planned
+        return _sized(planned, given), planned
 
 
 def find_crossings(planned: Planned) -> list[Finding]:
     """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
     try:
-        return of_crossings(planned.plan, _sized(planned, Given(), online=False).crossings)
+        return of_crossings(planned.plan, _sized(planned, Given()).crossings)
     except (PreflightError, RecipeError):
         return []
 
 
-def _sized(planned: Planned, given: Given, *, online: bool) -> Sizing:
-    loaded, plan = planned.loaded, planned.plan
+def _sized(planned: Planned, given: Given) -> Sizing:
+    loaded, recipe, plan = planned.loaded, planned.loaded.recipe, planned.plan
     folder = model_folder(loaded)
     try:
         if folder is not None:
-            model = files.read(folder)
-            return size_recipe(loaded.recipe, plan, model.config, model.tensors, model.file_bytes, given)
-        config = model_config(loaded, online=online)
-        if config is None:
+            load_format = effective.args_of(recipe, recipe.roles()[0][1]).get("load-format")
+            model = files.read(folder, load_format=load_format if isinstance(load_format, str) else "auto")
+            return size_recipe(recipe, plan, model.config, model.tensors, model.file_bytes, given)
+        if planned.model_config is None:
             raise _not_here(loaded)
-        return size_recipe(loaded.recipe, plan, config, None, 0, given)
+        return size_recipe(recipe, plan, planned.model_config, None, 0, given)
     except UnknownModelError as error:
         raise PreflightError(
             f"the KV of this model cannot be computed: {error}",

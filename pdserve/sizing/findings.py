@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from pdserve.models.kv_cache import NULL_BLOCK
-from pdserve.plan.engines.kv_groups import good_chunk, lmcache_refusal, table_groups
+from pdserve.plan.engines.kv_groups import can_store, good_chunk, lmcache_refusal, table_groups
 from pdserve.plan.frozen import Frozen
+from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Recipe
+from pdserve.recipe.rules.engines import flag_path
 from pdserve.recipe.rules.registration import STEP_SECONDS
 from pdserve.roles import EngineRole
 from pdserve.sizing.engines import Sized
@@ -40,7 +42,7 @@ def crossings(
 ) -> Iterator[Crossing]:
     """All of them."""
     for entry in sized.values():
-        yield from _fits(entry)
+        yield from _fits(recipe, entry)
         yield from _chunks(recipe, entry)
     for server in l1:
         yield from _write_only(recipe, server)
@@ -49,7 +51,7 @@ def crossings(
     yield from _ratio(balance)
 
 
-def _fits(entry: Sized) -> Iterator[Crossing]:
+def _fits(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
     size, cache = entry.size, entry.cache
     if size.blocks is None:
         return
@@ -58,10 +60,11 @@ def _fits(entry: Sized) -> Iterator[Crossing]:
         return
     never = cache.blocks_a_request > usable_high
     longest = cache.longest_request(usable_high if never else usable_low)
-    shorter = f"lower {size.role}.args.max-model-len to {longest} or less, " if longest else ""
+    key = dotted(flag_path(recipe, size.role, "max-model-len"))
+    shorter = f"lower max-model-len of every role to {longest} or less ({key}), " if longest else ""
     yield Crossing(
         severity="error" if never else "warning",
-        where=f"{size.role}.args.max-model-len",
+        where=key,
         what=f"a request of {size.model_len} tokens needs {cache.blocks_a_request} blocks, and a rank of {size.role} "
         f"can use {_range(max(usable_low, 0), max(usable_high, 0))}: vLLM {'refuses' if never else 'may refuse'} to "
         "start",
@@ -91,13 +94,16 @@ def _chunks(recipe: Recipe, entry: Sized) -> Iterator[Crossing]:
             what=f"LMCache would end at the start: {why}",
             todo=f"write lmcache.chunk_size: {good_chunk(groups, section.chunk_size)}",
         )
-    if section.chunk_size > size.model_len - 1:
+    if not can_store(section.chunk_size, size.model_len - 1):
+        smaller = good_chunk(groups, max(size.model_len // 4, 1))
+        fits = can_store(smaller, size.model_len - 1)
+        key = dotted(flag_path(recipe, size.role, "max-model-len"))
         yield Crossing(
             severity="error",
             where="lmcache.chunk_size",
             what=f"no prompt of at most {size.model_len - 1} tokens fills a chunk of {section.chunk_size} tokens: "
             "nothing would ever be stored",
-            todo=f"write lmcache.chunk_size: {good_chunk(groups, max(size.model_len // 4, 1))}",
+            todo=f"write lmcache.chunk_size: {smaller}" if fits else f"write {key}: {2 * smaller} or more",
         )
 
 

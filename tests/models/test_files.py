@@ -81,6 +81,20 @@ def test_broken_weights_are_refused(tmp_path: Path) -> None:
     assert refused.value.todo is not None
 
 
+@pytest.mark.parametrize("index", ["{", "{}"], ids=["cut", "empty"])
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
+        files.read(tmp_path)
+
+
+def test_dummy_weights_are_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "model.safetensors", {"a": tensor(1)})
+    assert files.read(tmp_path, load_format="dummy").tensors is None
+
+
 @pytest.mark.parametrize(
     ("environ", "download_dir", "expected"),
     [

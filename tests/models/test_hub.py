@@ -70,7 +70,20 @@ def test_no_network() -> None:
 
     with pytest.raises(PreflightError) as refused:
         fetch(answer)
-    assert refused.value.cause == "https://huggingface.co cannot be reached: no route"
+    assert refused.value.cause == "huggingface.co cannot be reached: no route"
+
+
+def test_an_endpoint_that_is_no_url() -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(200, json={}), HF_ENDPOINT="http://mirror:port")
+    assert refused.value.cause is not None
+    assert "HF_ENDPOINT is no URL" in refused.value.cause
+
+
+def test_a_password_in_the_endpoint_is_not_shown() -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(500), HF_ENDPOINT="https://user:hunter2@mirror.example")
+    assert "hunter2" not in refused.value.render()
 
 
 def test_offline_is_respected() -> None:

@@ -20,9 +20,9 @@ def test_a_request_that_does_not_fit() -> None:
     """2048 blocks of 128 tokens, and one of them is vLLM's own."""
     assert where(sizing({"engine": {"args": {"max-model-len": 262016}}})) == []
     made = sizing({"engine": {"args": {"max-model-len": 262017}}})
-    assert where(made) == [("error", f"{role}.args.max-model-len") for role in ("prefill", "decode")]
+    assert where(made) == [("error", "engine.args.max-model-len")] * 2
     assert "needs 2048 blocks, and a rank of prefill can use 2047" in made.crossings[0].what
-    assert "to 262016 or less" in made.crossings[0].todo
+    assert "to 262016 or less (engine.args.max-model-len)" in made.crossings[0].todo
 
 
 def test_an_l1_that_is_written_and_not_read() -> None:
