@@ -1,4 +1,4 @@
-"""Where a model lies on this machine (a folder, or a snapshot in the hub's cache), and what its files say of it.
+"""Where a model lies on this machine (a folder, or a snapshot in the hub's cache), and what its files hold.
 
 Reads only, never the network. What is not there is None; what is there and broken is an error.
 """

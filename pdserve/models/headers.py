@@ -21,7 +21,7 @@ class HeaderError(Exception):
 
 
 def tensors_of(file: Path) -> list[Tensor]:
-    """The tensors of one file. Raises HeaderError, or OSError where it cannot be read."""
+    """The tensors of a file. Raises HeaderError, or OSError where it cannot be read."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH), "little")
         if not 1 < length <= _LARGEST:

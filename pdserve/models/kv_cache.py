@@ -158,7 +158,7 @@ def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
 
 
 def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
-    """First layer and the one after the last of each pipeline stage (vLLM's get_pp_indices)."""
+    """First layer, and the layer after the last, of each pipeline stage (vLLM's get_pp_indices)."""
     if pp > layers:
         raise UnknownModelError(f"{layers} layers cannot be spread over {pp} pipeline stages")
     sizes = [layers // pp] * pp

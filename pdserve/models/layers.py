@@ -1,7 +1,7 @@
 """What each layer of a model keeps for a request, by its config.json: K and V of every token, of a window, or a state.
 
 The rules are those of vLLM 0.32's model classes; tests/upstream/test_model_kv.py compares. A model whose layers are not
-known is refused with the reason: a number for another architecture would look as good as a right one.
+known is refused with the reason: a number for another architecture would look as good as the right number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class UnknownModelError(Exception):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer that keeps KV; a layer without any (an MLP between mamba layers) is none."""
+    """A layer that keeps KV. A layer without any (an MLP between mamba layers) is left out."""
 
     index: int
     keeps: Keeps
@@ -129,7 +129,7 @@ def _windows(text: Mapping[str, Any], model: str, number: int) -> Iterator[Keeps
         raise UnknownModelError("only some of its layers have a window, and by a key of its own (max_window_layers)")
     if pattern is None and model in kinds.INTERLEAVED:
         raise UnknownModelError(
-            f"its config.json does not tell which layers have a window ({model!r} without layer_types)"
+            f"its config.json does not state which layers have a window ({model!r} without layer_types)"
         )
     if not isinstance(pattern, int) or pattern == 1:
         pattern = number + 1  # all of them

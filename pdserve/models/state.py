@@ -25,7 +25,7 @@ class State:
     keeps_drafts: bool
     """Whether the convolution keeps the inputs of drafted tokens too."""
     checkpoints: int
-    """Blocks that a request holds for states inside its prompt, beside the two that every one has."""
+    """Blocks that a request holds for states inside its prompt, beside the two of every request."""
     dtype: str | None
     """Of the state proper, as the config.json or the model class asks; None: that of the convolution."""
 

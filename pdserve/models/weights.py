@@ -34,7 +34,7 @@ _VISION = re.compile(r"(^|\.)(vision\w*|visual|vit|audio\w*|image_newline|multi_
 
 @dataclass(frozen=True)
 class Tensor:
-    """One of a checkpoint."""
+    """A tensor of a checkpoint."""
 
     name: str
     dtype: str

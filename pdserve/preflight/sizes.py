@@ -10,7 +10,7 @@ from pdserve.sizing.findings import Crossing
 
 
 def of_crossings(plan: Plan, crossings: Iterable[Crossing]) -> list[Finding]:
-    """An error is a failed check, a warning stays one."""
+    """An error is a failed check, a warning stays a warning."""
     node = plan.nodes[0].name if len(plan.nodes) == 1 else ALL_NODES
     return [
         Finding(

@@ -108,7 +108,7 @@ def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
 
 
 def on_hub(recipe: Recipe) -> bool:
-    """Whether the model is one of the hub: a folder is not, nor s3://..., nor ModelScope's."""
+    """Whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
     modelscope = str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
     return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and modelscope not in ("1", "true")
 

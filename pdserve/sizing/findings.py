@@ -115,8 +115,9 @@ def _write_only(recipe: Recipe, server: L1Size) -> Iterator[Crossing]:
         severity="warning",
         where="lmcache.l1_size_gb",
         what=f"L1 keeps {server.kept_tokens} tokens, and an engine of {server.role} holds up to "
-        f"{int(server.engine_tokens)} itself: what it evicts has left L1 already, so L1 is written and not read",
-        todo=f"write lmcache.l1_size_gb: {needed} or more, or take LMCache off {server.role}",
+        f"{int(server.engine_tokens)} itself: what it evicts has left L1 already, so L1 is read only after a restart "
+        "of the engine",
+        todo=f"write lmcache.l1_size_gb: {needed} or more, or take {server.role} out of lmcache.on",
     )
 
 

@@ -1,4 +1,4 @@
-"""What neither the recipe nor the model tells: hardware, links and load, as the user states them. None: not stated."""
+"""What neither the recipe nor the model states: hardware, links and load, by the user. None: not stated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Given(Frozen):
 
 
 class Span(Frozen):
-    """A number, or a range where no single one is known."""
+    """A number, or a range where no single number is known."""
 
     low: float
     high: float

@@ -24,7 +24,7 @@ class L1Size(Frozen):
     """node or tp-rank."""
     l1_gib: float
     token_bytes: float
-    """Of one token in this server: of all ranks, or of one where each has a server. MLA alone is stored once."""
+    """Of a token in this server: of all ranks, or of a rank where each has a server. MLA alone is stored once."""
     tokens: int
     """That fit."""
     kept_tokens: int
@@ -41,7 +41,7 @@ class L1Size(Frozen):
 
 
 def l1_sizes(recipe: Recipe, sized: Mapping[EngineRole, Sized], plan: Plan) -> list[L1Size]:
-    """One for each role that attaches."""
+    """A size for each role that attaches."""
     section = recipe.lmcache
     if section is None:
         return []

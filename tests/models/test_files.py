@@ -46,20 +46,20 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
 
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    one = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
-    two = safetensors(tmp_path / "model-2.safetensors", {"b": tensor(1)})
-    index = {"weight_map": {"a": one.name, "b": two.name}}
+    first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
+    second = safetensors(tmp_path / "model-2.safetensors", {"b": tensor(1)})
+    index = {"weight_map": {"a": first.name, "b": second.name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     model = files.read(tmp_path)
     assert model.config == {"model_type": "llama"}
     assert [made.name for made in model.tensors or ()] == ["a", "b"]
-    assert model.file_bytes == one.stat().st_size + two.stat().st_size
+    assert model.file_bytes == first.stat().st_size + second.stat().st_size
 
 
 def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    one = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
-    index = {"weight_map": {"a": one.name, "b": "model-2.safetensors"}}
+    first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
+    index = {"weight_map": {"a": first.name, "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     model = files.read(tmp_path)
     assert (model.tensors, model.file_bytes) == (None, 0)

@@ -43,9 +43,9 @@ def test_tp_divides_the_heads_of_kv_down_to_one_for_each_rank() -> None:
 def test_tp_does_not_divide_mla() -> None:
     tiny = next(tiny for tiny in TINY if tiny.name == "deepseek-mla")
     layers = layers_of(tiny.config)
-    one, eight = (kv_cache(layers, replace(FLAGS, tp=tp)) for tp in (1, 8))
-    assert one.block_bytes == eight.block_bytes
-    assert eight.ranks_share
+    narrow, wide = (kv_cache(layers, replace(FLAGS, tp=tp)) for tp in (1, 8))
+    assert narrow.block_bytes == wide.block_bytes
+    assert wide.ranks_share
 
 
 @pytest.mark.parametrize(("layers", "pp", "sizes"), [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])

@@ -1,4 +1,4 @@
-"""config.json of tiny models, one of each way in which models keep KV, with the flags that they are served with."""
+"""config.json of tiny models, for each way in which models keep KV, with the flags that they are served with."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ _QWEN3_MOE: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 
-_ONE_RANK = (
+_SINGLE_RANK = (
     _tiny("llama", **_LLAMA),
     _tiny("llama-mha", **_LLAMA, num_key_value_heads=8, num_hidden_layers=3),
     _tiny("llama-fp8-kv", **_LLAMA, args={"kv-cache-dtype": "fp8"}),
@@ -202,11 +202,11 @@ _ONE_RANK = (
     ),
     _tiny("qwen3-moe", "Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN3_MOE),
 )
-_BY_NAME = {tiny.name: tiny for tiny in _ONE_RANK}
+_BY_NAME = {tiny.name: tiny for tiny in _SINGLE_RANK}
 _TP = ("llama", "qwen3", "deepseek-mla", "gemma3-windows", "granite-mamba2", "nemotron-mamba2", "jamba-mamba1")
 
 TINY = (
-    *_ONE_RANK,
+    *_SINGLE_RANK,
     *(replace(_BY_NAME[name], name=f"{name}-tp2", tp=2) for name in (*_TP, "qwen3-next-gdn")),
     *(replace(_BY_NAME[name], name=f"{name}-tp4", tp=4) for name in ("llama", "granite-mamba2")),
     *(replace(_BY_NAME[name], name=f"{name}-pp2", pp=2) for name in ("llama-mha", "gemma3-uneven", "granite-mamba2")),

@@ -30,12 +30,12 @@ HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
-ONE_GIB = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}
+KV_OF_A_GIB = {"engine": {"env": {"VLLM_CPU_KVCACHE_SPACE": 1}}}
 
 
 def sizing(*changes: dict[str, Any], config: dict[str, Any] | None = None, **given: Any) -> Sizing:
     """Of 1P1D on a CPU with 1 GiB of KV each, and the changes."""
-    made = recipe(ONE_GIB, *changes)
+    made = recipe(KV_OF_A_GIB, *changes)
     plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
     return size_recipe(made, plan, config or CONFIG, None, 0, Given(**given))
 

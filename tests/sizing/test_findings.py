@@ -17,7 +17,7 @@ def test_a_recipe_that_crosses_none() -> None:
 
 
 def test_a_request_that_does_not_fit() -> None:
-    """2048 blocks of 128 tokens, and one of them is vLLM's own."""
+    """2048 blocks of 128 tokens, of which vLLM keeps a block for itself."""
     assert where(sizing({"engine": {"args": {"max-model-len": 262016}}})) == []
     made = sizing({"engine": {"args": {"max-model-len": 262017}}})
     assert where(made) == [("error", "engine.args.max-model-len")] * 2
@@ -70,7 +70,7 @@ def test_no_recurrent_state_without_prefix_caching() -> None:
 
 
 def test_a_chunk_that_no_prompt_fills() -> None:
-    """By the model's own length: one that the recipe states is refused by the plan already."""
+    """By the model's own length: a length that the recipe states is refused by the plan already."""
     made = sizing(LARGE_L1, config={**CONFIG, "max_position_embeddings": 256})
     assert ("error", "lmcache.chunk_size") in where(made)
 

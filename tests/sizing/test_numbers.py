@@ -28,10 +28,10 @@ def test_kv_that_is_stated_is_exact() -> None:
 
 
 def test_dp_ranks_add_up() -> None:
-    one, two = (sizing({"prefill": {"parallel": {"dp": dp}}}).roles[0].requests for dp in (1, 2))
-    assert one is not None
-    assert two is not None
-    assert two.low == 2 * one.low
+    single, double = (sizing({"prefill": {"parallel": {"dp": dp}}}).roles[0].requests for dp in (1, 2))
+    assert single is not None
+    assert double is not None
+    assert double.low == 2 * single.low
 
 
 def test_nothing_is_made_up_without_memory() -> None:

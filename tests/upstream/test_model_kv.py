@@ -1,4 +1,4 @@
-"""Blocks of tiny models: what the installed vLLM says is what is recorded, and what pdserve computes."""
+"""Blocks of tiny models: the installed vLLM computes what is recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.upstream
 RECORD = Path(__file__).parents[1] / "models" / "recorded_vllm.json"
 
 
-def test_the_record_is_what_vllm_says() -> None:
+def test_the_record_is_what_vllm_computes() -> None:
     """A CPU without AVX-512 BF16 has another type of recurrent state, and then other blocks."""
     theirs: dict[str, Any] = probe(INSTALLED_VLLM, "tests.upstream.probes.model_kv")
     if any(numbers["ssm_dtype"] != "float32" for numbers in theirs.values()):

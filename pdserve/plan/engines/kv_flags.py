@@ -16,7 +16,7 @@ from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 
 _BATCHES = ((160, 16384), (70, 8192), (0, 2048))
-"""vLLM's max-num-batched-tokens of a server on devices from so many GiB on (A100: the last one)."""
+"""vLLM's max-num-batched-tokens of a server on devices from so many GiB on (A100: the last)."""
 _CPU_KERNEL, _DEVICE_KERNEL, _CPU_MLA = 32, 16, 16
 _SIXTEEN_BITS = {"half": "float16", "float": "float32"}
 
@@ -66,7 +66,7 @@ def kv_flags(
     if cpu_mla:
         assumed.append(f"blocks of {_CPU_MLA} tokens, as vLLM has them for MLA on a CPU without AMX")
     elif "block-size" not in args and not on_cpu:
-        assumed.append(f"block-size {block}: the attention backend may choose another one")
+        assumed.append(f"block-size {block}: the attention backend may choose another")
     batch = stated("max-num-batched-tokens")
     if batch is None:
         batch = next(tokens for gib, tokens in _BATCHES if (device_gib or 0) >= gib)
