@@ -90,8 +90,11 @@ def model_folder(loaded: LoadedRecipe) -> Path | None:
 
 
 def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any] | None:
-    """The config.json of the model, where it is on this machine; `online`: else, of an id, from the hub. A folder
-    without config.json is the preflight's to refuse: it looks on the node. Raises PreflightError if the hub has none."""
+    """The config.json of the model, where it is on this machine; `online`: else, of an id, from the hub.
+
+    A folder without config.json is the preflight's to refuse: it looks on the node. Raises PreflightError if the hub
+    has none.
+    """
     folder, model = model_folder(loaded), loaded.recipe.model
     if folder is not None:
         return files.config_in(folder)
