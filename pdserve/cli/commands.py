@@ -14,11 +14,13 @@ from pdserve.cli.options import (
     ClusterOption,
     JsonOption,
     NameArgument,
+    OnlineOption,
     RecipeArgument,
     SetOption,
     ThisMachineOption,
     UnsetOption,
 )
+from pdserve.cli.plan import options
 from pdserve.errors import RecipeError
 from pdserve.installed import compiled
 
@@ -174,11 +176,52 @@ def restart(
 
 
 @app.command()
-def validate(recipe: RecipeArgument, set_: SetOption = None, unset: UnsetOption = None) -> None:
-    """Check a recipe and plan it, without looking at this machine."""
+def validate(
+    recipe: RecipeArgument, online: OnlineOption = False, set_: SetOption = None, unset: UnsetOption = None
+) -> None:
+    """Check a recipe and plan it, without looking at this machine, but for the config.json of its model."""
     from pdserve.cli.validate import run
 
-    run(recipe, set_ or [], unset or [])
+    run(recipe, set_ or [], unset or [], online=online)
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    json_: JsonOption = False,
+    online: OnlineOption = False,
+    device_memory: options.DeviceMemory = None,
+    kv_memory: options.KvMemory = None,
+    link: options.Link = None,
+    disk: options.Disk = None,
+    prompt_tokens: options.PromptTokens = None,
+    output_tokens: options.OutputTokens = None,
+    prefill_rate: options.PrefillRate = None,
+    decode_rate: options.DecodeRate = None,
+    queue_seconds: options.QueueSeconds = None,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """What a recipe takes and holds, before it starts: weights, KV blocks, requests, L1, transfer, start.
+
+    Computed from config.json and the headers of the weights on this machine, without a device. Exit 2 when something
+    is sure to fail. What is assumed or known as a range only is shown as that; docs/plan.md has the errors.
+    """
+    from pdserve.cli.plan.command import run
+    from pdserve.sizing.given import Given
+
+    given = Given(
+        device_gib=device_memory,
+        kv_gib=kv_memory,
+        link_gbit=link,
+        disk_gb=disk,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefill_rate=prefill_rate,
+        decode_rate=decode_rate,
+        queue_seconds=queue_seconds,
+    )
+    run(recipe, set_ or [], unset or [], given, as_json=json_, online=online)
 
 
 @app.command()

@@ -26,6 +26,9 @@ ClusterOption = Annotated[
 ThisMachineOption = Annotated[
     bool, typer.Option("--this-machine", help="Inside a Slurm job: use this machine only, without srun.")
 ]
+OnlineOption = Annotated[
+    bool, typer.Option("--online", help="Ask the hub for config.json where the model is not in its cache here.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import PdserveError
+from pdserve.models import files, hub
 from pdserve.plan.build import build_plan, nodes_for
 from pdserve.plan.model import Node, Plan, Versions
 from pdserve.plan.render.sbatch import render_sbatch
 from pdserve.preflight.engine_packages import read_versions
 from pdserve.reach.cluster_file import LoadedCluster
+from pdserve.recipe import effective
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 
 _KEY = re.compile(r"[a-z_0-9]+(\.[A-Za-z_0-9-]+)*")
@@ -30,6 +31,8 @@ class Planned:
     plan: Plan
     loaded: LoadedRecipe
     versions: Versions
+    model_config: dict[str, Any] | None = None
+    """The config.json of the model, where it was at hand."""
 
 
 def load(path: Path, set_: Sequence[str], unset: Sequence[str]) -> LoadedRecipe:
@@ -45,10 +48,11 @@ def plan_for(
     run_id: str,
     versions: Versions | None = None,
     python: str | None = None,
+    online: bool = False,
 ) -> Planned:
     """Plans for `nodes`, or for hypothetical ones of the recipe's own kind. `versions`: what is installed on the nodes;
     None: they are this machine, or like it. `python`: what runs pdserve's own processes there; None: the interpreter of
-    this process, or, on hypothetical nodes, that of the recipe's container."""
+    this process, or, on hypothetical nodes, that of the recipe's container. `online`: as `model_config` has it."""
     recipe = loaded.recipe
     if python is None:
         inside = recipe.container if nodes is None else None
@@ -56,6 +60,7 @@ def plan_for(
     if versions is None:
         versions = read_versions(recipe.engine.python, missing_ok=nodes is None)
     with located(loaded):
+        config = model_config(loaded, online=online)
         plan = build_plan(
             recipe,
             nodes_for(recipe) if nodes is None else nodes,
@@ -64,20 +69,38 @@ def plan_for(
             versions=versions,
             python=python,
             recipe_dir=str(loaded.path.parent.absolute()),
-            model_config=_model_config(loaded),
+            model_config=config,
         )
-    return Planned(plan, loaded, versions)
+    return Planned(plan, loaded, versions, config)
 
 
-def _model_config(loaded: LoadedRecipe) -> dict[str, Any] | None:
-    """The config.json of a local model. A folder without one is the preflight's to refuse: it looks on the node."""
-    if loaded.recipe.model.path is None:
+def model_folder(loaded: LoadedRecipe) -> Path | None:
+    """Where the model lies on this machine: its folder, or its snapshot in the hub's cache that the engines would use
+    here; None: it is in no cache."""
+    recipe = loaded.recipe
+    if recipe.model.path is not None:
+        return loaded.path.parent / recipe.model.path
+    if recipe.model.id is None or not effective.on_hub(recipe):
         return None
-    try:
-        config = json.loads((loaded.path.parent / loaded.recipe.model.path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    _, role = recipe.roles()[0]
+    set_here = {name: value for name, value in effective.env_of(recipe, role).items() if isinstance(value, str)}
+    download_dir = effective.args_of(recipe, role).get("download-dir")
+    cache = files.hub_cache({**os.environ, **set_here}, download_dir if isinstance(download_dir, str) else None)
+    return files.snapshot(cache, recipe.model.id, recipe.model.revision)
+
+
+def model_config(loaded: LoadedRecipe, *, online: bool = False) -> dict[str, Any] | None:
+    """The config.json of the model, where it is on this machine; `online`: else, of an id, from the hub.
+
+    A folder without config.json is the preflight's to refuse: it looks on the node. Raises PreflightError if the hub
+    has none.
+    """
+    folder, model = model_folder(loaded), loaded.recipe.model
+    if folder is not None:
+        return files.config_in(folder)
+    if not online or not effective.on_hub(loaded.recipe):
         return None
-    return config if isinstance(config, dict) else None
+    return hub.fetch_config(model.id or "", model.revision, os.environ)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 from pdserve.errors import StateError
 from pdserve.operations.current_run import running
 from pdserve.operations.look import look_once
+from pdserve.operations.size import find_crossings
 from pdserve.operations.where import Where
 from pdserve.preflight.finding import Finding, of_plan
 from pdserve.preflight.nodes.container_stage import Report
@@ -27,4 +28,4 @@ def preflight(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Findi
             todo=f"pdserve status {name}; pdserve up RECIPE checks what it would change",
         )
     seen = look_once(loaded, there.machines, report)
-    return (*of_plan(seen.planned.plan), *seen.findings)
+    return (*of_plan(seen.planned.plan), *find_crossings(seen.planned), *seen.findings)

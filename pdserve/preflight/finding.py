@@ -17,6 +17,7 @@ Check = Literal[
     "hostname",
     "clock",
     "plan",
+    "sizes",
     "versions",
     "patches",
     "run-dir",

@@ -107,10 +107,15 @@ def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
     return policy_of(recipe, name) == "kv_events"
 
 
+def on_hub(recipe: Recipe) -> bool:
+    """Whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
+    modelscope = str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
+    return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and modelscope not in ("1", "true")
+
+
 def downloads(recipe: Recipe) -> bool:
     """Whether the model is fetched from the hub before the engines start."""
-    model, modelscope = recipe.model, str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
-    return model.download and bool(_HUB_ID.fullmatch(model.id or "")) and modelscope not in ("1", "true")
+    return recipe.model.download and on_hub(recipe)
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | None]]:

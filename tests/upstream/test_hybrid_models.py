@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.plan.engines.model_hints import hints_of
-from tests.plan.model_configs import FAMILIES
+from pdserve.models.kinds import hints_of
+from tests.models.families import FAMILIES
 from tests.upstream.run import INSTALLED_VLLM, probe
 
 pytestmark = pytest.mark.upstream

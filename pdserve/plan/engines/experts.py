@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.plan.engines.model_hints import text_configs
+from pdserve.models.kinds import texts
 from pdserve.recipe.model import Recipe
 
 _COUNTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")
@@ -15,7 +15,7 @@ _COUNTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 
 def check(recipe: Recipe, config: Mapping[str, Any] | None) -> None:
     """Raises RecipeError. `config`: the model's config.json; None where it is not at hand, and nothing is refused."""
-    if config is None or any(text.get(key) for text in text_configs(config) for key in _COUNTS):
+    if config is None or any(text.get(key) for text in texts(config) for key in _COUNTS):
         return
     for name, role in recipe.roles():
         if role.parallel.load_balancing == "external":

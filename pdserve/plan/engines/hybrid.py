@@ -13,9 +13,19 @@ from packaging.version import InvalidVersion
 
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
+from pdserve.models.kinds import KvHints, hints_of
+from pdserve.models.kv_cache import kv_cache
+from pdserve.models.layers import UnknownModelError, layers_of
 from pdserve.patches.patch import in_range
-from pdserve.plan.engines.kv_groups import Group, can_store, good_chunk, lmcache_refusal, offloading_refusal
-from pdserve.plan.engines.model_hints import KvHints, hints_of
+from pdserve.plan.engines.kv_flags import kv_flags
+from pdserve.plan.engines.kv_groups import (
+    Group,
+    can_store,
+    good_chunk,
+    lmcache_refusal,
+    offloading_refusal,
+    table_groups,
+)
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names
 from pdserve.recipe.load.problems import dotted
@@ -36,6 +46,7 @@ class _Case:
     role: Role
     connector: AnyConnector
     hints: KvHints
+    config: Mapping[str, Any] | None
     versions: Versions
 
     @property
@@ -84,7 +95,7 @@ def check(recipe: Recipe, config: Mapping[str, Any] | None, versions: Versions) 
     for name, role, connector in effective.roles(recipe):
         if connector is None:
             continue
-        case = _Case(recipe, name, role, connector, hints, versions)
+        case = _Case(recipe, name, role, connector, hints, config, versions)
         for rule in _RULES:
             if (error := rule(case)) is not None:
                 raise error
@@ -186,6 +197,17 @@ def _stated_groups(case: _Case) -> Sequence[Group]:
     return (Group(block), Group(block, "recurrent"))
 
 
+def _computed_groups(case: _Case) -> Sequence[Group]:
+    """By the config.json, where its layers are known; none where they are not, or a flag cannot be counted with."""
+    if case.config is None:
+        return ()
+    try:
+        flags, _ = kv_flags(case.recipe, case.name, case.role, case.config)
+        return table_groups(kv_cache(layers_of(case.config), flags))
+    except (UnknownModelError, RecipeError):
+        return ()
+
+
 def _short_prompts(case: _Case) -> PdserveError | None:
     """Only whole chunks of a prompt are stored."""
     section, longest = case.recipe.lmcache, case.number("max-model-len")
@@ -226,11 +248,19 @@ _RULES: tuple[Callable[[_Case], PdserveError | None], ...] = (
 def _warnings(case: _Case) -> Iterator[str]:
     section = case.recipe.lmcache
     if section is not None and case.lmcache and case.hints.recurrent and not _stated_groups(case):
-        yield (
-            "vLLM enlarges the block of this model to fit its recurrent state (its log: 'Setting attention block size "
-            f"to N tokens'), and LMCache ends unless lmcache.chunk_size, {section.chunk_size}, is a multiple of N: "
-            f"state N as {case.flag('block-size')}"
-        )
+        groups = _computed_groups(case)
+        if not groups:
+            yield (
+                "vLLM enlarges the block of this model to fit its recurrent state (its log: 'Setting attention block "
+                f"size to N tokens'), and LMCache ends unless lmcache.chunk_size, {section.chunk_size}, is a multiple "
+                f"of N: state N as {case.flag('block-size')}"
+            )
+        elif (why := lmcache_refusal(groups, section.chunk_size)) is not None:
+            yield (
+                f"{case.name}: by its config.json vLLM enlarges the block of this model to {groups[0].block} tokens, "
+                f"and LMCache would end at the start: {why}; write lmcache.chunk_size: "
+                f"{good_chunk(groups, section.chunk_size)}"
+            )
     if case.lmcache and case.hints.recurrent:
         yield f"{case.name}: {_STATE_BEFORE_0_5_6 if case.known('lmcache', '<0.5.6') else _STATE}"
 

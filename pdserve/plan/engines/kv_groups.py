@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pdserve.models.kv_cache import KvCache
+
 MambaMode = Literal["none", "align", "all"]
 
 
@@ -33,6 +35,15 @@ class Group:
         if self.kind == "scratch":
             return 0
         return self.block * dcp if self.kind == "attention" else self.block
+
+
+def table_groups(cache: KvCache) -> tuple[Group, ...]:
+    """The groups of a cache as LMCache sees them."""
+    mode: MambaMode = "align" if cache.flags.prefix_caching else "none"
+    return tuple(
+        Group(group.block, "recurrent", mode) if group.keeps == "recurrent" else Group(group.block)
+        for group in cache.groups
+    )
 
 
 def scheduler_block(groups: Sequence[Group], dcp: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Which of the families in tests/plan/model_configs.py keep recurrent state, by vLLM's own classes."""
+"""Which of the families in tests/models/families.py keep recurrent state, by vLLM's own classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from vllm.model_executor.models.interfaces import has_inner_state, is_hybrid
 from vllm.model_executor.models.registry import ModelRegistry
 
-from tests.plan.model_configs import FAMILIES
+from tests.models.families import FAMILIES
 
 
 def main() -> None:

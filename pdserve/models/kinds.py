@@ -20,11 +20,11 @@ _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurren
 _MIXED: Mapping[str, tuple[str, ...]] = {"hybrid": ("full", "recurrent"), "hybrid_sliding": ("window", "recurrent")}
 _NOTHING = frozenset({"mlp", "moe", "dense", "sparse"})
 """Layers that keep no KV."""
-_INTERLEAVED = frozenset(
+INTERLEAVED = frozenset(
     {"gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "cohere2", "gpt_oss"}
 )
 """Models that mix windows and full attention although their config.json may name the window alone."""
-_STATE_KEYS = ("mamba_d_state", "mamba_num_heads", "mamba_d_ssm", "mamba_d_conv", "ssm_cfg", "state_size")
+STATE_KEYS = ("mamba_d_state", "mamba_num_heads", "mamba_d_ssm", "mamba_d_conv", "ssm_cfg", "state_size")
 _BESIDE_ATTENTION = ("linear_attn_config", "full_attention_interval", "attn_layer_period", "attn_layer_indices")
 
 
@@ -49,15 +49,15 @@ class KvHints:
 
 def hints_of(config: Mapping[str, Any]) -> KvHints:
     """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
-    hints = next((hint for text in text_configs(config) for hint in _hints(text)), None)
+    hints = next((hint for text in texts(config) for hint in _hints(text)), None)
     return hints or KvHints(frozenset({"full"}), "")
 
 
-def text_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A config.json, after the text configs below it."""
+def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The configs of language models inside a config.json, innermost first, and at last the whole of it."""
     for key in _TEXT_CONFIGS:
         if isinstance(config.get(key), Mapping):
-            yield from text_configs(config[key])
+            yield from texts(config[key])
     yield config
 
 
@@ -76,7 +76,7 @@ def _hints(text: Mapping[str, Any]) -> Iterator[KvHints]:
     for key in _BESIDE_ATTENTION:
         if text.get(key):
             yield KvHints(frozenset({"full", "recurrent"}), key)
-    for key in _STATE_KEYS:
+    for key in STATE_KEYS:
         if text.get(key):
             yield KvHints(frozenset({"recurrent", *(("full",) if text.get("num_attention_heads") else ())}), key)
     yield from _windows(text)
@@ -89,27 +89,35 @@ def _windows(text: Mapping[str, Any]) -> Iterator[KvHints]:
         # Llama 4: layers without rotary embedding attend to everything.
         mixed = model.startswith("llama4") or bool(text.get("no_rope_layers"))
         yield KvHints(frozenset({"window", *(("full",) if mixed else ())}), "attention_chunk_size")
-    if text.get("sliding_window") and text.get("use_sliding_window") is not False:
+    if has_window(text):
         pattern = text.get("sliding_window_pattern", text.get("_sliding_window_pattern"))
-        mixed = pattern not in (None, 1) or model in _INTERLEAVED
+        mixed = pattern not in (None, 1) or model in INTERLEAVED
         yield KvHints(frozenset({"window", *(("full",) if mixed else ())}), "sliding_window")
 
 
-def _kinds(layers: Sequence[Any], text: Mapping[str, Any]) -> Iterator[str]:
-    """A window that is turned off is full attention."""
+def has_window(text: Mapping[str, Any]) -> bool:
+    """Whether there is a window, and it is not turned off."""
+    return bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False
+
+
+def kind_of(layer: object, text: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The kinds of KV of a layer of this type; None: it keeps none. A window that is turned off is full attention."""
     windows = bool(text.get("sliding_window") or text.get("attention_chunk_size"))
     windows = windows and text.get("use_sliding_window") is not False
+    if layer in _NOTHING:
+        return None
+    if isinstance(layer, str) and layer in _MIXED:
+        return _MIXED[layer]
+    if layer in _FULL or (layer in _WINDOW and not windows):
+        return ("full",)
+    if layer in _WINDOW:
+        return ("window",)
+    return ("compressed",) if layer in _COMPRESSED else ("recurrent",) if layer in _RECURRENT else ("unknown",)
+
+
+def _kinds(layers: Sequence[Any], text: Mapping[str, Any]) -> Iterator[str]:
     for layer in layers:
-        if layer in _NOTHING:
-            continue
-        if layer in _MIXED:
-            yield from _MIXED[layer]
-        elif layer in _FULL or (layer in _WINDOW and not windows):
-            yield "full"
-        elif layer in _WINDOW:
-            yield "window"
-        else:
-            yield "compressed" if layer in _COMPRESSED else "recurrent" if layer in _RECURRENT else "unknown"
+        yield from kind_of(layer, text) or ()
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

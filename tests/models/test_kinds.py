@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdserve.plan.engines.model_hints import hints_of
-from tests.plan.model_configs import FAMILIES, Family
+from pdserve.models.kinds import hints_of
+from tests.models.families import FAMILIES, Family
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)

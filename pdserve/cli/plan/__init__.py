@@ -1,0 +1,1 @@
+"""`pdserve plan`: its options, and what it prints."""

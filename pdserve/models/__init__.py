@@ -1,0 +1,1 @@
+"""The one place that knows models: config.json and safetensors headers to facts, and pure functions over them."""

@@ -1,0 +1,64 @@
+"""A model's config.json from the hub. It is asked only with --online."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from pdserve.errors import PreflightError
+from pdserve.models.files import MAIN
+
+ENDPOINT = "https://huggingface.co"
+_SECONDS = 20
+_PROXY = "check HF_ENDPOINT: a proxy may answer in the hub's place"
+_OFFLINE = ("1", "true", "yes", "on")
+
+
+def fetch_config(
+    model: str, revision: str | None, environ: Mapping[str, str], transport: httpx.BaseTransport | None = None
+) -> dict[str, Any]:
+    """HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE of `environ` count, as for huggingface_hub. Raises PreflightError."""
+    if environ.get("HF_HUB_OFFLINE", "").lower() in _OFFLINE:
+        raise _failed(model, "HF_HUB_OFFLINE forbids to ask the hub", "unset HF_HUB_OFFLINE, or leave out --online")
+    endpoint = (environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+    token = environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        url = httpx.URL(f"{endpoint}/{model}/resolve/{quote(revision or MAIN, safe='')}/config.json")
+        with httpx.Client(transport=transport, timeout=_SECONDS, follow_redirects=True) as client:
+            answer = client.get(url, headers=headers)
+        answer.raise_for_status()
+        config = answer.json()
+    except httpx.HTTPStatusError as error:
+        code = error.response.status_code
+        if code in (401, 403):
+            raise _failed(
+                model,
+                f"{url.host} answers {code}: the model is gated or private, or it does not exist",
+                "set HF_TOKEN to a token that may read it, or correct model.id",
+            ) from error
+        raise _failed(
+            model, f"{url.host} answers {code} for {url.path}", "correct model.id or model.revision"
+        ) from error
+    except httpx.InvalidURL as error:
+        raise _failed(
+            model, f"HF_ENDPOINT is no URL: {error}", f"unset HF_ENDPOINT, or set it to {ENDPOINT}"
+        ) from error
+    except httpx.HTTPError as error:
+        raise _failed(
+            model, f"{url.host} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
+        ) from error
+    except ValueError as error:
+        raise _failed(model, f"what {url.host} answers is no JSON", _PROXY) from error
+    if not isinstance(config, dict):
+        raise _failed(model, f"what {url.host} answers is no JSON object", _PROXY)
+    return config
+
+
+def _failed(model: str, cause: str, todo: str) -> PreflightError:
+    return PreflightError(
+        f"the config.json of {model} cannot be had from the hub", where="model.id", cause=cause, todo=todo
+    )

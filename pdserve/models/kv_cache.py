@@ -1,0 +1,275 @@
+"""The KV cache of one engine rank: vLLM 0.32's groups, blocks and concurrency, from layers and flags.
+
+Every block of the pool has the same size, and every group of layers takes its blocks from it by a table of its own
+(vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups, get_kv_cache_configs, get_max_concurrency_for_kv_cache_config).
+Written for layouts in which the layer is the outer dimension, which are the default wherever all pages have one size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pdserve.models.layers import Keeps, Layer, UnknownModelError
+
+_ELEMENT_BYTES = {"float32": 4.0, "float16": 2.0, "half": 2.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
+_NVFP4 = 1 / 2 + 1 / 16
+"""Half a byte for an element, and a byte of scale for sixteen (nvfp4_kv_cache_full_dim)."""
+_PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Bytes of a token, whatever the model."""
+_MLA_ALIGNMENT = 128
+NULL_BLOCK = 1
+"""Of each pool: vLLM keeps it for itself."""
+_UNEVEN = 1.5
+"""Below this ratio vLLM pads groups to the largest kind of layers instead of splitting by the smallest."""
+
+
+@dataclass(frozen=True)
+class KvFlags:
+    """What flags and platform decide. `model_len` and `in_flight` only count blocks of a request."""
+
+    model_len: int
+    block_size: int
+    kernel_block: int
+    """The smallest block of the attention backend: 16 on GPUs, 32 on CPUs."""
+    dtype: str = "bfloat16"
+    """Of the model."""
+    cache_dtype: str = "auto"
+    state_dtype: str | None = None
+    """Of recurrent state; None: what the model asks for."""
+    tp: int = 1
+    pp: int = 1
+    prefix_caching: bool = True
+    hybrid_manager: bool = True
+    in_flight: int = 2048
+    """Tokens that are scheduled and not settled: batches in flight times max-num-batched-tokens."""
+    draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers with one block table."""
+
+    keeps: Keeps
+    block: int
+    """Tokens of a block."""
+    page_bytes: int
+    """Of one layer and block, on one rank, as it is allocated."""
+    used_bytes: int
+    """The part of it that holds KV or state."""
+    layers: tuple[int, ...]
+    blocks_a_request: int
+    """At max-model-len."""
+    latent: bool = False
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """Of one rank, before it has memory."""
+
+    flags: KvFlags
+    groups: tuple[CacheGroup, ...]
+    block_bytes: int
+    """Of one block of the pool, on the rank that holds most layers."""
+    ranks_share: bool
+    """All that is kept is the same on every TP rank (MLA alone)."""
+
+    @property
+    def token_bytes(self) -> float:
+        """What the blocks of one token take on the largest rank when every group keeps every token."""
+        return sum(group.page_bytes * len(group.layers) / group.block for group in self.groups)
+
+    @property
+    def blocks_a_request(self) -> int:
+        """At max-model-len, over all groups."""
+        return sum(group.blocks_a_request for group in self.groups)
+
+    def blocks(self, memory: int) -> int:
+        """That fit into so many bytes, the null block among them."""
+        return memory // self.block_bytes
+
+    def concurrency(self, blocks: int) -> float:
+        """Requests of max-model-len that fit at once: 'Maximum concurrency' of vLLM's log."""
+        return blocks / self.blocks_a_request
+
+    def longest_request(self, blocks: int) -> int:
+        """Tokens, in whole blocks, of the longest request that so many blocks hold; 0: of none. Groups that forget are
+        counted with what they hold at max-model-len."""
+        full = [group for group in self.groups if group.keeps == "full"]
+        rest = blocks - sum(group.blocks_a_request for group in self.groups if group.keeps != "full")
+        if not full or rest < len(full):
+            return 0
+        return rest // len(full) * min(group.block for group in full)
+
+    def tokens(self, blocks: int) -> int:
+        """'KV cache size' of vLLM 0.32's log: requests of max-model-len that fit, times max-model-len. (Before, it
+        multiplied blocks by their tokens, which is wrong where there are several groups: vllm#40691.)"""
+        return int(self.concurrency(blocks) * self.flags.model_len)
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What must be equal for layers to share a group."""
+
+    keeps: Keeps
+    block: int
+    used: int
+    page: int
+    reach: int
+    latent: bool
+    checkpoints: int = 0
+
+
+def kv_cache(layers: Sequence[Layer], flags: KvFlags) -> KvCache:
+    """Raises UnknownModelError for what is not known here."""
+    if not layers:
+        raise UnknownModelError("none of its layers keeps KV")
+    flags = _aligned(layers, flags)
+    specs = {layer.index: _spec(layer, flags) for layer in layers}
+    if not flags.hybrid_manager and any(spec.keeps == "full" for spec in specs.values()):
+        specs = {index: _promoted(spec) for index, spec in specs.items()}
+    buckets = _buckets(specs)
+    kinds = {(spec.keeps, spec.reach) for spec in specs.values()}
+    if len(buckets) > 1 and kinds == {("full", 0)}:
+        raise UnknownModelError("its layers keep KV of different sizes")
+    if len(buckets) > 1:
+        buckets = _buckets(_one_page(specs))
+        size = _group_size([len(indices) for _, indices in buckets])
+        buckets = [(spec, part) for spec, indices in buckets for part in _parts(indices, size)]
+    groups = tuple(
+        CacheGroup(
+            keeps=spec.keeps,
+            block=spec.block,
+            page_bytes=spec.page,
+            used_bytes=spec.used,
+            layers=tuple(indices),
+            blocks_a_request=_blocks_a_request(spec, flags),
+            latent=spec.latent,
+        )
+        for spec, indices in buckets
+    )
+    number = max(layer.index for layer in layers) + 1
+    stages = [range(*bounds) for bounds in stage_bounds(number, flags.pp)]
+    widest = max(
+        sum(1 for index in group.layers if index in stage) * group.page_bytes for group in groups for stage in stages
+    )
+    return KvCache(flags, groups, widest, ranks_share=all(spec.latent for spec in specs.values()))
+
+
+def stage_bounds(layers: int, pp: int) -> list[tuple[int, int]]:
+    """First layer, and the layer after the last, of each pipeline stage (vLLM's get_pp_indices)."""
+    if pp > layers:
+        raise UnknownModelError(f"{layers} layers cannot be spread over {pp} pipeline stages")
+    sizes = [layers // pp] * pp
+    for back in range(2, layers % pp + 2):
+        sizes[-back] += 1
+    ends = [sum(sizes[: stage + 1]) for stage in range(pp)]
+    return [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def element_bytes(dtype: str) -> float:
+    """Raises UnknownModelError for a type whose layout is not known here."""
+    name = "fp8" if dtype.startswith("fp8") and not dtype.endswith("mla") else dtype
+    if dtype in ("nvfp4", "nvfp4_4over6"):
+        return _NVFP4
+    if name not in _ELEMENT_BYTES:
+        raise UnknownModelError(f"the bytes of an element of kv-cache-dtype {dtype} are not known here")
+    return _ELEMENT_BYTES[name]
+
+
+def _attention_bytes(layer: Layer, flags: KvFlags) -> int:
+    """Of a token, on one rank."""
+    dtype = flags.dtype if flags.cache_dtype == "auto" else flags.cache_dtype
+    if layer.latent and dtype in _PACKED_MLA:
+        return _PACKED_MLA[dtype]
+    if layer.latent and dtype.startswith("nvfp4"):
+        raise UnknownModelError(f"the layout of MLA with kv-cache-dtype {dtype} is not known here")
+    return int(layer.elements(flags.tp) * element_bytes(dtype))
+
+
+def _state_bytes(layer: Layer, flags: KvFlags) -> int:
+    assert layer.state is not None
+    if layer.state.groups > 1 and layer.state.groups % flags.tp:
+        raise UnknownModelError(
+            f"vLLM does not divide the {layer.state.groups} groups of its recurrent state over TP {flags.tp}"
+        )
+    wanted = flags.state_dtype or layer.state.dtype or flags.dtype
+    convolution = layer.state.convolution(flags.tp, flags.draft_tokens) * element_bytes(flags.dtype)
+    return int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted))
+
+
+def _aligned(layers: Sequence[Layer], flags: KvFlags) -> KvFlags:
+    """With recurrent layers vLLM enlarges the block until a page of attention holds a state
+    (Platform._align_hybrid_block_size)."""
+    states = [_state_bytes(layer, flags) for layer in layers if layer.state is not None]
+    attention = [layer for layer in layers if layer.state is None]
+    if not states or not attention:
+        return flags
+    token = max(_attention_bytes(layer, flags) for layer in attention)
+    step = max(flags.kernel_block, flags.block_size, _MLA_ALIGNMENT if attention[0].latent else 0)
+    block = _up(step * -(-max(states) // (step * token)), flags.kernel_block)
+    return replace(flags, block_size=max(flags.block_size, block))
+
+
+def _spec(layer: Layer, flags: KvFlags) -> _Spec:
+    block = flags.block_size
+    if layer.state is not None:
+        used = _state_bytes(layer, flags)
+        length = block if flags.prefix_caching else flags.model_len
+        return _Spec("recurrent", length, used, used, 0, latent=False, checkpoints=layer.state.checkpoints)
+    token = _attention_bytes(layer, flags)
+    if layer.keeps == "window":
+        # A window takes the largest block of its backend that is no larger than the others'.
+        block = max(flags.kernel_block, block // flags.kernel_block * flags.kernel_block)
+    return _Spec(layer.keeps, block, token * block, token * block, layer.reach, layer.latent)
+
+
+def _promoted(spec: _Spec) -> _Spec:
+    return replace(spec, keeps="full", reach=0) if spec.keeps in ("window", "chunk") else spec
+
+
+def _one_page(specs: dict[int, _Spec]) -> dict[int, _Spec]:
+    """Smaller blocks are enlarged, or their pages padded, to the largest page (unify_kv_cache_spec_page_size)."""
+    page = max(spec.page for spec in specs.values())
+    made = {}
+    for index, spec in specs.items():
+        ratio, rest = divmod(page, spec.page)
+        if spec.keeps == "recurrent" or (rest and not spec.latent):
+            made[index] = replace(spec, page=page)
+        elif rest:
+            raise UnknownModelError("vLLM cannot bring its MLA and its other layers to one size of a block")
+        else:
+            made[index] = replace(spec, block=spec.block * ratio, used=spec.used * ratio, page=page)
+    return made
+
+
+def _buckets(specs: dict[int, _Spec]) -> list[tuple[_Spec, list[int]]]:
+    buckets: dict[_Spec, list[int]] = {}
+    for index, spec in specs.items():
+        buckets.setdefault(spec, []).append(index)
+    return list(buckets.items())
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    return max(counts) if max(counts) < min(counts) * _UNEVEN else min(counts)
+
+
+def _parts(indices: list[int], size: int) -> list[list[int]]:
+    parts = -(-len(indices) // size)
+    return [indices[part::parts] for part in range(parts)]
+
+
+def _blocks_a_request(spec: _Spec, flags: KvFlags) -> int:
+    if spec.keeps == "recurrent":
+        return (2 + spec.checkpoints if flags.prefix_caching else 1) + flags.draft_tokens
+    if spec.keeps == "full":
+        return math.ceil(flags.model_len / spec.block)
+    if spec.keeps == "chunk":
+        return math.ceil(min(spec.reach + flags.in_flight, flags.model_len) / spec.block)
+    held = min(spec.reach - 1 + max(0, flags.draft_tokens - 1) + flags.in_flight, flags.model_len)
+    return math.ceil(held / spec.block) + 1
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,61 @@
+"""A recipe and what is known of its model to numbers."""
+
+from __future__ import annotations
+
+from pdserve.errors import PreflightError, RecipeError
+from pdserve.models import files
+from pdserve.models.layers import UnknownModelError
+from pdserve.operations.plan_recipe import Planned, located, model_folder, plan_for
+from pdserve.preflight.finding import Finding
+from pdserve.preflight.sizes import of_crossings
+from pdserve.recipe import effective
+from pdserve.recipe.load.loader import LoadedRecipe
+from pdserve.sizing.given import Given
+from pdserve.sizing.whole import Sizing, size_recipe
+
+
+def size(loaded: LoadedRecipe, given: Given, *, online: bool = False) -> tuple[Sizing, Planned]:
+    """`online`: a model that is not here is asked for at the hub, without its weights. Raises RecipeError, and
+    PreflightError where the model is not to be had or not known."""
+    planned = plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID", online=online)
+    with located(loaded):
+        return _sized(planned, given), planned
+
+
+def find_crossings(planned: Planned) -> list[Finding]:
+    """The edges that a plan crosses by what recipe and model state. What cannot be computed is no finding."""
+    try:
+        return of_crossings(planned.plan, _sized(planned, Given()).crossings)
+    except (PreflightError, RecipeError):
+        return []
+
+
+def _sized(planned: Planned, given: Given) -> Sizing:
+    loaded, recipe, plan = planned.loaded, planned.loaded.recipe, planned.plan
+    folder = model_folder(loaded)
+    try:
+        if folder is not None:
+            load_format = effective.args_of(recipe, recipe.roles()[0][1]).get("load-format")
+            model = files.read(folder, load_format=load_format if isinstance(load_format, str) else "auto")
+            return size_recipe(recipe, plan, model.config, model.tensors, model.file_bytes, given)
+        if planned.model_config is None:
+            raise _not_here(loaded)
+        return size_recipe(recipe, plan, planned.model_config, None, 0, given)
+    except UnknownModelError as error:
+        raise PreflightError(
+            f"the KV of this model cannot be computed: {error}",
+            where="model",
+            cause="its config.json describes an architecture that is not in the list of docs/plan.md",
+            todo="start one instance of it, and read 'KV cache size' and 'Maximum concurrency' in its log",
+        ) from error
+
+
+def _not_here(loaded: LoadedRecipe) -> PreflightError:
+    model = loaded.recipe.model
+    revision = "" if model.revision is None else f" --revision {model.revision}"
+    return PreflightError(
+        f"nothing is known of the model {model.id}: it is not in the hub's cache on this machine",
+        where="model.id",
+        cause="it was never fetched here, or HF_HOME, HF_HUB_CACHE or download-dir name another cache",
+        todo=f"add --online; or fetch what is enough for KV: hf download {model.id} config.json{revision}",
+    )

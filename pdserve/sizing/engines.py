@@ -1,0 +1,175 @@
+"""One role: weights and KV of a rank, blocks and requests of an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.models.kv_cache import KvCache, element_bytes, kv_cache
+from pdserve.models.layers import layers_of, text_config
+from pdserve.models.weights import Sharding, Tensor, rank_weights
+from pdserve.plan.engines.kv_flags import drafts_for_itself, kv_flags
+from pdserve.plan.frozen import Frozen
+from pdserve.recipe import effective
+from pdserve.recipe.model import Recipe, Role
+from pdserve.roles import EngineRole
+from pdserve.sizing.given import GIB, Given, Span
+
+UTILIZATION = 0.92
+"""vLLM's default of gpu-memory-utilization from 0.22 on."""
+BESIDE_KV_GIB = Span(low=0.4, high=8.2)
+"""Activations, graphs and what is no tensor, of one rank: the smallest and the largest of the runs in docs/plan.md."""
+
+
+class GroupSize(Frozen):
+    """A KV cache group."""
+
+    keeps: str
+    layers: int
+    block: int
+    page_bytes: int
+    """Of one layer and block on one rank."""
+    padding: float
+    """Share of a page that holds nothing."""
+
+
+class RoleSize(Frozen):
+    """One role of the recipe. Bytes are those of one rank, which is one device."""
+
+    role: EngineRole
+    instances: int
+    tp: int
+    pp: int
+    dp: int
+    model_len: int
+    weights_bytes: Span | None
+    """None: the weights are not at hand."""
+    kv_bytes: Span | None
+    """Memory for KV; None: neither stated nor to be derived."""
+    block_size: int
+    """Of attention, as vLLM will have it."""
+    block_bytes: int
+    token_bytes: float
+    groups: tuple[GroupSize, ...]
+    blocks: Span | None
+    """Of one rank; each DP rank of an instance has as many."""
+    requests: Span | None
+    """Of max-model-len at once in one instance, over its DP ranks."""
+    tokens: Span | None
+    """The same in tokens."""
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A role, and the cache behind its numbers."""
+
+    size: RoleSize
+    cache: KvCache
+
+
+def size_role(
+    recipe: Recipe,
+    name: EngineRole,
+    role: Role,
+    config: Mapping[str, Any],
+    tensors: tuple[Tensor, ...] | None,
+    given: Given,
+) -> Sized:
+    """Raises UnknownModelError for a model, RecipeError for a flag whose value cannot be counted with."""
+    args, text = effective.args_of(recipe, role), text_config(config)
+    flags, assumed = kv_flags(recipe, name, role, config, given.device_gib)
+    drafts = drafts_for_itself(args)
+    cache = kv_cache(layers_of(config, drafts=drafts), flags)
+    parallel = role.parallel
+    weights = None
+    if tensors:
+        sharding = Sharding(
+            layers=text["num_hidden_layers"],
+            kv_heads=text.get("num_key_value_heads") or text.get("num_attention_heads") or 1,
+            tp=parallel.tp,
+            pp=parallel.pp,
+            dp=parallel.dp,
+            tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            drafts=drafts,
+            model_bytes=int(element_bytes(flags.dtype)),
+        )
+        held = rank_weights(tensors, sharding)
+        weights = Span(low=held.low, high=held.high)
+    memory = _kv_memory(recipe, role, args, weights, given, assumed)
+    blocks = _blocks(cache, args, memory)
+    requests = tokens = None
+    if blocks is not None:
+        low, high = (cache.concurrency(int(end)) * parallel.dp for end in (blocks.low, blocks.high))
+        requests = Span(low=low, high=high)
+        tokens = Span(low=int(low * flags.model_len), high=int(high * flags.model_len))
+    return Sized(
+        size=RoleSize(
+            role=name,
+            instances=role.instances,
+            tp=parallel.tp,
+            pp=parallel.pp,
+            dp=parallel.dp,
+            model_len=flags.model_len,
+            weights_bytes=weights,
+            kv_bytes=memory,
+            block_size=cache.flags.block_size,
+            block_bytes=cache.block_bytes,
+            token_bytes=cache.token_bytes,
+            groups=tuple(
+                GroupSize(
+                    keeps=group.keeps,
+                    layers=len(group.layers),
+                    block=group.block,
+                    page_bytes=group.page_bytes,
+                    padding=1 - group.used_bytes / group.page_bytes,
+                )
+                for group in cache.groups
+            ),
+            blocks=blocks,
+            requests=requests,
+            tokens=tokens,
+            assumed=tuple(assumed),
+        ),
+        cache=cache,
+    )
+
+
+def _kv_memory(
+    recipe: Recipe,
+    role: Role,
+    args: Mapping[str, Any],
+    weights: Span | None,
+    given: Given,
+    assumed: list[str],
+) -> Span | None:
+    """Bytes that one rank has for KV."""
+    stated = args.get("kv-cache-memory-bytes")
+    if isinstance(stated, int) and not isinstance(stated, bool):
+        return Span(low=stated, high=stated)
+    if recipe.platform == "cpu":
+        space = str(effective.env_of(recipe, role).get("VLLM_CPU_KVCACHE_SPACE", ""))
+        return Span(low=int(space) * GIB, high=int(space) * GIB) if space.isdigit() else None
+    if given.kv_gib is not None:
+        return Span(low=given.kv_gib * GIB, high=given.kv_gib * GIB)
+    if given.device_gib is None or weights is None:
+        return None
+    share = args.get("gpu-memory-utilization", UTILIZATION)
+    usable = given.device_gib * float(share) * GIB
+    assumed.append(
+        f"{BESIDE_KV_GIB.low:g} to {BESIDE_KV_GIB.high:g} GiB a device for activations, graphs and buffers "
+        "(public logs, docs/plan.md)"
+    )
+    low = usable - weights.high - BESIDE_KV_GIB.high * GIB
+    high = usable - weights.low - BESIDE_KV_GIB.low * GIB
+    return Span(low=max(low, 0), high=max(high, 0))
+
+
+def _blocks(cache: KvCache, args: Mapping[str, Any], memory: Span | None) -> Span | None:
+    override = args.get("num-gpu-blocks-override")
+    if isinstance(override, int) and not isinstance(override, bool):
+        return Span(low=override, high=override)
+    if memory is None:
+        return None
+    return Span(low=cache.blocks(int(memory.low)), high=cache.blocks(int(memory.high)))

@@ -1,0 +1,121 @@
+"""A model's files on this machine: a folder, a snapshot of the hub's cache, headers of weights; and broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.errors import PreflightError
+from pdserve.models import files
+from pdserve.models.headers import HeaderError, tensors_of
+from pdserve.models.weights import Tensor
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def safetensors(path: Path, tensors: dict[str, Any]) -> Path:
+    """A file with a header and no data: nothing else of it is read."""
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    return path
+
+
+def tensor(*shape: int) -> dict[str, Any]:
+    return {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 0]}
+
+
+def test_tensors_by_the_header(tmp_path: Path) -> None:
+    file = safetensors(tmp_path / "model.safetensors", {"a.weight": tensor(2, 3)})
+    assert tensors_of(file) == [Tensor("a.weight", "BF16", (2, 3))]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"version https://git-lfs.github.com/spec/v1", (99).to_bytes(8, "little") + b"{", bytes(8)],
+    ids=["empty", "git-lfs", "cut", "zeros"],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(HeaderError, match=r"model\.safetensors"):
+        tensors_of(file)
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
+    second = safetensors(tmp_path / "model-2.safetensors", {"b": tensor(1)})
+    index = {"weight_map": {"a": first.name, "b": second.name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = files.read(tmp_path)
+    assert model.config == {"model_type": "llama"}
+    assert [made.name for made in model.tensors or ()] == ["a", "b"]
+    assert model.file_bytes == first.stat().st_size + second.stat().st_size
+
+
+def test_weights_that_are_not_all_there_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    first = safetensors(tmp_path / "model-1.safetensors", {"a": tensor(1)})
+    index = {"weight_map": {"a": first.name, "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = files.read(tmp_path)
+    assert (model.tensors, model.file_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]"], ids=["none", "cut", "list"])
+def test_without_a_config_it_is_refused(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(PreflightError, match=r"no config\.json that can be read"):
+        files.read(tmp_path)
+
+
+def test_broken_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(PreflightError, match="cannot be sized") as refused:
+        files.read(tmp_path)
+    assert refused.value.todo is not None
+
+
+@pytest.mark.parametrize("index", ["{", "{}"], ids=["cut", "empty"])
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(PreflightError, match=r"model\.safetensors\.index\.json cannot be read"):
+        files.read(tmp_path)
+
+
+def test_dummy_weights_are_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "model.safetensors", {"a": tensor(1)})
+    assert files.read(tmp_path, load_format="dummy").tensors is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "download_dir", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/a", "HF_HOME": "/b"}, None, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, None, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c", "HOME": "/d"}, None, "/c/huggingface/hub"),
+        ({"HOME": "/d"}, None, "/d/.cache/huggingface/hub"),
+        ({"HF_HOME": "/b"}, "/e", "/e"),
+    ],
+)
+def test_where_the_hubs_cache_is(environ: dict[str, str], download_dir: str | None, expected: str) -> None:
+    assert files.hub_cache(environ, download_dir) == Path(expected)
+
+
+def test_a_snapshot_by_revision(tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name"
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    assert files.snapshot(tmp_path, "org/name", None) == folder / "snapshots" / COMMIT
+    assert files.snapshot(tmp_path, "org/name", COMMIT) == folder / "snapshots" / COMMIT
+    assert files.snapshot(tmp_path, "org/name", "v2") is None
+    assert files.snapshot(tmp_path, "org/other", None) is None

@@ -1,0 +1,92 @@
+"""config.json from the hub, by a hub that answers as it should, refuses, or is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from pdserve.errors import PreflightError
+from pdserve.models.hub import fetch_config
+
+TOKEN = "hf_secret"
+
+
+def fetch(answer: Callable[[httpx.Request], httpx.Response], **environ: str) -> dict[str, object]:
+    return fetch_config("org/name", "v 1", environ, httpx.MockTransport(answer))
+
+
+def test_url_and_token() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"model_type": "llama"})
+
+    assert fetch(answer, HF_TOKEN=TOKEN, HF_ENDPOINT="https://mirror.example/") == {"model_type": "llama"}
+    assert str(seen[0].url) == "https://mirror.example/org/name/resolve/v%201/config.json"
+    assert seen[0].headers["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_a_token_does_not_follow_to_another_host() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if len(seen) == 1:
+            return httpx.Response(302, headers={"location": "https://storage.example/file"})
+        return httpx.Response(200, json={})
+
+    fetch(answer, HF_TOKEN=TOKEN)
+    assert "authorization" not in seen[1].headers
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "todo"),
+    [(401, "gated or private", "HF_TOKEN"), (403, "gated or private", "HF_TOKEN"), (404, "404", r"model\.revision")],
+)
+def test_refusals(status: int, cause: str, todo: str) -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(status), HF_TOKEN=TOKEN)
+    assert refused.value.cause is not None
+    assert cause in refused.value.cause
+    assert refused.value.todo is not None
+    assert todo.replace("\\", "") in refused.value.todo
+    assert TOKEN not in refused.value.render()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]"])
+def test_what_is_no_json_object(body: bytes) -> None:
+    with pytest.raises(PreflightError, match=r"config\.json of org/name") as refused:
+        fetch(lambda _: httpx.Response(200, content=body))
+    assert refused.value.cause is not None
+    assert "no JSON" in refused.value.cause
+
+
+def test_no_network() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no route", request=request)
+
+    with pytest.raises(PreflightError) as refused:
+        fetch(answer)
+    assert refused.value.cause == "huggingface.co cannot be reached: no route"
+
+
+def test_an_endpoint_that_is_no_url() -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(200, json={}), HF_ENDPOINT="http://mirror:port")
+    assert refused.value.cause is not None
+    assert "HF_ENDPOINT is no URL" in refused.value.cause
+
+
+def test_a_password_in_the_endpoint_is_not_shown() -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(500), HF_ENDPOINT="https://user:hunter2@mirror.example")
+    assert "hunter2" not in refused.value.render()
+
+
+def test_offline_is_respected() -> None:
+    with pytest.raises(PreflightError) as refused:
+        fetch(lambda _: httpx.Response(200, json={}), HF_HUB_OFFLINE="1")
+    assert refused.value.todo == "unset HF_HUB_OFFLINE, or leave out --online"

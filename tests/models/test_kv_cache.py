@@ -1,0 +1,97 @@
+"""Blocks, groups and concurrency of tiny models, equal to what vLLM 0.32 on a CPU makes of them (recorded_vllm.json;
+tests/upstream/test_model_kv.py compares the record with the installed vLLM)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.models.kv_cache import KvFlags, kv_cache, stage_bounds
+from pdserve.models.layers import Layer, UnknownModelError, layers_of
+from tests.models.kv_of_tiny import cache_of, numbers_of, sorted_groups
+from tests.models.tiny_configs import TINY, Tiny
+
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded_vllm.json").read_text())
+FLAGS = KvFlags(model_len=8192, block_size=16, kernel_block=16)
+LAYERS = tuple(Layer(index, "full", 8, 128, 128) for index in range(4))
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.name)
+def test_equal_to_the_block(tiny: Tiny) -> None:
+    theirs = dict(RECORDED[tiny.name])
+    theirs["groups"] = sorted_groups(theirs["groups"])
+    ours = numbers_of(tiny)
+    assert ours == {key: theirs[key] for key in ours}
+
+
+def test_every_way_to_keep_kv_is_compared() -> None:
+    specs = {group["spec"] for numbers in RECORDED.values() for group in numbers["groups"]}
+    assert specs == {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "MambaSpec"}
+    assert len(RECORDED) == len(TINY)
+    assert {(tiny.tp, tiny.pp) for tiny in TINY} == {(1, 1), (2, 1), (4, 1), (1, 2)}
+
+
+def test_tp_divides_the_heads_of_kv_down_to_one_for_each_rank() -> None:
+    sizes = {tp: kv_cache(LAYERS, replace(FLAGS, tp=tp)).block_bytes for tp in (1, 2, 8, 16)}
+    assert [sizes[1] / size for size in sizes.values()] == [1, 2, 8, 8]
+
+
+def test_tp_does_not_divide_mla() -> None:
+    tiny = next(tiny for tiny in TINY if tiny.name == "deepseek-mla")
+    layers = layers_of(tiny.config)
+    narrow, wide = (kv_cache(layers, replace(FLAGS, tp=tp)) for tp in (1, 8))
+    assert narrow.block_bytes == wide.block_bytes
+    assert wide.ranks_share
+
+
+@pytest.mark.parametrize(("layers", "pp", "sizes"), [(8, 2, [4, 4]), (27, 2, [14, 13]), (61, 4, [15, 15, 16, 15])])
+def test_layers_of_pipeline_stages(layers: int, pp: int, sizes: list[int]) -> None:
+    assert [last - first for first, last in stage_bounds(layers, pp)] == sizes
+
+
+def test_groups_of_state_that_vllm_does_not_divide_are_refused() -> None:
+    tiny = next(tiny for tiny in TINY if tiny.name == "nemotron-mamba2")
+    with pytest.raises(UnknownModelError, match="2 groups of its recurrent state over TP 4"):
+        kv_cache(layers_of(tiny.config), replace(FLAGS, tp=4))
+
+
+def test_the_widest_stage_decides_the_block() -> None:
+    layers = tuple(Layer(index, "full", 8, 128, 128) for index in range(5))
+    assert kv_cache(layers, replace(FLAGS, pp=2)).block_bytes == 3 * 16 * 8 * 256 * 2
+
+
+def test_without_the_hybrid_manager_a_window_keeps_everything() -> None:
+    mixed = (Layer(0, "full", 8, 128, 128), Layer(1, "window", 8, 128, 128, reach=512))
+    managed, alone = (kv_cache(mixed, replace(FLAGS, hybrid_manager=on)) for on in (True, False))
+    assert [group.keeps for group in managed.groups] == ["full", "window"]
+    assert [(group.keeps, len(group.layers)) for group in alone.groups] == [("full", 2)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("auto", 2.0), ("fp8", 1.0), ("fp8_e4m3", 1.0), ("bfloat16", 2.0), ("nvfp4", 0.5625)]
+)
+def test_types_of_kv(dtype: str, size: float) -> None:
+    cache = kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
+    assert cache.token_bytes == 4 * 8 * 256 * size
+
+
+@pytest.mark.parametrize("dtype", ["turboquant_k8v4", "ultraquant_4bit", "int3"])
+def test_a_type_of_unknown_layout_is_refused(dtype: str) -> None:
+    with pytest.raises(UnknownModelError, match=dtype):
+        kv_cache(LAYERS, replace(FLAGS, cache_dtype=dtype))
+
+
+def test_no_layers_keep_nothing() -> None:
+    with pytest.raises(UnknownModelError, match="none of its layers"):
+        kv_cache((), FLAGS)
+
+
+def test_a_draft_makes_a_state_larger_and_takes_a_block_more() -> None:
+    tiny = next(tiny for tiny in TINY if tiny.name == "qwen3-next-gdn")
+    plain = cache_of(tiny)
+    drafting = kv_cache(layers_of(tiny.config), replace(plain.flags, draft_tokens=2))
+    assert drafting.blocks_a_request == plain.blocks_a_request + 3 * 2

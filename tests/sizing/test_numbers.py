@@ -1,0 +1,146 @@
+"""The numbers of a whole recipe: exact where all is stated, else a range, or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve.errors import RecipeError
+from pdserve.models.weights import Tensor
+from pdserve.plan.build import build_plan, nodes_for
+from pdserve.sizing.engines import BESIDE_KV_GIB
+from pdserve.sizing.given import GIB, Given
+from pdserve.sizing.whole import size_recipe
+from tests.plan.kit import LMCACHE, MOONCAKE, VERSIONS, on_gpus, recipe, with_lmcache
+from tests.sizing.kit import CONFIG, HYBRID, sizing
+
+MLA = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+def test_kv_that_is_stated_is_exact() -> None:
+    prefill = sizing().roles[0]
+    assert (prefill.token_bytes, prefill.block_bytes) == (4096, 512 << 10)
+    assert prefill.blocks is not None
+    assert (prefill.blocks.low, prefill.blocks.high) == (2048, 2048)
+    assert prefill.requests is not None
+    assert prefill.requests.low == 64
+
+
+def test_dp_ranks_add_up() -> None:
+    single, double = (sizing({"prefill": {"parallel": {"dp": dp}}}).roles[0].requests for dp in (1, 2))
+    assert single is not None
+    assert double is not None
+    assert double.low == 2 * single.low
+
+
+def test_nothing_is_made_up_without_memory() -> None:
+    prefill = sizing(on_gpus()).roles[0]
+    assert (prefill.kv_bytes, prefill.blocks, prefill.requests) == (None, None, None)
+
+
+def test_memory_of_a_device_gives_a_range() -> None:
+    made = recipe(on_gpus(), {"engine": {"args": {"gpu-memory-utilization": 0.5}}})
+    plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
+    weights = (Tensor("model.embed_tokens.weight", "BF16", (1 << 20, 512)),)
+    prefill = size_recipe(made, plan, CONFIG, weights, 0, Given(device_gib=80)).roles[0]
+    assert prefill.weights_bytes is not None
+    assert prefill.weights_bytes.exact
+    assert prefill.kv_bytes is not None
+    assert prefill.kv_bytes.low == pytest.approx((40 - 1 - BESIDE_KV_GIB.high) * GIB)
+    assert prefill.kv_bytes.high == pytest.approx((40 - 1 - BESIDE_KV_GIB.low) * GIB)
+    assert any("activations" in text for text in prefill.assumed)
+
+
+def test_l1_of_all_ranks_and_of_one() -> None:
+    tp = {"prefill": {"parallel": {"tp": 2}}, "platform": "cuda"}
+    node, rank = (
+        sizing(tp, with_lmcache(l1_size_gb=1, transfer_mode="lmcache_driven", per=per), kv_gib=1).l1[0]
+        for per in ("node", "tp-rank")
+    )
+    assert (node.token_bytes, rank.token_bytes) == (4096, 2048)
+    assert rank.tokens == 2 * node.tokens
+
+
+def test_mla_is_stored_once_and_sent_to_every_rank_of_decode() -> None:
+    tp = {"prefill": {"parallel": {"tp": 2}}, "decode": {"parallel": {"tp": 4}}}
+    made = sizing(tp, with_lmcache(l1_size_gb=1), config=MLA, prompt_tokens=160)
+    token = 4 * 576 * 2
+    assert made.l1[0].token_bytes == token
+    assert made.transfer is not None
+    assert made.transfer.copies == 4
+    assert made.transfer.request_bytes == 4 * 160 * token
+
+
+def test_a_request_on_the_link() -> None:
+    made = sizing({"decode": {"parallel": {"tp": 2}}}, prompt_tokens=1000, link_gbit=8).transfer
+    assert made is not None
+    assert made.request_bytes == 8 * (512 << 10)
+    assert made.seconds == pytest.approx(8 * (512 << 10) / 1e9)
+
+
+def test_heads_that_several_ranks_of_decode_hold_are_sent_to_each() -> None:
+    sizes = [sizing({"decode": {"parallel": {"tp": tp}}}, prompt_tokens=1000).transfer for tp in (1, 4, 8)]
+    assert [size.request_bytes >> 20 for size in sizes if size is not None] == [4, 4, 8]
+
+
+def test_what_is_in_shared_memory() -> None:
+    driven = {"prefill": {"connector": {"kind": "multi", "of": [LMCACHE, MOONCAKE]}}}
+    section = {"lmcache": {"l1_size_gb": 2, "transfer_mode": "lmcache_driven"}}
+    assert sizing(driven, section).l1[0].shm_gib == 1, "the KV of the engine"
+    assert sizing(with_lmcache(l1_size_gb=2, shm_name="l1")).l1[0].shm_gib == 2
+
+
+def test_recurrent_state_is_sent_once_whatever_the_prompt() -> None:
+    short, long = (sizing(config=HYBRID, prompt_tokens=tokens).transfer for tokens in (256, 512))
+    prefill = sizing(config=HYBRID).roles[0]
+    page = prefill.groups[0].page_bytes
+    assert short is not None
+    assert long is not None
+    assert (short.request_bytes, long.request_bytes) == (4 * page, 6 * page)
+
+
+def test_the_start_is_read_once_for_a_node() -> None:
+    made = recipe()
+    plan = build_plan(made, nodes_for(made), run_dir=".", run_id="r", versions=VERSIONS)
+    start = size_recipe(made, plan, CONFIG, None, 10_000_000_000, Given(disk_gb=2)).start
+    assert start is not None
+    assert start.read_seconds == 5
+    assert start.engine_seconds.low < start.engine_seconds.high
+
+
+def test_what_was_assumed_is_named() -> None:
+    assert any("max-model-len 4096" in text for text in sizing().roles[0].assumed)
+    assert not sizing({"engine": {"args": {"max-model-len": 1024}}}).roles[0].assumed
+    draft = {
+        "engine": {"args": {"speculative-config": {"method": "eagle3", "model": "x", "num_speculative_tokens": 2}}}
+    }
+    assert any("draft model" in text for text in sizing(draft).roles[0].assumed)
+
+
+def test_mla_on_a_cpu_has_the_block_of_its_kernel() -> None:
+    prefill = sizing({"engine": {"args": {"block-size": 128}}}, config=MLA).roles[0]
+    assert prefill.block_size == 16
+    assert any("blocks of 16 tokens" in text for text in prefill.assumed)
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"max-model-len": "128k"}, "max-model-len: 128k"),
+        ({"max-model-len": -1}, "max-model-len: -1"),
+        ({"block-size": True}, "block-size: True"),
+        ({"decode-context-parallel-size": 2}, "decode-context-parallel-size"),
+    ],
+)
+def test_flags_that_cannot_be_counted_with_are_refused(args: dict[str, Any], why: str) -> None:
+    with pytest.raises(RecipeError, match=why) as refused:
+        sizing({"engine": {"args": args}})
+    assert refused.value.where == f"engine.args.{next(iter(args))}"
+    assert refused.value.todo is not None
+
+
+def test_no_length_anywhere_is_refused() -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+    with pytest.raises(RecipeError, match="max-model-len is not stated"):
+        sizing(config=config)
