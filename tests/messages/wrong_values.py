@@ -93,6 +93,11 @@ SHORT = (
     over("a connector with type", "decode: {connector: {type: mooncake}}\n"),
     over("a connector without kind", "decode: {connector: {protocol: rdma}}\n"),
     over("an unknown connector", "decode: {connector: {kind: p2p-nccl}}\n", "decode: {connector: {kind: mooncake}}\n"),
+    over(
+        "a connector that corrupts KV",
+        "decode: {connector: {kind: moriio}}\n",
+        "decode: {connector: {kind: mooncake}}\n",
+    ),
     over("a slip in a connector", "decode: {connector: {kind: moncake}}\n"),
     over("a routing policy by its name", "proxy: {routing: {prefill: least_loaded}}\n"),
     over(

@@ -83,6 +83,16 @@ CASES: list[Case] = [
         "use kind: nixl, where decode pulls",
     ),
     (
+        GPU,
+        (
+            "prefill.connector={kind: raw, config: {kv_connector: MoRIIOConnector, kv_role: kv_producer}}",
+            "decode.connector={kind: raw, config: {kv_connector: MoRIIOConnector, kv_role: kv_consumer}}",
+            "lmcache=null",
+        ),
+        "prefill.connector: MoRIIOConnector: prefill frees the blocks of a prompt after `defer_timeout`",
+        "use kind: nixl or kind: mooncake",
+    ),
+    (
         CPU,
         ("prefill.connector.of.0.kv_load_failure_policy=recompute",),
         "prefill.connector.of.0.kv_load_failure_policy: unknown key: vLLM has one policy for all connectors",

@@ -47,7 +47,7 @@ _RULES = (
     layouts.block_sizes,
     connectors.duplicates,
     connectors.raw_children,
-    connectors.push,
+    connectors.refused,
     loading.weights,
     loading.caps,
     loading.switches,

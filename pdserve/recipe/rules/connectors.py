@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdserve.recipe.connectors.refused import REFUSED
 from pdserve.recipe.connectors.registry import (
     MultiSection,
     RawSection,
@@ -166,16 +167,12 @@ def raw_children(recipe: Recipe) -> Iterator[Problem]:
                         yield Problem((name, "connector", "config", *path, key), what, todo)
 
 
-def push(recipe: Recipe) -> Iterator[Problem]:
-    """NIXL's push mode, which no section has."""
+def refused(recipe: Recipe) -> Iterator[Problem]:
+    """Raw connectors that lose or corrupt KV."""
     for name, _, connector in roles(recipe):
-        if "NixlPushConnector" in class_names(connector):
-            yield Problem(
-                (name, "connector"),
-                "NixlPushConnector: if prefill dies, aborts a prompt or drops its KV before decode has asked for it, "
-                "vLLM 0.32 only logs that: decode's request waits for ever, and its blocks are lost",
-                "use kind: nixl, where decode pulls",
-            )
+        for class_name in sorted(REFUSED.keys() & class_names(connector)):
+            reason = REFUSED[class_name]
+            yield Problem((name, "connector"), f"{class_name}: {reason.why}", reason.todo)
 
 
 def unverified(recipe: Recipe) -> Iterator[Problem]:
