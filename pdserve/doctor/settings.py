@@ -1,0 +1,61 @@
+"""The recipe line that removes a cause, with the numbers of the run that it was seen in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdserve.doctor.records import RunRecords
+from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.roles import EngineRole
+
+_SEATS = 256
+"""vLLM's max-num-seqs where no recipe sets it."""
+
+
+def value_at(recipe: Mapping[str, Any], key: str) -> Any:
+    """Of a dotted key; None where the recipe does not set it."""
+    here: Any = recipe
+    for part in key.split("."):
+        if not isinstance(here, Mapping):
+            return None
+        here = here.get(part)
+    return here
+
+
+def filled(setting: str, records: RunRecords) -> str:
+    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had) and of `KEY+1`; empty where what it had is not
+    known, and where the run had that value already."""
+    key, times, _ = setting.partition("*")
+    if times:
+        now = _now(records, key)
+        return "" if now is None else f"{key}={2 * now:g}"
+    key, plus, _ = setting.partition("+")
+    if plus:
+        now = _now(records, key)
+        return "" if now is None else f"{key}={now + 1:g}"
+    key, _, value = setting.partition("=")
+    now = _now(records, key)
+    return "" if now is not None and f"{now:g}" == value else setting
+
+
+def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
+    """Half as many requests at once in each engine of a role: the flag where the recipe has it now."""
+    for section in (role, "engine"):
+        seats = value_at(records.recipe, f"{section}.args.max-num-seqs")
+        if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:
+            return f"{section}.args.max-num-seqs={seats // 2}"
+    return f"{role}.args.max-num-seqs={_SEATS // 2}"
+
+
+def _now(records: RunRecords, key: str) -> float | None:
+    """A number of the recipe, or its default."""
+    if not records.recipe:
+        return None
+    section, _, leaf = key.partition(".")
+    value = value_at(records.recipe, key)
+    if value is None and section == "lmcache" and leaf in Lmcache.model_fields:
+        value = Lmcache.model_fields[leaf].default
+    if value is None and leaf in ("instances", "workers"):
+        value = 1
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
