@@ -15,7 +15,6 @@ _INTERVALS = 6
 """Of ten seconds, in all of which prompts were computed and nothing was loaded."""
 _TOKENS = 20_000
 """Looked up without a hit: fewer may be prompts that come for the first time."""
-_SEED = "PYTHONHASHSEED"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[Evidence, ...]:
 
 def _reason(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason:
     """The first of the known reasons that this run shows."""
-    for look in (_seeds, _short_prompts, _evictions, _salts):
+    for look in (_short_prompts, _evictions, _salts):
         if (reason := look(records, logs)) is not None:
             return reason
     return _Reason(
@@ -83,25 +82,6 @@ def _reason(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason:
         "let pdserve verify prove a reload: if it does, the cache works, and the prompts differ within their first "
         "chunk (a date or an id at the beginning of a system prompt is enough)",
         (),
-    )
-
-
-def _seeds(records: RunRecords, _: Sequence[LogFacts]) -> _Reason | None:
-    """Engines and servers of the plan that hash with different seeds."""
-    processes = records.plan.processes if records.plan is not None else ()
-    seeds = {
-        process.name: process.env.set.get(_SEED, "none")
-        for process in processes
-        if process.is_lmcache or process.lmcache is not None
-    }
-    if len(set(seeds.values())) < 2:
-        return None
-    shown = ", ".join(f"{name} {seed}" for name, seed in seeds.items())
-    return _Reason(
-        "its processes hash blocks with different seeds, so that no key of the one is a key of the other",
-        f"take {_SEED} out of the recipe's env sections: engine.hash_seed sets it everywhere",
-        (Evidence("plan.json", "", f"{_SEED}: {shown}"),),
-        "engine.hash_seed=0",
     )
 
 

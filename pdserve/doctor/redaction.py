@@ -15,12 +15,12 @@ _SHORTEST_VALUE = 8
 """A known secret that is shorter stands in too many places that are none."""
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _HEADER = re.compile(
-    r"(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)(?P<mark>[\"']?\s*[:=]\s*b?[\"']?)"
+    r"(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)(?P<mark>[\"']?\s*[:=]\s*(?:b?[\"'])?)"
     r"(?P<value>[^\"'\r\n]+)",
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_FLAG = re.compile(r"--(?P<name>[a-z0-9-]+)(?P<mark>[\"']?(?:=|,? +)[\"']?)(?P<value>[^\s\"',-][^\s\"',]*)")
+_FLAG = re.compile(r"(?P<name>--[a-z0-9-]+)(?P<mark>[\"']?(?:=|,? +)[\"']?)(?P<value>[^\s\"',-][^\s\"',]*)")
 _PAIR = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(?P<mark>\\?[\"']?\s*[=:]\s*\\?[\"']?)(?P<value>[^\s\"',;&{}\[\]\\]+)")
 _SIGNED = frozenset({"sig", "signature", "x-amz-signature", "x-goog-signature"})
 _LITERALS = frozenset({"true", "false", "null", "none", "None", "True", "False"})

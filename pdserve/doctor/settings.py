@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from pdserve.doctor.records import RunRecords
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.roles import EngineRole
 
+_CHANGE = re.compile(r"([=*+])")
+_ONE = ("instances", "workers")
+"""Keys whose default is 1: of roles, and of the proxy."""
 _SEATS = 256
 """vLLM's max-num-seqs where no recipe sets it."""
 
@@ -26,17 +30,13 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
 def filled(setting: str, records: RunRecords) -> str:
     """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had) and of `KEY+1`; empty where what it had is not
     known, and where the run had that value already."""
-    key, times, _ = setting.partition("*")
-    if times:
-        now = _now(records, key)
-        return "" if now is None else f"{key}={2 * now:g}"
-    key, plus, _ = setting.partition("+")
-    if plus:
-        now = _now(records, key)
-        return "" if now is None else f"{key}={now + 1:g}"
-    key, _, value = setting.partition("=")
+    key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
     now = _now(records, key)
-    return "" if now is not None and f"{now:g}" == value else setting
+    if change == "=":
+        return "" if str(now) == value else setting
+    if not isinstance(now, int | float) or isinstance(now, bool):
+        return ""
+    return f"{key}={2 * now if change == '*' else now + 1:g}"
 
 
 def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
@@ -48,14 +48,12 @@ def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
     return f"{role}.args.max-num-seqs={_SEATS // 2}"
 
 
-def _now(records: RunRecords, key: str) -> float | None:
-    """A number of the recipe, or its default."""
-    if not records.recipe:
-        return None
+def _now(records: RunRecords, key: str) -> Any:
+    """What the run had: of the recipe, or its default; None: not known."""
     section, _, leaf = key.partition(".")
     value = value_at(records.recipe, key)
-    if value is None and section == "lmcache" and leaf in Lmcache.model_fields:
-        value = Lmcache.model_fields[leaf].default
-    if value is None and leaf in ("instances", "workers"):
-        value = 1
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if value is not None or not records.recipe:
+        return value
+    if section == "lmcache" and leaf in Lmcache.model_fields:
+        return Lmcache.model_fields[leaf].default
+    return 1 if leaf in _ONE else None

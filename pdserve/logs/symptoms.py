@@ -196,9 +196,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"Using builtin hash without PYTHONHASHSEED set|Could not load '\S+' from vLLM\. Using builtin hash",
         "LMCache hashes blocks by Python's own hash, which differs between processes: nothing that an engine stores is "
         "seen by another, or after a restart",
-        "give engines and LMCache the same seed, and no hash algorithm of your own in lmcache.extra_args",
+        "lmcache.command and engine.command must pass their environment on (PYTHONHASHSEED); leave hash-algorithm out "
+        "of lmcache.extra_args",
         _CACHED,
-        setting="engine.hash_seed=0",
     ),
     _symptom(
         "cache-servers-disagree",
