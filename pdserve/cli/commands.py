@@ -251,7 +251,7 @@ def doctor(
     It reads the run directory of a deployment that lives or is over: logs, history, records. It asks the
     processes that live for their figures.
     """
-    from pdserve.cli.doctor import run
+    from pdserve.cli.diagnose.doctor import run
 
     run(target, as_json=json_, bundle=bundle)
 

@@ -10,7 +10,7 @@ from pdserve.doctor.diagnosis import Evidence
 from pdserve.doctor.engine_lines import Load, Transfers, loads, transfers
 from pdserve.doctor.log_times import written_at
 from pdserve.doctor.records import ProcessLog
-from pdserve.doctor.request_lines import Request, requests
+from pdserve.doctor.request_lines import EndedRequest, requests
 from pdserve.logs.causes import Hint, of_match
 from pdserve.logs.symptoms import SYMPTOMS, Symptom
 
@@ -41,7 +41,7 @@ class LogFacts:
     seen: tuple[Seen, ...] = ()
     loads: tuple[Load, ...] = ()
     transfers: tuple[Transfers, ...] = ()
-    requests: tuple[Request, ...] = ()
+    requests: tuple[EndedRequest, ...] = ()
     evictions: tuple[str, ...] = ()
     """Lines in which LMCache made room in L1."""
 

@@ -12,7 +12,7 @@ _FIELD = re.compile(r' (?P<name>prompt_tokens|queue_ms|error)=(?P<value>"(?:[^"\
 
 
 @dataclass(frozen=True)
-class Request:
+class EndedRequest:
     """How a request ended. None: the line does not have it."""
 
     text: str
@@ -22,19 +22,19 @@ class Request:
     queue_ms: float | None = None
 
 
-def requests(lines: Iterable[str]) -> Iterator[Request]:
+def requests(lines: Iterable[str]) -> Iterator[EndedRequest]:
     """Of every such line; what is none, or is torn, is left out."""
     for line in lines:
         if (request := _of_json(line) if line.startswith("{") else _of_text(line)) is not None:
             yield request
 
 
-def _of_text(line: str) -> Request | None:
+def _of_text(line: str) -> EndedRequest | None:
     if (match := _PLAIN.match(line)) is None:
         return None
     fields = {each["name"]: each["value"] for each in _FIELD.finditer(line)}
     tokens, queue, error = fields.get("prompt_tokens", ""), fields.get("queue_ms", ""), fields.get("error", "")
-    return Request(
+    return EndedRequest(
         line,
         int(match["status"]),
         error.strip('"'),
@@ -43,7 +43,7 @@ def _of_text(line: str) -> Request | None:
     )
 
 
-def _of_json(line: str) -> Request | None:
+def _of_json(line: str) -> EndedRequest | None:
     try:
         fields = json.loads(line)
     except ValueError:
@@ -51,7 +51,7 @@ def _of_json(line: str) -> Request | None:
     if not isinstance(fields, dict) or not isinstance(fields.get("status"), int):
         return None
     tokens, queue = fields.get("prompt_tokens"), fields.get("queue_ms")
-    return Request(
+    return EndedRequest(
         line,
         fields["status"],
         str(fields.get("error", "")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.docs import cli_reference, kimi_launches, patches_reference, recipe_reference
+from tests.docs import cli_reference, kimi_launches, patches_reference, recipe_reference, versions_reference
 from tests.docs.markdown import REPOSITORY
 
 PAGES = {
@@ -10,6 +10,7 @@ PAGES = {
     "docs/cli.md": cli_reference.page,
     "docs/patches.md": patches_reference.page,
     "docs/kimi-launches.md": kimi_launches.page,
+    "docs/versions.md": versions_reference.page,
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from pdserve.cli import doctor
+from pdserve.cli.diagnose import doctor
 from pdserve.doctor.redaction import REMOVED, redacted
 from pdserve.errors import StateError
 from pdserve.run.directory import RunDir

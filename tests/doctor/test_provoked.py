@@ -174,15 +174,6 @@ def test_a_process_that_is_late_gets_the_line_with_more_time(home: Path, tmp_pat
     assert seen["start-late"].setting.startswith("timeouts.engine_seconds=")
 
 
-def test_what_preflight_refuses_is_named_from_its_report(home: Path, tmp_path: Path) -> None:
-    code, _ = pdserve("up", recipe(tmp_path, "large", lmcache__l1_size_gb=100_000))
-    [folder] = (home / "large").glob("preflight-*")
-    [diagnosis] = diagnosed(RunDir(folder))
-    assert code == 3
-    assert diagnosis.rule == "start-failed"
-    assert "memory" in diagnosis.cause
-
-
 # --- nothing is wrong
 
 
