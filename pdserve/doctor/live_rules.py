@@ -28,7 +28,7 @@ def unanswered(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis
                 "no-answer",
                 (name,),
                 f"it counts as ready, and its figures cannot be read: {error}",
-                "its log shows what it does; one that hangs is treated as dead after timeouts.unresponsive_seconds",
+                "its log shows what it does; what hangs is treated as dead after timeouts.unresponsive_seconds",
                 (Evidence(url, "", error),),
             )
 

@@ -44,7 +44,7 @@ def _busy(records: RunRecords, process: str, pool: str, count: int, evidence: tu
         (process,),
         f"the {pool} pool was full, and {count} requests were refused with 429",
         f"add instances of {pool}; or raise proxy.admission.{pool}.max_requests if its engines have room "
-        "(kv-memory-full and preemptions say that they have not)",
+        "(kv-memory-full and preemptions show that they have none)",
         evidence,
         setting=more,
         times=count,

@@ -1,6 +1,6 @@
 """Reads a run for the rules: its directory, and its processes where they live. Nothing is written or sent.
 
-A record that cannot be read is an entry in `unread`, and hides no other one.
+A record that cannot be read is an entry in `unread`, and hides no other record.
 """
 
 from __future__ import annotations

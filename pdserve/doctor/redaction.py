@@ -27,7 +27,7 @@ _LITERALS = frozenset({"true", "false", "null", "none", "None", "True", "False"}
 
 
 def redacted(text: str, known: Collection[str] = ()) -> str:
-    """`known`: secrets of this run by their value. A JSON document stays one."""
+    """`known`: secrets of this run by their value. A JSON document stays valid."""
     for value in sorted((each for each in known if len(each) >= _SHORTEST_VALUE), key=len, reverse=True):
         text = text.replace(value, REMOVED)
     text = _PEM.sub(REMOVED, text)
@@ -46,5 +46,5 @@ def _of_secret_name(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if not (show.secret_name(name) or name.lower() in _SIGNED) or value in _LITERALS or REMOVED.startswith(value):
         return match[0]
-    # A number in a JSON document must stay one.
+    # A number in a JSON document must stay a number.
     return f"{name}{match['mark']}{'0' if value.isdecimal() else REMOVED}"

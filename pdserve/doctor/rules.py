@@ -1,4 +1,4 @@
-"""The table of rules, the deadliest first, and the one function that asks all of them. Pure."""
+"""The table of rules, the deadliest first, and the function that asks all of them. Pure."""
 
 from __future__ import annotations
 

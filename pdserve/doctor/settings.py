@@ -11,7 +11,7 @@ from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.roles import EngineRole
 
 _CHANGE = re.compile(r"([=*+])")
-_ONE = ("instances", "workers")
+_SINGLE = ("instances", "workers")
 """Keys whose default is 1: of roles, and of the proxy."""
 _SEATS = 256
 """vLLM's max-num-seqs where no recipe sets it."""
@@ -56,4 +56,4 @@ def _now(records: RunRecords, key: str) -> Any:
         return value
     if section == "lmcache" and leaf in Lmcache.model_fields:
         return Lmcache.model_fields[leaf].default
-    return 1 if leaf in _ONE else None
+    return 1 if leaf in _SINGLE else None

@@ -39,7 +39,7 @@ def _new(package: str, versions: str, since: str, names: str) -> Iterator[Flag]:
 
 
 def _ignored(name: str, versions: str, why: str) -> Flag:
-    return Flag("vllm", name, versions, f"ignores {name}: {why}", "remove it: a later release refuses it", ignored=True)
+    return Flag("vllm", name, versions, f"ignores {name}: {why}", "remove it: vLLM is going to refuse it", ignored=True)
 
 
 FLAGS: tuple[Flag, ...] = (

@@ -205,7 +205,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"LMCache hit mismatch across servers",
         "the LMCache servers of an instance hold different chunks of a prompt, and the smallest hit counts: a server "
         "has evicted, lost or not stored its part",
-        "look for a server that was restarted; give all of them the same size, or use one",
+        "look for a server that was restarted; give all of them the same size, or use a single server",
         _ENGINES,
         setting="lmcache.per=node",
     ),

@@ -18,7 +18,7 @@ class Pressure:
 
     swapped_bytes: int
     throttled_seconds: float | None
-    """CPU time that it was kept from using by cpu.max of its cgroup or of one above; None: not counted here."""
+    """CPU time that it was kept from using by cpu.max of its cgroup or of a cgroup above; None: not counted here."""
     periods: int = 0
     throttled_periods: int = 0
     """Of the cgroup's accounting periods, and in how many of them the limit was reached."""

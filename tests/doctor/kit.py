@@ -81,7 +81,7 @@ def diagnosed(run: RunDir) -> list[Diagnosis]:
 
 
 def only(run: RunDir) -> Diagnosis:
-    """The one cause that it names."""
+    """The only cause that it names."""
     [diagnosis] = diagnosed(run)
     return diagnosis
 
