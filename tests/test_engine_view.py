@@ -133,7 +133,7 @@ def test_a_cache_after_prompts_were_stored_and_one_was_reloaded() -> None:
         bytes_total=1 << 30,
         requested_tokens=5120,
         hit_tokens=512,
-        salts=9,
+        salts=0,
     )
     assert cache.hit_rate == pytest.approx(0.1)
 
@@ -204,16 +204,15 @@ def test_chunks_that_were_evicted_are_counted() -> None:
     assert (cache.evicted_chunks, cache.salts) == (7, None)
 
 
-def test_a_proxy_reports_refusals_queues_and_workers_that_get_nothing() -> None:
+def test_a_proxy_reports_refusals_and_workers_that_get_nothing() -> None:
     page = (
         'pdserve_proxy_admission_rejections_total{pool="decode",reason="full"} 3.0\n'
         'pdserve_proxy_admission_rejections_total{pool="decode",reason="late"} 2.0\n'
-        'pdserve_proxy_queue_depth{pool="prefill"} 4.0\n'
         'pdserve_proxy_worker_ready{role="decode",worker="decode-0"} 1.0\n'
         'pdserve_proxy_worker_ready{role="decode",worker="decode-1"} 0.0\n'
     )
     seen = ask(proxy_snapshot, {"/metrics": page})
-    assert seen == ProxySnapshot(URL, None, {"decode": 5}, {"prefill": 4}, ("decode-1",))
+    assert seen == ProxySnapshot(URL, None, {"decode": 5}, ("decode-1",))
 
 
 def test_a_proxy_that_does_not_answer_has_the_reason() -> None:

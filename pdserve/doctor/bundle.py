@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.doctor.read_run import BEGINNING_BYTES, END_BYTES
 from pdserve.doctor.redaction import REMOVED, redacted
 from pdserve.errors import StateError
 from pdserve.logs.lines import read_from
@@ -38,6 +37,8 @@ _PATTERNS = (
 )
 """Not: key-folder and inbox/, which are between processes of the run, and whatever else lies there."""
 _CONTENTS = "CONTENTS.txt"
+BEGINNING_BYTES, END_BYTES = 256 << 10, 2 << 20
+"""Of a file that is longer. All of them are in memory at once, because the list comes first."""
 
 
 @dataclass(frozen=True)

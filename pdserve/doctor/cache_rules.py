@@ -48,7 +48,7 @@ def cache_never_hits(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
 def kv_not_moved(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """A decode that computes its prompts itself: answers are right, and disaggregation does nothing."""
     for log in logs:
-        loads = [load for load in log.loads if load.external_hits is not None]
+        loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
         if log.role == "decode" and len(loads) >= _INTERVALS and not any(load.external_hits for load in loads):
             yield Diagnosis(
                 "kv-not-moved",

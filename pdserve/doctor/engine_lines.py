@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 _LOAD = re.compile(
     r"Engine \d+: Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
-    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs"
+    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs(?:, Deferred: (?P<deferred>\d+) reqs)?"
     r"(?:.*?Preemptions: (?P<preemptions>\d+))?"
     r".*? KV cache usage: (?P<kv>[\d.]+)%"
     r"(?:.*?External prefix cache hit rate: (?P<external>[\d.]+)%)?"
@@ -35,6 +35,7 @@ class Load:
     """Prompt tokens a second."""
     running: int
     waiting: int
+    """For a place. vLLM's number has those too that wait for KV of another engine or of a cache (Deferred)."""
     preemptions: int
     kv_usage: float
     """0 to 1."""
@@ -63,7 +64,7 @@ def loads(lines: Iterable[str]) -> Iterator[Load]:
                 text=line,
                 prompt_rate=float(match["prompt"]),
                 running=int(match["running"]),
-                waiting=int(match["waiting"]),
+                waiting=int(match["waiting"]) - int(match["deferred"] or 0),
                 preemptions=int(match["preemptions"] or 0),
                 kv_usage=float(match["kv"]) / 100,
                 external_hits=None if external is None else float(external) / 100,

@@ -36,13 +36,13 @@ def deaths(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]
     facts = {each.process: each for each in logs}
     for name, event in last.items():
         log = facts.get(name)
-        hint = _why(event, () if log is None else log.tail, records.role(name))
+        hint = _why(event, log, records.role(name))
         yield Diagnosis(
             "process-died",
             (name,),
             f"it died ({text(event, 'how')}): {hint.cause}",
             hint.todo,
-            (evidence_of(event), *(() if log is None else _last_words(log))),
+            (evidence_of(event), *(() if log is None else _words(log, hint))),
         )
 
 
@@ -62,7 +62,7 @@ def late_starts(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
             hint.todo
             if hint is not None
             else f"{saved} of the run has stacks, children and sockets; a slow host needs more time",
-            (evidence_of(event), *(() if log is None else _last_words(log))),
+            (evidence_of(event), *(() if log is None else _words(log, hint))),
             setting="" if hint is not None else f"{_limit_of(records.role(name))}={2 * seconds:.0f}",
         )
 
@@ -72,7 +72,7 @@ def _limit_of(role: str) -> str:
     return f"timeouts.{_LIMITS.get(role, 'engine_seconds')}"
 
 
-def _why(event: Event, tail: Sequence[str], role: str) -> Hint:
+def _why(event: Event, log: LogFacts | None, role: str) -> Hint:
     code = event.get("code")
     if event.get("out_of_memory"):
         return Hint(
@@ -80,16 +80,17 @@ def _why(event: Event, tail: Sequence[str], role: str) -> Hint:
             "ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances), or raise the "
             "job's memory limit",
         )
-    hint = explain(tail, exit_code=code if isinstance(code, int) else None, role=role)
-    return hint or Hint("its log names no known cause", "read the end of its log: pdserve logs PROCESS")
+    hint = explain(() if log is None else log.tail, exit_code=code if isinstance(code, int) else None, role=role)
+    where = "logs/ of the run" if log is None else log.file
+    return hint or Hint("its log names no known cause", f"read the end of {where}")
 
 
-def _last_words(log: LogFacts) -> Iterator[Evidence]:
-    """The last line that may be about a failure."""
-    for line in reversed(log.tail):
-        if line.strip() and may_name_cause(line):
-            yield log.evidence(line)
-            return
+def _words(log: LogFacts, hint: Hint | None) -> tuple[Evidence, ...]:
+    """The line of the log that names the cause, else its last line that may be about a failure."""
+    lines = [line for line in log.tail if line.strip() and may_name_cause(line)]
+    named = (line for line in lines if hint is not None and explain([line], exit_code=None, role=log.role) == hint)
+    line = next(named, lines[-1] if lines else None)
+    return () if line is None else (log.evidence(line),)
 
 
 def symptoms(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
-
 from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
 from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
 from pdserve.installed.versions import PACKAGES, Versions
@@ -182,9 +180,7 @@ def _proxy(view: StatusView, plan: Plan) -> ProxySnapshot | None:
         async with view_client() as client:
             return await proxy_snapshot(plan.proxy_url, client)
 
-    with contextlib.suppress(httpx.HTTPError):
-        return asyncio.run(ask())
-    return None
+    return asyncio.run(ask())
 
 
 def _pressure(state: DeploymentState) -> dict[str, Pressure]:

@@ -74,10 +74,3 @@ class RunRecords:
             if planned.name == process:
                 return planned.role
         return process.rpartition("-")[0] or process
-
-    def file_of(self, process: str) -> str:
-        """Its log, relative to the run directory."""
-        for planned in self.plan.processes if self.plan is not None else ():
-            if planned.name == process:
-                return planned.log
-        return f"logs/{process}"

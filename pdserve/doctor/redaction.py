@@ -15,13 +15,16 @@ _SHORTEST_VALUE = 8
 """A known secret that is shorter stands in too many places that are none."""
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _HEADER = re.compile(
-    r"(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)(?P<mark>[\"']?\s*[:=]\s*(?:b?[\"'])?)"
+    r"(?<![\w-])(?P<name>(?:proxy-)?authorization|x-api-key|api-key|(?:set-)?cookie)(?P<mark>[\"']?\s*[:=]\s*(?:b?[\"'])?)"
     r"(?P<value>[^\"'\r\n]+)",
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\b(?P<scheme>Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_FLAG = re.compile(r"(?P<name>--[a-z0-9-]+)(?P<mark>[\"']?(?:=|,? +)[\"']?)(?P<value>[^\s\"',-][^\s\"',]*)")
-_PAIR = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(?P<mark>\\?[\"']?\s*[=:]\s*\\?[\"']?)(?P<value>[^\s\"',;&{}\[\]\\]+)")
+_FLAG = re.compile(r"(?<!-)(?P<name>--[a-z0-9-]{1,63})(?P<mark>[\"']?(?:=|,? +)[\"']?)(?P<value>[^\s\"',-][^\s\"',]*)")
+_PAIR = re.compile(
+    r"(?<!\w)(?P<name>[A-Za-z_][\w-]{0,63})(?P<mark>\\?[\"']?\s*[=:]\s*\\?[\"']?)(?P<value>[^\s\"',;&{}\[\]\\]+)"
+)
+"""Names have a limit: a word of a million letters must not be gone through from each of them."""
 _SIGNED = frozenset({"sig", "signature", "x-amz-signature", "x-goog-signature"})
 _LITERALS = frozenset({"true", "false", "null", "none", "None", "True", "False"})
 

@@ -18,6 +18,8 @@ from pdserve.lmcache_server import registered_workers
 from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
+VERIFY_SALT = "pdserve-verify-"
+"""With which every `cache_salt` of `pdserve verify` begins."""
 _STORE = "vllm:mooncake_store_operation"
 _FAILED_TRANSFERS = (
     "vllm:nixl_num_failed_transfers_total",
@@ -107,7 +109,7 @@ class LmcacheSnapshot:
     """Of the tokens that engines looked up."""
     evicted_chunks: int | None = None
     salts: int | None = None
-    """Of how many `cache_salt` chunks were stored; None: its metrics carry no salts."""
+    """Of how many `cache_salt` chunks were stored, without those of `pdserve verify`; None: its metrics carry none."""
 
     @property
     def reachable(self) -> bool:
@@ -219,7 +221,7 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
 def _salts(samples: Iterable[Sample]) -> int | None:
     stored = [sample for sample in samples if sample.name == "lmcache_mp_l1_write_chunks_total"]
     salts = {sample.labels["cache_salt"] for sample in stored if "cache_salt" in sample.labels and sample.value}
-    return len(salts) if any("cache_salt" in sample.labels for sample in stored) else None
+    return len([salt for salt in salts if not salt.startswith(VERIFY_SALT)]) if salts else None
 
 
 async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.AsyncClient) -> SaltUse | None:

@@ -1,4 +1,4 @@
-"""What the proxy reports of its queues and refusals, under its own names (pd/telemetry/metrics_page.py)."""
+"""What the proxy reports of its refusals and workers, under its own names (pd/telemetry/metrics_page.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class ProxySnapshot:
     """Why there is nothing to show."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Requests that a pool was too busy for (429), by pool."""
-    waiting: dict[str, int] = field(default_factory=dict)
-    """Requests that wait for a place now, by pool."""
     not_ready: tuple[str, ...] = ()
     """Workers that get no requests."""
 
@@ -32,14 +30,11 @@ async def proxy_snapshot(url: str, client: httpx.AsyncClient) -> ProxySnapshot:
     if isinstance(samples, str):
         return ProxySnapshot(url, error=samples)
     rejected: dict[str, int] = {}
-    waiting: dict[str, int] = {}
     not_ready = []
     for sample in samples:
         pool = sample.labels.get("pool", "")
         if sample.name == f"{_PREFIX}admission_rejections_total":
             rejected[pool] = rejected.get(pool, 0) + int(sample.value)
-        elif sample.name == f"{_PREFIX}queue_depth":
-            waiting[pool] = waiting.get(pool, 0) + int(sample.value)
         elif sample.name == f"{_PREFIX}worker_ready" and not sample.value:
             not_ready.append(sample.labels.get("worker", ""))
-    return ProxySnapshot(url, rejected=rejected, waiting=waiting, not_ready=tuple(not_ready))
+    return ProxySnapshot(url, rejected=rejected, not_ready=tuple(not_ready))

@@ -51,7 +51,7 @@ def _releases() -> Iterator[str]:
     yield f"| vllm | {' | '.join(_TITLES[kind].lower() for kind in kinds)} | flags that it lacks |"
     yield f"|---|{'---|' * (len(kinds) + 1)}"
     for release in RELEASES:
-        versions = Versions(**{**TESTED, "vllm": release})
+        versions = Versions.model_validate({**TESTED, "vllm": release})
         holding = [fact for fact in facts() if fact.holds(versions)]
         counts = [sum(fact.kind == kind for fact in holding) for kind in (*kinds, "flag, refused")]
         yield f"| {release} | {' | '.join(map(str, counts))} |"

@@ -148,7 +148,7 @@ KEPT = [
     "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
     '{"SSL_KEY_FILE": "/etc/key.pem", "secrets": {}}',
     "decode-0 at http://10.1.0.1:8000/v1 answers",
-    '{"secret": null, "api_key": false}',
+    '{"secret": null, "api_key": false, "client_authorization": "replace"}',
 ]
 
 
@@ -161,6 +161,23 @@ def test_a_secret_is_removed_and_what_stands_around_it_stays(text: str, clean: s
 @pytest.mark.parametrize("text", KEPT)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize("piece", ["x", "-", "--a", "a-", "://", "key=", '"'])
+def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
+    assert redacted(piece * 200_000 + " TOKEN=swordfish1").endswith(f"TOKEN={REMOVED}")
+
+
+def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) -> None:
+    log = next(run.logs.glob("prefill-0@*.log"), run.logs / "prefill-0@host.log")
+    middle = b"0123456789abcde\n" * 200_000
+    log.write_bytes(b"first\n" + middle + b"last\n")
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    text = texts[f"logs/{log.name}"]
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    assert "bytes are left out" in text
+    assert len(text) < len(middle)
 
 
 def test_a_known_value_is_removed_wherever_it_stands() -> None:

@@ -244,7 +244,7 @@ HEALTHY = LiveFigures(
         "prefill-0": EngineSnapshot("u", preemptions=0, failed_transfers=0, external_queries=50_000, external_hits=9)
     },
     caches={"lmcache-0": LmcacheSnapshot("u", evicted_chunks=99, salts=30, hit_tokens=0)},
-    proxy=ProxySnapshot("u", rejected={"prefill": 0}, waiting={"prefill": 2}),
+    proxy=ProxySnapshot("u", rejected={"prefill": 0}),
     pressure={
         "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4),
         "decode-0": Pressure(0, 0.0),
