@@ -83,6 +83,11 @@ def test_a_full_kv_memory_is_a_cause_when_it_lasts(tmp_path: Path) -> None:
     assert rules(run_dir(tmp_path / "idle", logs={"decode-0": idle})) == set()
 
 
+def test_requests_that_wait_for_kv_do_not_wait_for_a_place(tmp_path: Path) -> None:
+    deferred = load(waiting=9, kv=99.2).replace("Waiting: 9 reqs", "Waiting: 9 reqs, Deferred: 9 reqs")
+    assert rules(run_dir(tmp_path, logs={"decode-0": [deferred] * 3})) == set()
+
+
 def starving(prefill: Sequence[str], decode: Sequence[str]) -> dict[str, Sequence[str]]:
     return {"prefill-0": prefill, "prefill-1": prefill, "decode-0": decode, "decode-1": decode}
 
