@@ -7,6 +7,7 @@
     ├── ServeError                       5    a process died while the deployment was serving
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
+    ├── DiagnosedError                   9    `pdserve doctor` sees why a run failed, or is slow
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
@@ -97,6 +98,12 @@ class NotProvenError(VerifyError):
     """No proof failed, but at least one could not be carried out on this deployment."""
 
     exit_code = 7
+
+
+class DiagnosedError(PdserveError):
+    """`pdserve doctor` sees a cause: its exit code, the causes themselves are its output."""
+
+    exit_code = 9
 
 
 class ReportedError(PdserveError):

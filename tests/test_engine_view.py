@@ -19,6 +19,7 @@ from pdserve.observe.engine_metrics import (
     lmcache_snapshot,
     view_client,
 )
+from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
 
 RECORDED = Path(__file__).parent / "fixtures" / "http"
 URL = "http://engine:8100"
@@ -68,6 +69,7 @@ def test_a_prefill_that_computed_prompts_and_reloaded_one() -> None:
         external_queries=6195,
         external_hits=512,
         prompt_tokens={"local_compute": 5683, "local_cache_hit": 0, "external_kv_transfer": 512},
+        preemptions=0,
     )
     assert prefill.reachable
     assert prefill.unfinished == 0
@@ -131,6 +133,7 @@ def test_a_cache_after_prompts_were_stored_and_one_was_reloaded() -> None:
         bytes_total=1 << 30,
         requested_tokens=5120,
         hit_tokens=512,
+        salts=0,
     )
     assert cache.hit_rate == pytest.approx(0.1)
 
@@ -179,6 +182,41 @@ def test_what_a_cache_did_for_one_salt() -> None:
 @pytest.mark.parametrize("metrics", ["lmcache_mp_l1_usage_ratio 0.5\n", 404, httpx.ConnectError("refused")])
 def test_without_salts_nothing_is_known_of_one(metrics: str | int | Exception) -> None:
     assert salt_use(metrics, "any") is None
+
+
+def test_failed_transfers_of_all_connectors_are_summed() -> None:
+    page = "".join(
+        f'vllm:{name}_total{{engine="0"}} {count}\n'
+        for name, count in (
+            ("nixl_num_failed_transfers", 2),
+            ("mooncake_num_failed_transfers", 3),
+            ("mooncake_num_failed_recvs", 4),
+            ("num_preemptions", 5),
+        )
+    )
+    seen = engine(page)
+    assert (seen.failed_transfers, seen.preemptions) == (9, 5)
+
+
+def test_chunks_that_were_evicted_are_counted() -> None:
+    page = "lmcache_mp_l1_evicted_chunks_total 7\n"
+    cache = lmcache(recorded("lmcache-0.5.6-status.json"), page)
+    assert (cache.evicted_chunks, cache.salts) == (7, None)
+
+
+def test_a_proxy_reports_refusals_and_workers_that_get_nothing() -> None:
+    page = (
+        'pdserve_proxy_admission_rejections_total{pool="decode",reason="full"} 3.0\n'
+        'pdserve_proxy_admission_rejections_total{pool="decode",reason="late"} 2.0\n'
+        'pdserve_proxy_worker_ready{role="decode",worker="decode-0"} 1.0\n'
+        'pdserve_proxy_worker_ready{role="decode",worker="decode-1"} 0.0\n'
+    )
+    seen = ask(proxy_snapshot, {"/metrics": page})
+    assert seen == ProxySnapshot(URL, None, {"decode": 5}, ("decode-1",))
+
+
+def test_a_proxy_that_does_not_answer_has_the_reason() -> None:
+    assert ask(proxy_snapshot, {"/metrics": httpx.ConnectError("refused")}).error == "not listening"
 
 
 def test_the_environments_proxy_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def run(arguments: list[str], watched: tuple[str, ...], home: Path) -> str:
         (["down"], 8),
         (["restart", "proxy"], 8),
         (["verify"], 8),
+        (["doctor"], 8),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

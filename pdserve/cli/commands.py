@@ -49,7 +49,8 @@ app = typer.Typer(
     cls=_Commands,
     help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
-    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, 130 Ctrl-C. "
+    "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, "
+    "9 the doctor sees a cause, 130 Ctrl-C. "
     "`run` ends with the code of its command, or with 200 + one of these.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -272,6 +273,30 @@ def verify(name: NameArgument = None, json_: JsonOption = False) -> None:
     from pdserve.cli.verify import run
 
     run(name, as_json=json_)
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DEPLOYMENT|RUN_DIR]", help="A deployment, or a run directory; the only one if there is one."
+        ),
+    ] = None,
+    json_: JsonOption = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Also write an archive for an issue, without secrets (.tar.gz)."),
+    ] = None,
+) -> None:
+    """Why a run failed, or is slow: causes with their evidence and fix. Changes nothing. Exit 9 when there are any.
+
+    It reads the run directory of a deployment that lives or is over: logs, history, records. It asks the
+    processes that live for their figures.
+    """
+    from pdserve.cli.diagnose.doctor import run
+
+    run(target, as_json=json_, bundle=bundle)
 
 
 @app.command()

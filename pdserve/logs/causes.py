@@ -1,6 +1,6 @@
 """Why a process died, as far as its last log lines and its exit code show, and what to do about it.
 
-The known causes are data (hint_table.py). A cause found in the log wins over the signal, the signal over messages
+The known causes are data (known_causes.py). A cause found in the log wins over the signal, the signal over messages
 that only report a failure in another place.
 """
 
@@ -50,8 +50,13 @@ def _search(rules: Sequence[Rule], text: str, role: str) -> Hint | None:
         if rule.roles is not None and role not in rule.roles:
             continue
         if match := rule.pattern.search(text):
-            return _hint(rule.cause, rule.todo, role, match)
+            return of_match(rule, role, match)
     return None
+
+
+def of_match(rule: Rule, role: str, match: re.Match[str]) -> Hint:
+    """What a rule means by a line that it matches."""
+    return _hint(rule.cause, rule.todo, role, match)
 
 
 def _hint(cause: str, todo: str, role: str, match: re.Match[str] | None = None) -> Hint:

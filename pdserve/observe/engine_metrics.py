@@ -18,7 +18,14 @@ from pdserve.lmcache_server import registered_workers
 from pdserve.reach.proxy_tls import unverified
 
 _TIMEOUT_SECONDS = 3.0
+VERIFY_SALT = "pdserve-verify-"
+"""With which every `cache_salt` of `pdserve verify` begins."""
 _STORE = "vllm:mooncake_store_operation"
+_FAILED_TRANSFERS = (
+    "vllm:nixl_num_failed_transfers_total",
+    "vllm:mooncake_num_failed_transfers_total",
+    "vllm:mooncake_num_failed_recvs_total",
+)
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
@@ -55,6 +62,10 @@ class EngineSnapshot:
     """Tokens of a KV block."""
     store: StoreUse | None = None
     """None: it has no Mooncake store, or has not used it yet."""
+    preemptions: int | None = None
+    """Requests that lost their KV blocks to others, and were computed again."""
+    failed_transfers: int | None = None
+    """Of KV, as NIXL (and Mooncake from vllm 0.33 on) counts them; None: this connector does not."""
 
     @property
     def reachable(self) -> bool:
@@ -96,6 +107,9 @@ class LmcacheSnapshot:
     requested_tokens: int | None = None
     hit_tokens: int | None = None
     """Of the tokens that engines looked up."""
+    evicted_chunks: int | None = None
+    salts: int | None = None
+    """Of how many `cache_salt` chunks were stored, without those of `pdserve verify`; None: its metrics carry none."""
 
     @property
     def reachable(self) -> bool:
@@ -142,7 +156,15 @@ async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot
         prompt_tokens={name: sources.get(name, 0) for name in _SOURCES} if sources else None,
         block_size=_block_size(samples),
         store=_store_use(samples),
+        preemptions=total(samples, "vllm:num_preemptions_total"),
+        failed_transfers=_sum_of(samples, _FAILED_TRANSFERS),
     )
+
+
+def _sum_of(samples: list[Sample], names: Iterable[str]) -> int | None:
+    """None: none of these metrics is there."""
+    counts = [count for name in names if (count := total(samples, name)) is not None]
+    return sum(counts) if counts else None
 
 
 def _block_size(samples: Iterable[Sample]) -> int | None:
@@ -191,7 +213,15 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
         snapshot,
         requested_tokens=total(samples, "lmcache_mp_lookup_requested_tokens_total"),
         hit_tokens=total(samples, "lmcache_mp_lookup_hit_tokens_total"),
+        evicted_chunks=total(samples, "lmcache_mp_l1_evicted_chunks_total"),
+        salts=_salts(samples),
     )
+
+
+def _salts(samples: Iterable[Sample]) -> int | None:
+    stored = [sample for sample in samples if sample.name == "lmcache_mp_l1_write_chunks_total"]
+    salts = {sample.labels["cache_salt"] for sample in stored if "cache_salt" in sample.labels and sample.value}
+    return len([salt for salt in salts if not salt.startswith(VERIFY_SALT)]) if salts else None
 
 
 async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.AsyncClient) -> SaltUse | None:

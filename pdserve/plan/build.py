@@ -29,7 +29,9 @@ from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
 from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
+from pdserve.recipe.load.problems import dotted
 from pdserve.recipe.model import Logs, Recipe
+from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 
 __all__ = ["build_plan", "nodes_for"]
@@ -150,6 +152,8 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
     packages: set[str] = set()
     for role_name, role, connector in effective.roles(recipe):
         classes = class_names(connector)
+        flags = {flag: dotted(flag_path(recipe, role_name, flag)) for flag in effective.args_of(recipe, role)}
+        yield from versions.check_flags(flags, "vllm", installed)
         packages |= {kind.package for kind in kinds_of(connector)}
         used.append(
             versions.features(
@@ -166,6 +170,9 @@ def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
                 l2=recipe.lmcache is not None and bool(recipe.lmcache.l2),
             )
         )
+    if recipe.lmcache is not None:
+        flags = {flag: f"lmcache.extra_args.{flag}" for flag in recipe.lmcache.extra_args}
+        yield from versions.check_flags(flags, "lmcache", installed)
     yield from versions.check_known(used, installed)
     yield from versions.check_coverage([name for name in PACKAGES if name == "vllm" or name in packages], installed)
 

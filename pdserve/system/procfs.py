@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 _PROC = Path("/proc")
-_STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_START = 0, 1, 3, 19
+_STAT_STATE, _STAT_PPID, _STAT_SESSION, _STAT_UTIME, _STAT_STIME, _STAT_START = 0, 1, 3, 11, 12, 19
 _TCP_LISTEN = "0A"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO (linux/proc_ns.h)."""
@@ -102,6 +102,12 @@ def is_stopped(process: ProcessId) -> bool:
     """True for a process held by SIGSTOP: alive for the kernel, useless for every other process."""
     stat = _stat(process.pid)
     return stat is not None and stat[_STAT_STATE] in "Tt" and int(stat[_STAT_START]) == process.start_ticks
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """CPU time that a process has used, in clock ticks; None when there is no such process."""
+    stat = _stat(pid)
+    return None if stat is None else int(stat[_STAT_UTIME]) + int(stat[_STAT_STIME])
 
 
 class Relations(NamedTuple):

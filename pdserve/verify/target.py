@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from pdserve.errors import VerifyError
+from pdserve.observe.engine_metrics import VERIFY_SALT
 from pdserve.pd.config.proxy import WorkerConfig
 from pdserve.plan.model import Plan
 
@@ -72,7 +73,7 @@ class Target:
         return self.plan.chunk_size or 256
 
     def salt(self, leg: str) -> str:
-        return f"pdserve-verify-{self.run}-{leg}"
+        return f"{VERIFY_SALT}{self.run}-{leg}"
 
     def log(self, name: str) -> str:
         """Where the log of a process is, relative to the run directory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.docs import cli_reference, launches, patches_reference, recipe_reference
+from tests.docs import cli_reference, launches, patches_reference, recipe_reference, versions_reference
 from tests.docs.markdown import REPOSITORY
 
 PAGES = {
@@ -11,6 +11,7 @@ PAGES = {
     "docs/patches.md": patches_reference.page,
     "docs/kimi-launches.md": launches.kimi_page,
     "docs/launches.md": launches.page,
+    "docs/versions.md": versions_reference.page,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from pdserve import errors
 from pdserve.logs.known_causes import RULES
+from pdserve.logs.symptoms import SYMPTOMS
 from pdserve.patches.registry import REGISTRY
 from pdserve.recipe.model import Recipe
 from pdserve.recipe.sections.lmcache import Lmcache
@@ -19,6 +21,7 @@ from pdserve.run.directory import RunDir
 from pdserve.run.presence import LOST, UNRESPONSIVE
 from pdserve.run.state import Phase, ProcessPhase
 from tests.docs.markdown import (
+    DOCTOR,
     EXIT_CODES,
     PAGES,
     PROOFS,
@@ -160,6 +163,23 @@ def test_every_proof_that_is_shown_is_explained() -> None:
 
 def proofs_shown(page: Page) -> list[str]:
     return re.findall(r"^(?:proven|failed|not-proven) +(\w+):", page.text, re.MULTILINE)
+
+
+def test_every_cause_that_the_doctor_knows_is_explained() -> None:
+    explained = {name for row in DOCTOR.table("cause") for name in re.findall(r"`([a-z-]+)`", row[0])}
+    assert explained == causes_of_the_doctor()
+
+
+def causes_of_the_doctor() -> set[str]:
+    """The first argument of every `Diagnosis(...)` in its rules, and the names of the symptoms."""
+    calls = (
+        node
+        for path in (REPOSITORY / "pdserve" / "doctor").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Diagnosis"
+    )
+    names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    return {str(name) for name in names} | {symptom.name for symptom in SYMPTOMS}
 
 
 def test_every_file_of_a_run_is_listed() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import KNOWN, TESTED
+from pdserve.known.defects import DEFECTS
 from pdserve.patches.registry import REGISTRY
 from pdserve.plan.model import Versions
-from pdserve.plan.versions import DEFECTS
 from tests.plan.kit import MULTI, NIXL, VERSIONS, hosts, on_gpus, plan, recipe, with_lmcache
 
 KNOWN_CODE = {"vllm": "0.32.0", "lmcache": "0.5.6"}

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion
-
 from pdserve.errors import PdserveError, PreflightError, RecipeError
 from pdserve.installed.versions import Versions
+from pdserve.known import defects
+from pdserve.known.defects import Defect, affected
 from pdserve.models.kinds import KvHints, hints_of
 from pdserve.models.kv_cache import kv_cache
 from pdserve.models.layers import UnknownModelError, layers_of
-from pdserve.patches.patch import in_range
 from pdserve.plan.engines.kv_flags import kv_flags
 from pdserve.plan.engines.kv_groups import (
     Group,
@@ -72,13 +71,9 @@ class _Case:
         kinds = " and ".join(sorted(self.hints.kinds))
         return f"config.json states by {self.hints.key} that layers keep KV of these kinds: {kinds}"
 
-    def known(self, package: str, text: str) -> bool:
-        """Whether the version is known to be in the range: an unknown or unreadable one excludes nothing."""
-        version: str | None = getattr(self.versions, package)
-        try:
-            return version is not None and in_range(version, text)
-        except InvalidVersion:
-            return False
+    def has(self, defect: Defect) -> bool:
+        """Whether the versions are known to have it: an unknown or unreadable one has none."""
+        return all(affected(package, text, self.versions) for package, text in defect.versions.items())
 
     def number(self, flag: str) -> int | None:
         """The value of a flag that is a plain number."""
@@ -109,14 +104,14 @@ def check(recipe: Recipe, config: Mapping[str, Any] | None, versions: Versions) 
 
 
 def _state_on_old_vllm(case: _Case) -> PdserveError | None:
-    if not case.hints.recurrent or not case.known("vllm", "<0.23"):
+    defect = defects.STATE_NOT_LOADED
+    if not case.hints.recurrent or not case.has(defect):
         return None
     return PreflightError(
-        f"vllm {case.versions.vllm} cannot load the recurrent state of this model from a connector: its scheduler "
-        "asserts, and the engine dies at the first hit (vllm#42554)",
+        f"vllm {case.versions.vllm} {defect.what} ({defect.source})",
         where=f"{case.name}.connector",
         cause=case.why(),
-        todo="use vllm >= 0.23",
+        todo=defect.todo,
     )
 
 
@@ -135,9 +130,9 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
     """vLLM 0.21 turns the manager off for every connector, later ones for a connector that cannot handle groups."""
     if not case.hints.several or case.single_group:
         return None
-    if case.known("vllm", "<0.22.1"):
+    if case.has(defects.ONE_GROUP_IN_VLLM):
         guilty = f"vllm {case.versions.vllm} turns its hybrid KV cache manager off for every connector"
-    elif case.lmcache and case.known("lmcache", "<0.4.7"):
+    elif case.lmcache and case.has(defects.ONE_GROUP_IN_LMCACHE):
         guilty = f"the connector of lmcache {case.versions.lmcache} knows one KV group only"
     else:
         return None
@@ -146,7 +141,7 @@ def _manager_is_turned_off(case: _Case) -> PdserveError | None:
         f"{guilty}: this model's KV would be kept in full for every layer, or not at all",
         where=f"{case.name}.connector",
         cause=case.why(),
-        todo=f"use vllm >= 0.23 and lmcache >= 0.4.7 (LMCache PR 3419){instead}",
+        todo=f"{defects.ONE_GROUP_IN_VLLM.todo}{instead}",
     )
 
 
@@ -262,13 +257,14 @@ def _warnings(case: _Case) -> Iterator[str]:
                 f"{good_chunk(groups, section.chunk_size)}"
             )
     if case.lmcache and case.hints.recurrent:
-        yield f"{case.name}: {_STATE_BEFORE_0_5_6 if case.known('lmcache', '<0.5.6') else _STATE}"
+        yield f"{case.name}: {_stored_wrong() if case.has(defects.STATE_STORED_WRONG) else _STATE}"
 
 
-_STATE_BEFORE_0_5_6 = (
-    "this lmcache stores wrong recurrent state beside MTP drafts, and wrong KV where the attention backend has smaller "
-    "blocks than vLLM (lmcache#4984, lmcache#4247): use lmcache >= 0.5.6"
-)
+def _stored_wrong() -> str:
+    defect = defects.STATE_STORED_WRONG
+    return f"{defect.what} ({defect.source}): {defect.todo}"
+
+
 _STATE = (
     "of the wrong KV that was reported where LMCache keeps that of models with recurrent state, the known causes are "
     "corrected in lmcache 0.5.6 (lmcache#4984, lmcache#4247); one report, of a load that continues a local prefix, has "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdserve.known.defects import HANG_ON_ROCM
 from pdserve.patches.lmcache.host_events import SWITCH
 from pdserve.plan.engines.patching import is_on
 from pdserve.recipe.effective import lmcache_leaves, roles, transfer_mode_of
@@ -23,8 +24,8 @@ def hazards(recipe: Recipe) -> Iterator[str]:
 
 
 _HANG = (
-    "with lmcache_driven the start or the first reload hangs on some ROCm stacks (lmcache#4419; seen with ROCm 7.14 "
-    "and vllm 0.23, and with ROCm 7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): "
+    f"{HANG_ON_ROCM.what} ({HANG_ON_ROCM.source}; seen with ROCm 7.14 and vllm 0.23, and with ROCm "
+    "7.2.3 at the start on gfx950: MI350X, MI355X; not with ROCm 7.2.3 and vllm 0.27): "
     f"let `pdserve verify` prove a reload; where it hangs, set lmcache.env.{SWITCH}: 1 (patch lmcache-host-events), or "
     "lmcache.transfer_mode: engine_driven. Not the change that the issue proposes: with it KV is copied before it is "
     "written"

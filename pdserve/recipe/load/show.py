@@ -37,6 +37,11 @@ def token(value: str) -> str | None:
     return None if match is None else match.group(1) or match.group(2)
 
 
+def without_secrets(text: str, instead: str) -> str:
+    """The text with `instead` in place of keys of a known form and of the credentials in URLs."""
+    return _TOKEN.sub(instead, _CREDENTIALS_IN_URL.sub(f"://{instead}@", text))
+
+
 def looks_secret(text: str) -> bool:
     """Whether a line of text should not be repeated in a message."""
     return any(secret_name(word) for word in re.findall(r"[A-Za-z0-9_-]+", text)) or secret_value(text)

@@ -1,0 +1,1 @@
+"""Verbs that explain a run."""

@@ -1,0 +1,138 @@
+"""An archive of a run for an issue: its records and the ends of its logs, without secrets.
+
+Only files that pdserve or its processes write there are taken, by name. Links, pipes and other users' files are not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.doctor.redaction import REMOVED, redacted
+from pdserve.errors import StateError
+from pdserve.logs.lines import read_from
+from pdserve.run.directory import RunDir
+
+_PATTERNS = (
+    "recipe.yaml",
+    "plan.json",
+    "versions.json",
+    "state.json",
+    "failure.md",
+    "events.jsonl",
+    "events.jsonl.1",
+    "proxy.json",
+    "agent@*.json",
+    "shm@*.json",
+    "mooncake-store-*.json",
+    "logs/*.log",
+    "logs/*.log.[0-9]*",
+    "diagnostics/*.txt",
+    "patches/*/*.json",
+)
+"""Not: key-folder and inbox/, which are between processes of the run, and whatever else lies there."""
+_CONTENTS = "CONTENTS.txt"
+BEGINNING_BYTES, END_BYTES = 256 << 10, 2 << 20
+"""Of a file that is longer. All of them are in memory at once, because the list comes first."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of the archive."""
+
+    name: str
+    data: bytes
+    removed: int
+    """Secrets that were taken out of it."""
+    cut: bool = False
+    """Its middle is left out."""
+
+    def line(self) -> str:
+        notes = [f"{self.removed} secrets removed"] if self.removed else []
+        notes += ["its middle left out"] if self.cut else []
+        return f"{len(self.data):>10} {self.name}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def members(run: RunDir, known: Iterable[str]) -> list[Member]:
+    """All that the archive will hold, in its order. `known`: secrets of the run by their value."""
+    secrets = tuple(known)
+    return [_member(run, file, secrets) for file in _files(run)]
+
+
+def made(name: str, text: str, known: Iterable[str]) -> Member:
+    """A file that is not in the run directory."""
+    clean = redacted(text, tuple(known))
+    return Member(name, clean.encode(), clean.count(REMOVED) - text.count(REMOVED))
+
+
+def contents(files: Iterable[Member]) -> str:
+    """The list of an archive, for people: it comes first."""
+    return "\n".join(file.line() for file in files)
+
+
+def write(target: Path, folder: str, files: list[Member]) -> None:
+    """The archive, readable by its user alone. Raises StateError when it is there already, or cannot be written."""
+    listed = Member(_CONTENTS, (contents(files) + "\n").encode(), 0)
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise StateError(
+            "this file is there already, and is not replaced",
+            where=str(target),
+            todo=f"remove it, or choose another name: --bundle {target.with_name(f'new-{target.name}')}",
+        ) from None
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            for file in (listed, *files):
+                entry = tarfile.TarInfo(f"{folder}/{file.name}")
+                entry.size, entry.mode = len(file.data), 0o600
+                archive.addfile(entry, io.BytesIO(file.data))
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise _unwritable(target, error) from None
+
+
+def _unwritable(target: Path, error: OSError) -> StateError:
+    return StateError(
+        "the bundle cannot be written",
+        where=str(target),
+        cause=error.strerror or str(error),
+        todo="choose a folder that you may write to and that has room",
+    )
+
+
+def _files(run: RunDir) -> Iterator[Path]:
+    for pattern in _PATTERNS:
+        yield from (file for file in sorted(run.path.glob(pattern)) if _is_ours(file, run.path))
+
+
+def _is_ours(file: Path, top: Path) -> bool:
+    """A file, not a link, below folders that are no links, and of this user."""
+    try:
+        status = file.lstat()
+        linked = any(folder.is_symlink() for folder in file.parents if folder != top and top in folder.parents)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not linked
+
+
+def _member(run: RunDir, file: Path, known: tuple[str, ...]) -> Member:
+    size = file.stat().st_size
+    whole = size <= BEGINNING_BYTES + END_BYTES
+    if whole:
+        data = read_from(file, 0) or b""
+    else:
+        mark = f"\n... {size - BEGINNING_BYTES - END_BYTES} bytes are left out ...\n".encode()
+        data = (
+            (read_from(file, 0, BEGINNING_BYTES) or b"") + mark + (read_from(file, size - END_BYTES, END_BYTES) or b"")
+        )
+    text = data.decode(errors="replace")
+    clean = redacted(text, known)
+    return Member(str(file.relative_to(run.path)), clean.encode(), clean.count(REMOVED), cut=not whole)

@@ -1,0 +1,93 @@
+"""The two lines in which an engine reports its figures every ten seconds, as vLLM 0.32 writes them.
+
+    Engine 000: Avg prompt throughput: 0.8 tokens/s, ..., Running: 0 reqs, Waiting: 0 reqs, Preemptions: 2,
+        GPU KV cache usage: 97.1%, Prefix cache hit rate: 0.0%, External prefix cache hit rate: 99.8%
+    KV Transfer metrics: Num successful transfers=3, ..., Throughput (MB/s)=812.5, ..., Num failed transfers=0
+
+Below a MultiConnector the second has a dictionary for each child:
+
+    KV Transfer metrics: MooncakeConnector={'Num successful transfers': 3, ...}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_LOAD = re.compile(
+    r"Engine \d+: Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
+    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs(?:, Deferred: (?P<deferred>\d+) reqs)?"
+    r"(?:.*?Preemptions: (?P<preemptions>\d+))?"
+    r".*? KV cache usage: (?P<kv>[\d.]+)%"
+    r"(?:.*?External prefix cache hit rate: (?P<external>[\d.]+)%)?"
+)
+_TRANSFERS = "KV Transfer metrics: "
+_FIGURE = re.compile(r"'?(?P<name>[A-Z][\w ]+(?: \([\w/]+\))?)'?[=:] ?(?P<value>\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine did in one interval."""
+
+    text: str
+    prompt_rate: float
+    """Prompt tokens a second."""
+    running: int
+    waiting: int
+    """For a place. vLLM's number has those too that wait for KV of another engine or of a cache (Deferred)."""
+    preemptions: int
+    kv_usage: float
+    """0 to 1."""
+    external_hits: float | None
+    """0 to 1; None: it has no connector that looks KV up."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """The KV that an engine moved in one interval, its connectors summed."""
+
+    text: str
+    done: int
+    failed: int
+    expired: int
+    megabytes_a_second: float | None
+    """Of the transfers that succeeded."""
+
+
+def loads(lines: Iterable[str]) -> Iterator[Load]:
+    """Of every such line."""
+    for line in lines:
+        if " KV cache usage: " in line and (match := _LOAD.search(line)):
+            external = match["external"]
+            yield Load(
+                text=line,
+                prompt_rate=float(match["prompt"]),
+                running=int(match["running"]),
+                waiting=int(match["waiting"]) - int(match["deferred"] or 0),
+                preemptions=int(match["preemptions"] or 0),
+                kv_usage=float(match["kv"]) / 100,
+                external_hits=None if external is None else float(external) / 100,
+            )
+
+
+def transfers(lines: Iterable[str]) -> Iterator[Transfers]:
+    """Of every such line."""
+    for line in lines:
+        _, mark, figures = line.partition(_TRANSFERS)
+        if not mark:
+            continue
+        values: dict[str, float] = {}
+        rates = []
+        for match in _FIGURE.finditer(figures):
+            name, value = match["name"], float(match["value"])
+            values[name] = values.get(name, 0.0) + value
+            if name == "Throughput (MB/s)" and value:
+                rates.append(value)
+        yield Transfers(
+            text=line,
+            done=int(values.get("Num successful transfers", 0)),
+            failed=int(values.get("Num failed transfers", 0) + values.get("Num failed recvs", 0)),
+            expired=int(values.get("Num KV expired reqs", 0)),
+            megabytes_a_second=min(rates, default=None),
+        )

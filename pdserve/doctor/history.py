@@ -1,0 +1,45 @@
+"""Events of the history as evidence. A record that was edited or torn gives an empty word, or 0, and hides no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pdserve.doctor.diagnosis import Evidence
+from pdserve.doctor.records import RunRecords
+
+Event = Mapping[str, Any]
+HISTORY = "events.jsonl"
+_NO_FIELDS = ("at", "event")
+
+
+def events_of(records: RunRecords, kind: str) -> list[Event]:
+    """The events of one kind, the oldest first."""
+    return [event for event in records.events if event.get("event") == kind]
+
+
+def evidence_of(event: Event) -> Evidence:
+    """As a line: its kind and its fields."""
+    fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _NO_FIELDS)
+    return Evidence(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
+
+
+def clock(event: Event) -> str:
+    """In this machine's time, as logs have theirs."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(event, "at")))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def text(event: Event, key: str) -> str:
+    """A field as a word."""
+    value = event.get(key)
+    return "" if value is None else str(value)
+
+
+def number(event: Event, key: str) -> float:
+    """A field as a number."""
+    value = event.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

@@ -1,0 +1,114 @@
+"""What the processes of a deployment that lives report now: figures that no log has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.log_facts import LogFacts
+from pdserve.doctor.records import RunRecords
+from pdserve.doctor.settings import fewer_sequences
+from pdserve.roles import is_engine
+
+_SWAPPED = 64 << 20
+"""Bytes: a little of every process is swapped out on a host with much memory, and never missed."""
+_THROTTLED_SHARE = 0.05
+"""Of the accounting periods of its cgroup."""
+
+
+def unanswered(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
+    """Processes that count as ready and do not answer."""
+    live = records.live
+    answers = {name: (engine.url, engine.error) for name, engine in live.engines.items()}
+    answers |= {name: (cache.url, cache.error) for name, cache in live.caches.items()}
+    answers |= {name: (store.url, store.error) for name, store in live.stores.items()}
+    for name, (url, error) in answers.items():
+        if error is not None:
+            yield Diagnosis(
+                "no-answer",
+                (name,),
+                f"it counts as ready, and its figures cannot be read: {error}",
+                "its log shows what it does; what hangs is treated as dead after timeouts.unresponsive_seconds",
+                (Evidence(url, "", error),),
+            )
+
+
+def counted_preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
+    """Where the log shows none: its lines are off, or were cut off."""
+    shown = {log.process for log in logs for load in log.loads if load.preemptions}
+    for name, engine in records.live.engines.items():
+        role = records.role(name)
+        if engine.preemptions and name not in shown and is_engine(role):
+            yield Diagnosis(
+                "preemptions",
+                (name,),
+                f"{engine.preemptions} requests lost their KV blocks to others and were computed again: more requests "
+                "run at once than its KV memory holds",
+                "let fewer requests run at once, or give it more KV memory (gpu-memory-utilization, more devices)",
+                (Evidence(f"/metrics of {name}", "", f"vllm:num_preemptions_total {engine.preemptions}"),),
+                setting=fewer_sequences(records, role),
+                times=engine.preemptions,
+            )
+
+
+def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
+    """Transfers that failed, and keys that a Mooncake store did not take."""
+    shown = {log.process for log in logs if any(each.failed for each in log.transfers)}
+    for name, engine in records.live.engines.items():
+        if engine.failed_transfers and name not in shown:
+            yield Diagnosis(
+                "transfers-failed",
+                (name,),
+                f"{engine.failed_transfers} transfers of KV failed; each costs its prompt once more, or its request",
+                "its log has the reason of each; pdserve preflight RECIPE checks addresses and RDMA",
+                (Evidence(f"/metrics of {name}", "", f"failed transfers {engine.failed_transfers}"),),
+                times=engine.failed_transfers,
+            )
+        if engine.store is not None and engine.store.failed:
+            yield Diagnosis(
+                "store-failed",
+                (name,),
+                f"the Mooncake store did not take or give {engine.store.failed} keys: its pool is full, or its master "
+                "cannot be reached",
+                "pdserve status shows how full the pool is; give it more memory in the connector's section",
+                (Evidence(f"/metrics of {name}", "", f"failed keys {engine.store.failed}"),),
+                times=engine.store.failed,
+            )
+
+
+def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
+    """Memory of a process that was written to a disk."""
+    for name, pressure in records.live.pressure.items():
+        if pressure.swapped_bytes >= _SWAPPED:
+            size = f"{pressure.swapped_bytes / 2**30:.2f} GiB"
+            yield Diagnosis(
+                "swapping",
+                (name,),
+                f"{size} of its memory were swapped out to a disk: the host has too little memory for what runs on it",
+                "free memory, or ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances); "
+                "swapoff -a makes a lack of memory a clear error",
+                (Evidence(f"/proc of {name}", "", f"VmSwap {size}"),),
+            )
+
+
+def throttled_cpus(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
+    """A CPU limit of a container or a job that is reached again and again."""
+    for name, pressure in records.live.pressure.items():
+        if not pressure.periods or pressure.throttled_seconds is None:
+            continue
+        share = pressure.throttled_periods / pressure.periods
+        if share >= _THROTTLED_SHARE:
+            yield Diagnosis(
+                "cpu-throttled",
+                (name,),
+                f"its CPU limit was reached in {share:.0%} of all periods: it has waited "
+                f"{pressure.throttled_seconds:.0f} s for CPU time",
+                "raise the limit: --cpus of the container, --cpus-per-task of the job, CPUQuota of the unit",
+                (
+                    Evidence(
+                        f"cpu.stat of {name}",
+                        "",
+                        f"nr_throttled {pressure.throttled_periods} of nr_periods {pressure.periods}",
+                    ),
+                ),
+            )

@@ -1,0 +1,204 @@
+"""Reads a run for the rules: its directory, and its processes where they live. Nothing is written or sent.
+
+A record that cannot be read is an entry in `unread`, and hides no other record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
+from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
+from pdserve.installed.versions import PACKAGES, Versions
+from pdserve.logs.lines import end_of, plain, read_from, split
+from pdserve.observe.engine_metrics import view_client
+from pdserve.observe.proxy_metrics import ProxySnapshot, proxy_snapshot
+from pdserve.observe.status import StatusView, look
+from pdserve.plan.model import Plan
+from pdserve.recipe.load import yaml12
+from pdserve.run.directory import RunDir, find, lives
+from pdserve.run.presence import phase_now
+from pdserve.run.state import DeploymentState
+from pdserve.system import cgroup
+from pdserve.system.host import is_here
+from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of
+
+BEGINNING_BYTES, END_BYTES = 256 << 10, 8 << 20
+"""What is read of a log. Between them stands what a long run has logged while nothing was new."""
+_MEASURED_SECONDS = 1.0
+"""For how long the CPU time of the proxy is watched."""
+_SMALL_FILE = 4 << 20
+
+RecordT = TypeVar("RecordT")
+
+
+def find_run(target: str | None, root: Path) -> RunDir:
+    """The run directory of that path, else the current run of the deployment of that name; None: of the only
+    deployment. Raises StateError and NotOursError."""
+    if target is None:
+        return find(root, None)
+    path = Path(target)
+    if "/" not in target and not (path / "events.jsonl").exists():
+        return find(root, target)
+    if not path.is_dir():
+        raise StateError(
+            "there is no such run directory",
+            where=target,
+            todo="pdserve list shows every deployment and its run directory",
+        )
+    run = RunDir(path.resolve())
+    if not any(file.exists() for file in (run.events, run.plan, run.state, run.failure)):
+        raise StateError(
+            "this folder is no run directory",
+            where=target,
+            cause="it has no events.jsonl, plan.json, state.json or failure.md",
+            todo="pdserve list shows every deployment and its run directory",
+        )
+    return run
+
+
+def read_run(run: RunDir) -> RunRecords:
+    """Everything but the logs."""
+    unread: list[str] = []
+    state = _record(run.read_state, unread, run.state)
+    plan = _record(run.read_plan, unread, run.plan)
+    alive = state is not None and lives(run, state)
+    live = LiveFigures()
+    if state is not None and plan is not None and alive:
+        live = _live(run, state, plan, unread)
+    events, _ = run.read_events()
+    return RunRecords(
+        run_dir=str(run.path),
+        phase="" if state is None else phase_now(run, state),
+        alive=alive,
+        state=state,
+        plan=plan,
+        versions=_versions(run),
+        recipe=_recipe(run),
+        failure=_failure(run),
+        events=tuple(events),
+        live=live,
+        unread=tuple(unread),
+    )
+
+
+def read_logs(run: RunDir, records: RunRecords) -> Iterator[ProcessLog]:
+    """One log at a time, the launcher's and the agents' too."""
+    for file in sorted(run.logs.glob("*.log")):
+        name = file.stem.partition("@")[0]
+        yield ProcessLog(name, records.role(name), f"{run.logs.name}/{file.name}", tuple(map(plain, _lines(file))))
+
+
+def known_secrets(run: RunDir, records: RunRecords, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Values that must not leave this machine: the engine key, the token of the run, what the plan takes from the
+    environment."""
+    secrets = [] if records.state is None else [records.state.token]
+    with contextlib.suppress(StateError):
+        secrets.append(run.read_key())
+    names = (
+        {name for process in records.plan.processes for name in process.env.secrets.values()} if records.plan else ()
+    )
+    secrets += [environ[name] for name in sorted(names) if name in environ]
+    return tuple(secret for secret in secrets if secret)
+
+
+def _lines(file: Path) -> list[str]:
+    end = end_of(file, END_BYTES)
+    if len(end) < END_BYTES:
+        return split(end)
+    # Half a line at a cut is no line.
+    return split(read_from(file, 0, BEGINNING_BYTES) or b"")[:-1] + split(end)[1:]
+
+
+def _record(read: Callable[[], RecordT], unread: list[str], file: Path) -> RecordT | None:
+    """None where it cannot be read; what was never written is no fault."""
+    try:
+        return read()
+    except (StateError, NotOursError) as error:
+        if file.exists() or file.is_symlink():
+            unread.append(f"{file.name}: {error.what}" + (f" ({error.cause})" if error.cause else ""))
+        return None
+
+
+def _text(file: Path) -> str:
+    return (read_from(file, 0, _SMALL_FILE) or b"").decode(errors="replace")
+
+
+def _versions(run: RunDir) -> Versions:
+    try:
+        document = json.loads(_text(run.versions))
+    except ValueError:
+        return Versions()
+    if not isinstance(document, dict):
+        return Versions()
+    return Versions.model_validate({name: text for name in PACKAGES if isinstance(text := document.get(name), str)})
+
+
+def _recipe(run: RunDir) -> Mapping[str, Any]:
+    try:
+        document = yaml12.parse(_text(run.recipe), run.recipe.name).data
+    except RecipeError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _failure(run: RunDir) -> Failure | None:
+    """The head of failure.md, as launch/failure_report.py writes it."""
+    head: dict[str, str] = {}
+    for line in _text(run.failure).splitlines():
+        if line.startswith("**") and line.endswith("**"):
+            head.setdefault("what", line.strip("*"))
+        for key, mark in (("cause", "- likely cause: "), ("todo", "- what to do: ")):
+            if line.startswith(mark):
+                head.setdefault(key, line.removeprefix(mark))
+    return Failure(**head) if "what" in head else None
+
+
+def _live(run: RunDir, state: DeploymentState, plan: Plan, unread: list[str]) -> LiveFigures:
+    try:
+        view = look(run)
+    except PdserveError as error:
+        unread.append(f"the live processes: {error.what}")
+        return LiveFigures()
+    pressure = _pressure(state)
+    return LiveFigures(view.engines, view.caches, view.stores, _proxy(view, plan), pressure)
+
+
+def _proxy(view: StatusView, plan: Plan) -> ProxySnapshot | None:
+    """None where it does not run, or another program is in its place."""
+    if plan.proxy_kind != "pdserve" or view.phase not in ("ready", "degraded"):
+        return None
+
+    async def ask() -> ProxySnapshot:
+        async with view_client() as client:
+            return await proxy_snapshot(plan.proxy_url, client)
+
+    return asyncio.run(ask())
+
+
+def _pressure(state: DeploymentState) -> dict[str, Pressure]:
+    """Of the processes that live on this machine."""
+    here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
+    pids = {
+        name: process.id.pid
+        for name, process in state.processes.items()
+        if process.node in here and process.id is not None and process.id.alive()
+    }
+    top: Path | None = None
+    with contextlib.suppress(OSError):
+        _, top = cgroup.place()
+    seen = {name: pressure_of(pid, top) for name, pid in pids.items()}
+    if "proxy" in pids:
+        before = cpu_seconds(pids["proxy"])
+        began = time.monotonic()
+        time.sleep(_MEASURED_SECONDS)
+        share = busiest(before, cpu_seconds(pids["proxy"]), time.monotonic() - began)
+        seen["proxy"] = replace(seen["proxy"], busiest_share=share)
+    return seen

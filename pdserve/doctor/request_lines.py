@@ -1,0 +1,60 @@
+"""The proxy's line for each request, in either of its formats (pd/telemetry/request_log.py)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_PLAIN = re.compile(r"^\S+Z (?P<outcome>ok|error|cancelled|rejected) (?P<status>\d{3}) \S+ id=")
+_FIELD = re.compile(r' (?P<name>prompt_tokens|queue_ms|error)=(?P<value>"(?:[^"\\]|\\.)*"|\S+)')
+
+
+@dataclass(frozen=True)
+class EndedRequest:
+    """How a request ended. None: the line does not have it."""
+
+    text: str
+    status: int
+    error: str = ""
+    prompt_tokens: int | None = None
+    queue_ms: float | None = None
+
+
+def requests(lines: Iterable[str]) -> Iterator[EndedRequest]:
+    """Of every such line; what is none, or is torn, is left out."""
+    for line in lines:
+        if (request := _of_json(line) if line.startswith("{") else _of_text(line)) is not None:
+            yield request
+
+
+def _of_text(line: str) -> EndedRequest | None:
+    if (match := _PLAIN.match(line)) is None:
+        return None
+    fields = {each["name"]: each["value"] for each in _FIELD.finditer(line)}
+    tokens, queue, error = fields.get("prompt_tokens", ""), fields.get("queue_ms", ""), fields.get("error", "")
+    return EndedRequest(
+        line,
+        int(match["status"]),
+        error.strip('"'),
+        int(tokens) if tokens.isdecimal() else None,
+        float(queue) if re.fullmatch(r"\d+(?:\.\d+)?", queue) else None,
+    )
+
+
+def _of_json(line: str) -> EndedRequest | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or not isinstance(fields.get("status"), int):
+        return None
+    tokens, queue = fields.get("prompt_tokens"), fields.get("queue_ms")
+    return EndedRequest(
+        line,
+        fields["status"],
+        str(fields.get("error", "")),
+        tokens if isinstance(tokens, int) else None,
+        float(queue) if isinstance(queue, int | float) else None,
+    )

@@ -1,0 +1,59 @@
+"""The recipe line that removes a cause, with the numbers of the run that it was seen in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pdserve.doctor.records import RunRecords
+from pdserve.recipe.sections.lmcache import Lmcache
+from pdserve.roles import EngineRole
+
+_CHANGE = re.compile(r"([=*+])")
+_SINGLE = ("instances", "workers")
+"""Keys whose default is 1: of roles, and of the proxy."""
+_SEATS = 256
+"""vLLM's max-num-seqs where no recipe sets it."""
+
+
+def value_at(recipe: Mapping[str, Any], key: str) -> Any:
+    """Of a dotted key; None where the recipe does not set it."""
+    here: Any = recipe
+    for part in key.split("."):
+        if not isinstance(here, Mapping):
+            return None
+        here = here.get(part)
+    return here
+
+
+def filled(setting: str, records: RunRecords) -> str:
+    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had) and of `KEY+1`; empty where what it had is not
+    known, and where the run had that value already."""
+    key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
+    now = _now(records, key)
+    if change == "=":
+        return "" if str(now) == value else setting
+    if not isinstance(now, int | float) or isinstance(now, bool):
+        return ""
+    return f"{key}={2 * now if change == '*' else now + 1:g}"
+
+
+def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
+    """Half as many requests at once in each engine of a role: the flag where the recipe has it now."""
+    for section in (role, "engine"):
+        seats = value_at(records.recipe, f"{section}.args.max-num-seqs")
+        if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:
+            return f"{section}.args.max-num-seqs={seats // 2}"
+    return f"{role}.args.max-num-seqs={_SEATS // 2}"
+
+
+def _now(records: RunRecords, key: str) -> Any:
+    """What the run had: of the recipe, or its default; None: not known."""
+    section, _, leaf = key.partition(".")
+    value = value_at(records.recipe, key)
+    if value is not None or not records.recipe:
+        return value
+    if section == "lmcache" and leaf in Lmcache.model_fields:
+        return Lmcache.model_fields[leaf].default
+    return 1 if leaf in _SINGLE else None

@@ -1,0 +1,184 @@
+"""An archive for an issue: what is in it, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import typer
+
+from pdserve.cli.diagnose import doctor
+from pdserve.doctor.redaction import REMOVED, redacted
+from pdserve.errors import StateError
+from pdserve.run.directory import RunDir
+from tests.doctor.kit import TOKEN, died, run_dir
+
+KEY = "d0c70r-engine-key-0123456789"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("PDSERVE_HOME", str(tmp_path / "home"))
+    made = run_dir(
+        tmp_path,
+        events=[died("decode-0", -9)],
+        logs={
+            "decode-0": [
+                f"INFO key={KEY}",
+                "GET https://user:hunter22@hub.example/model",
+                "headers: {'Authorization': 'Bearer abcdefgh.ijkl'}",
+                f"environment: LMCACHE_TOKEN={KEY}",
+                "tokens 17, max_tokens=12, tokenizer=tiny",
+            ]
+        },
+    )
+    made.save_key(KEY)
+    (made.inbox / "1.json").write_text('{"verb": "down"}')
+    (made.diagnostics / "decode-0-1.txt").write_text(f"environ VLLM_API_KEY={KEY}\nstack of the main thread\n")
+    return made
+
+
+def bundled(run: RunDir, target: Path) -> dict[str, str]:
+    """Name -> text of every file of the archive, in its order."""
+    with pytest.raises(typer.Exit) as ended:
+        doctor.run(str(run.path), as_json=False, bundle=target)
+    assert ended.value.exit_code == 9
+    with tarfile.open(target) as archive:
+        texts = {}
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None
+            texts[member.name.partition("/")[2]] = file.read().decode()
+        return texts
+
+
+def test_what_the_run_has_is_in_it_and_its_list_is_first(run: RunDir, tmp_path: Path) -> None:
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    assert next(iter(texts)) == "CONTENTS.txt"
+    assert {"doctor.json", "recipe.yaml", "plan.json", "versions.json", "state.json", "events.jsonl"} <= set(texts)
+    assert {line.split()[1] for line in texts["CONTENTS.txt"].splitlines()} == set(texts) - {"CONTENTS.txt"}
+    assert any(name.startswith("logs/decode-0@") for name in texts)
+    assert json.loads(texts["doctor.json"])["diagnoses"][0]["rule"] == "process-died"
+
+
+def test_no_secret_of_the_run_is_in_it(run: RunDir, tmp_path: Path) -> None:
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    everything = "\n".join(texts.values())
+    for secret in (KEY, TOKEN, "hunter22", "abcdefgh.ijkl"):
+        assert secret not in everything
+    assert "tokens 17, max_tokens=12, tokenizer=tiny" in everything
+    assert "stack of the main thread" in everything
+    json.loads(texts["plan.json"])
+    json.loads(texts["state.json"])
+
+
+def test_the_list_comes_before_the_archive_and_counts_what_was_removed(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundled(run, tmp_path / "issue.tar.gz")
+    shown = capsys.readouterr().err
+    assert shown.index("will hold:") < shown.index("is written")
+    [line] = [line for line in shown.splitlines() if "logs/decode-0@" in line]
+    assert "secrets removed" in line
+
+
+def test_requests_links_pipes_and_what_is_not_ours_stay_out(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("private")
+    (run.logs / "link.log").symlink_to(tmp_path / "private")
+    (run.path / "notes.txt").write_text("private")
+    os.mkfifo(run.logs / "pipe.log")
+    (run.path / "patches" / "decode-0").symlink_to(tmp_path)
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    assert not {"logs/link.log", "logs/pipe.log", "notes.txt", "inbox/1.json", "key-folder"} & set(texts)
+    assert "private" not in "".join(texts.values())
+
+
+def test_it_is_readable_by_its_user_alone_and_replaces_nothing(run: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "issue.tar.gz"
+    bundled(run, target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    before = target.read_bytes()
+    with pytest.raises(StateError, match="there already") as refused:
+        doctor.run(str(run.path), as_json=False, bundle=target)
+    assert "new-issue.tar.gz" in str(refused.value.todo)
+    assert target.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_its_fix(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be written") as refused:
+        doctor.run(str(run.path), as_json=False, bundle=tmp_path / "none" / "issue.tar.gz")
+    assert refused.value.todo
+
+
+def test_json_on_stdout_is_one_document_beside_a_bundle(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        doctor.run(str(run.path), as_json=True, bundle=tmp_path / "issue.tar.gz")
+    assert json.loads(capsys.readouterr().out)["diagnoses"][0]["processes"] == ["decode-0"]
+
+
+# --- what is a secret
+
+HIDDEN = [
+    ('{"VLLM_API_KEY": "swordfish1"}', '{"VLLM_API_KEY": "[removed]"}'),
+    ("HF_TOKEN=swordfish1 next", "HF_TOKEN=[removed] next"),
+    ('["--hf-token", "swordfish1", "--port", "8000"]', '["--hf-token", "[removed]", "--port", "8000"]'),
+    ("--api-key swordfish1 --port 8000", "--api-key [removed] --port 8000"),
+    ("--api-key=swordfish1", "--api-key=[removed]"),
+    ("password: swordfish1", "password: [removed]"),
+    ("https://bob:swordfish1@host/x", "https://[removed]@host/x"),
+    ("Authorization: Bearer swordfish1", "Authorization: [removed]"),
+    ("{'x-api-key': 'swordfish1', 'a': 'b'}", "{'x-api-key': '[removed]', 'a': 'b'}"),
+    ("sent Bearer swordfish1234 to it", "sent Bearer [removed] to it"),
+    ("the key hf_abcdefghijklmnopqrstuvwxyz is used", "the key [removed] is used"),
+    ("?X-Amz-Signature=swordfish1&a=b", "?X-Amz-Signature=[removed]&a=b"),
+    ('{\\"api_key\\": \\"swordfish1\\"}', '{\\"api_key\\": \\"[removed]\\"}'),
+    ("-----BEGIN PRIVATE KEY-----\nswordfish1\n-----END PRIVATE KEY-----\nafter", "[removed]\nafter"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nswordfish1, torn", "[removed]"),
+    ('{"password": 12345678}', '{"password": 0}'),
+]
+KEPT = [
+    "max_tokens=12 prompt_tokens=619 tokenizer=tiny",
+    '{"SSL_KEY_FILE": "/etc/key.pem", "secrets": {}}',
+    "decode-0 at http://10.1.0.1:8000/v1 answers",
+    '{"secret": null, "api_key": false, "client_authorization": "replace"}',
+]
+
+
+@pytest.mark.parametrize(("text", "clean"), HIDDEN)
+def test_a_secret_is_removed_and_what_stands_around_it_stays(text: str, clean: str) -> None:
+    assert redacted(text) == clean
+    assert redacted(redacted(text)) == clean
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("piece", ["x", "-", "--a", "a-", "://", "key=", '"'])
+def test_a_line_without_an_end_takes_no_time_without_an_end(piece: str) -> None:
+    assert redacted(piece * 200_000 + " TOKEN=swordfish1").endswith(f"TOKEN={REMOVED}")
+
+
+def test_a_long_log_is_its_beginning_and_its_end(run: RunDir, tmp_path: Path) -> None:
+    log = next(run.logs.glob("prefill-0@*.log"), run.logs / "prefill-0@host.log")
+    middle = b"0123456789abcde\n" * 200_000
+    log.write_bytes(b"first\n" + middle + b"last\n")
+    texts = bundled(run, tmp_path / "issue.tar.gz")
+    text = texts[f"logs/{log.name}"]
+    assert text.startswith("first\n")
+    assert text.endswith("last\n")
+    assert "bytes are left out" in text
+    assert len(text) < len(middle)
+
+
+def test_a_known_value_is_removed_wherever_it_stands() -> None:
+    assert redacted("it is swordfish1, in a sentence", ["swordfish1", ""]) == f"it is {REMOVED}, in a sentence"

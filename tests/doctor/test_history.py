@@ -1,0 +1,166 @@
+"""Why it failed: the history of a run, whole or torn."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.run.directory import RunDir
+from pdserve.run.state import Phase
+from tests.doctor.kit import diagnosed, died, only, rules, run_dir
+
+EVENTS: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {
+            "event": "late",
+            "name": "proxy",
+            "seconds": 32.1,
+            "last_answer": "GET /health: ReadTimeout",
+            "diagnostics": "d",
+        },
+        "start-late",
+        "GET /health: ReadTimeout",
+    ),
+    ({"event": "unresponsive", "name": "decode-0", "why": "PID 7 is stopped"}, "process-silent", "PID 7 is stopped"),
+    ({"event": "out_of_sockets", "name": "decode-0", "times": 3, "todo": "raise it"}, "out-of-sockets", "3 times"),
+    ({"event": "cache_down", "name": "lmcache-0", "engines": ["prefill-0"]}, "cache-server-down", "prefill-0"),
+    ({"event": "agent_gone", "node": "n1", "how": "its pipe closed"}, "node-lost", "n1"),
+    ({"event": "told_to_end", "node": "n1", "signal": "SIGTERM"}, "ended-from-outside", "SIGTERM"),
+    ({"event": "log_cut", "name": "decode-0", "lost": 5 << 20, "why": "No space left"}, "log-lost", "5 MiB"),
+]
+
+
+@pytest.mark.parametrize(("event", "rule", "words"), EVENTS, ids=[rule for _, rule, _ in EVENTS])
+def test_an_event_is_a_cause_with_its_time(tmp_path: Path, event: dict[str, Any], rule: str, words: str) -> None:
+    diagnosis = only(run_dir(tmp_path, events=[event]))
+    assert diagnosis.rule == rule
+    assert words in diagnosis.cause
+    assert diagnosis.evidence[0].source == "events.jsonl"
+    assert diagnosis.evidence[0].at
+
+
+def test_a_late_process_gets_the_limit_of_its_own_stage(tmp_path: Path) -> None:
+    for number, (name, key) in enumerate(
+        [("proxy", "proxy_seconds"), ("lmcache-0", "lmcache_seconds"), ("decode-1", "engine_seconds")]
+    ):
+        late = {"event": "late", "name": name, "seconds": 30.0, "last_answer": "none", "diagnostics": "d"}
+        assert only(run_dir(tmp_path / str(number), events=[late])).setting == f"timeouts.{key}=60"
+
+
+def test_a_late_process_whose_log_has_the_cause_needs_no_more_time(tmp_path: Path) -> None:
+    late = {"event": "late", "name": "decode-0", "seconds": 30.0, "last_answer": "none", "diagnostics": "d"}
+    diagnosis = only(
+        run_dir(tmp_path, events=[late], logs={"decode-0": ["OSError: [Errno 28] No space left on device"]})
+    )
+    assert "disk is full" in diagnosis.cause
+    assert diagnosis.setting == ""
+
+
+def test_restarts_are_a_cause_when_they_do_not_help(tmp_path: Path) -> None:
+    again = {"event": "restarting", "name": "decode-0", "attempt": 1, "after_seconds": 1}
+    assert rules(run_dir(tmp_path / "one", events=[died("decode-0", 1), again])) == {"process-died"}
+    assert rules(run_dir(tmp_path / "two", events=[died("decode-0", 1), again, again])) == {"process-died", "restarts"}
+
+
+def test_a_death_is_named_once_for_each_process_however_often(tmp_path: Path) -> None:
+    events = [died("decode-0", 1), died("decode-0", -9), died("decode-1", -9)]
+    [diagnosis] = diagnosed(run_dir(tmp_path, events=events))
+    assert diagnosis.processes == ("decode-0", "decode-1")
+    assert "SIGKILL" in diagnosis.cause
+
+
+@pytest.mark.parametrize(
+    ("recorded", "lost"), [("ready", True), ("starting", True), ("stopped", False), ("failed", False)]
+)
+def test_a_launcher_that_recorded_no_end_is_lost(tmp_path: Path, recorded: Phase, lost: bool) -> None:
+    assert rules(run_dir(tmp_path, phase=recorded)) == ({"launcher-lost"} if lost else set())
+
+
+def test_a_run_that_started_nothing_has_the_cause_of_its_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "test" / "preflight-20261124-105058-230a13"
+    folder.mkdir(parents=True)
+    (folder / "failure.md").write_text(
+        "# test failed\n\n**model.path does not exist**\n\n- where: model.path\n- likely cause: a typing error\n"
+        "- what to do: correct model.path\n"
+    )
+    diagnosis = only(RunDir(folder))
+    assert (diagnosis.rule, diagnosis.cause) == ("start-failed", "model.path does not exist: a typing error")
+    assert diagnosis.todo == "correct model.path"
+
+
+def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:
+    events = [
+        {"event": "ready", "name": "decode-0", "seconds": 1.0},
+        {"event": "down", "phase": "stopped", "clean": True},
+    ]
+    assert diagnosed(run_dir(tmp_path, events=events)) == []
+
+
+# --- records that are torn, not text, or another user's
+
+
+@pytest.mark.parametrize("bad", [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b'{"at": "x", "event": "died"}'])
+def test_a_torn_line_hides_no_cause(tmp_path: Path, bad: bytes) -> None:
+    run = run_dir(tmp_path, events=[died("decode-0", -9)])
+    with run.events.open("ab") as file:
+        file.write(bad + b"\n")
+    run.append_event("died", **{key: value for key, value in died("lmcache-0", 3).items() if key != "event"})
+    assert rules(run) == {"process-died", "record-unreadable"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"name": None}, {"name": ["a"], "seconds": "x", "lost": [], "engines": 3, "times": None, "at": 1e300}],
+)
+@pytest.mark.parametrize("kind", ["died", "late", "restarting", "unresponsive", "cache_down", "log_cut", "agent_gone"])
+def test_fields_of_the_wrong_kind_break_nothing(tmp_path: Path, kind: str, fields: dict[str, Any]) -> None:
+    run = run_dir(tmp_path)
+    run.events.write_text(f"{json.dumps({'at': 1.0, 'event': kind, **fields})}\n" * 2)
+    assert diagnosed(run)
+
+
+@pytest.mark.parametrize("name", ["state.json", "plan.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"name": 3}', "\udcff\x00"])
+def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(tmp_path: Path, name: str, content: str) -> None:
+    run = run_dir(tmp_path, events=[died("decode-0", -9)])
+    (run.path / name).write_text(content, errors="surrogateescape")
+    assert rules(run) == {"process-died", "record-unreadable"}
+    [unread] = [each for each in diagnosed(run) if each.rule == "record-unreadable"]
+    assert name in unread.evidence[0].text
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "versions.json", "failure.md", "events.jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[1, 2", b"a: [", b"- 1"])
+def test_other_records_are_left_out_when_they_are_torn(tmp_path: Path, name: str, content: bytes) -> None:
+    run = run_dir(tmp_path)
+    (run.path / name).write_bytes(content)
+    assert rules(run) <= {"record-unreadable"}
+
+
+def test_no_pipe_is_waited_for(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, events=[died("decode-0", -9)])
+    for file in (run.state, run.plan, run.recipe, run.versions, run.failure, run.logs / "decode-0@host.log"):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    assert rules(run) == {"process-died", "record-unreadable"}
+
+
+def test_a_record_that_others_can_write_is_not_believed(tmp_path: Path) -> None:
+    run = run_dir(tmp_path)
+    run.path.chmod(0o755)
+    run.state.chmod(0o666)
+    assert "can be written by others" in only(run).evidence[0].text
+
+
+def test_hostile_lines_of_a_log_stay_evidence(tmp_path: Path) -> None:
+    line = "\x1b]52;c;ZXZpbA==\x07" + "x" * 100_000
+    run = run_dir(
+        tmp_path,
+        logs={"decode-0": [line, "\x1b[31mE1 OSError: [Errno 28] No space left on device"]},
+        events=[died("decode-0", 1)],
+    )
+    assert "disk is full" in only(run).cause

@@ -1,0 +1,284 @@
+"""Why it is slow: figures of engines, of the proxy and of the host, from a fault on and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdserve.doctor.diagnosis import Diagnosis
+from pdserve.doctor.read_run import read_logs, read_run
+from pdserve.doctor.records import LiveFigures
+from pdserve.doctor.rules import diagnose
+from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, StoreUse
+from pdserve.observe.proxy_metrics import ProxySnapshot
+from pdserve.run.directory import RunDir
+from pdserve.system.pressure import Pressure
+from tests.doctor.kit import diagnosed, only, rules, run_dir
+
+HEAD = "(APIServer pid=7) INFO 11-24 11:57:{second:02d} [loggers.py:335] "
+
+
+def load(
+    second: int = 0,
+    *,
+    prompt: float = 120.0,
+    running: int = 4,
+    waiting: int = 0,
+    preemptions: int = 0,
+    kv: float = 40.0,
+    external: float | None = 60.0,
+) -> str:
+    """As LoggingStatLogger.log of vllm 0.32.0 writes it (vllm/v1/metrics/loggers.py)."""
+    parts = [
+        f"Avg prompt throughput: {prompt} tokens/s",
+        "Avg generation throughput: 41.0 tokens/s",
+        f"Running: {running} reqs",
+        f"Waiting: {waiting} reqs",
+        "KV fetch: 0 waiting to start, 1 in progress, 0 completed waiting",
+        *([f"Preemptions: {preemptions}"] if preemptions else []),
+        f"GPU KV cache usage: {kv}%",
+        "Prefix cache hit rate: 12.0%",
+        *([] if external is None else [f"External prefix cache hit rate: {external}%"]),
+    ]
+    return HEAD.format(second=second) + "Engine 000: " + ", ".join(parts)
+
+
+def moved(rate: float, *, done: int = 3, failed: int = 0, multi: bool = False) -> str:
+    """As KVConnectorLogging.log of vllm 0.32.0 writes it, alone or below a MultiConnector."""
+    figures = {"Num successful transfers": done, "Throughput (MB/s)": rate, "Num failed transfers": failed}
+    text = f"MooncakeConnector={figures}" if multi else ", ".join(f"{key}={value}" for key, value in figures.items())
+    return HEAD.format(second=0) + f"KV Transfer metrics: {text}"
+
+
+def request(status: int = 200, *, error: str = "", prompt: int | None = 600, queue: float = 0.2) -> str:
+    """As the proxy logs it (pd/telemetry/request_log.py)."""
+    outcome = {200: "ok", 429: "rejected"}.get(status, "error")
+    tokens = "" if prompt is None else f" prompt_tokens={prompt}"
+    why = f' error="{error}"' if error else ""
+    return f"2026-11-24T11:57:21.732Z {outcome} {status} /v1/completions id=a{tokens} queue_ms={queue}{why}"
+
+
+# --- engines
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_preemptions_are_counted_over_all_lines(tmp_path: Path, role: str) -> None:
+    run = run_dir(tmp_path, logs={f"{role}-1": [load(preemptions=2), load(), load(preemptions=5)]})
+    diagnosis = only(run)
+    assert (diagnosis.rule, diagnosis.times) == ("preemptions", 7)
+    assert diagnosis.setting == "engine.args.max-num-seqs=8"
+    assert diagnosis.evidence[0].at == "11-24 11:57:00"
+
+
+def test_a_full_kv_memory_is_a_cause_when_it_lasts(tmp_path: Path) -> None:
+    full = [load(second, waiting=9, kv=99.2) for second in (0, 10, 20)]
+    diagnosis = only(run_dir(tmp_path / "long", logs={"decode-0": full}))
+    assert (diagnosis.rule, diagnosis.setting) == ("kv-memory-full", "decode.instances=3")
+    assert "up to 9 requests waited" in diagnosis.cause
+    assert rules(run_dir(tmp_path / "short", logs={"decode-0": full[:2]})) == set()
+    idle = [load(second, waiting=0, kv=99.2) for second in (0, 10, 20)]
+    assert rules(run_dir(tmp_path / "idle", logs={"decode-0": idle})) == set()
+
+
+def test_requests_that_wait_for_kv_do_not_wait_for_a_place(tmp_path: Path) -> None:
+    deferred = load(waiting=9, kv=99.2).replace("Waiting: 9 reqs", "Waiting: 9 reqs, Deferred: 9 reqs")
+    assert rules(run_dir(tmp_path, logs={"decode-0": [deferred] * 3})) == set()
+
+
+def starving(prefill: Sequence[str], decode: Sequence[str]) -> dict[str, Sequence[str]]:
+    return {"prefill-0": prefill, "prefill-1": prefill, "decode-0": decode, "decode-1": decode}
+
+
+def test_a_role_that_waits_while_the_other_is_idle_is_too_small(tmp_path: Path) -> None:
+    waiting, idle = [load(waiting=5)] * 3, [load(running=0)] * 3
+    diagnosis = only(run_dir(tmp_path / "prefill", logs=starving(waiting, idle)))
+    assert (diagnosis.rule, diagnosis.setting) == ("pool-starves", "prefill.instances=3")
+    assert diagnosis.processes == ("prefill-0", "prefill-1")
+    diagnosis = only(run_dir(tmp_path / "decode", logs=starving(idle, waiting)))
+    assert (diagnosis.rule, diagnosis.setting) == ("pool-starves", "decode.instances=3")
+    busy = [load(running=3)] * 3
+    assert rules(run_dir(tmp_path / "both", logs=starving(waiting, busy))) == set()
+    assert rules(run_dir(tmp_path / "one", logs={**starving(waiting, idle), "prefill-1": busy})) == set()
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_transfers_that_the_engine_counts_as_failed(tmp_path: Path, multi: bool) -> None:
+    lines = [moved(800, failed=0, multi=multi), moved(0, done=0, failed=4, multi=multi)]
+    diagnosis = only(run_dir(tmp_path, logs={"prefill-0": lines}))
+    assert (diagnosis.rule, diagnosis.times) == ("transfers-failed", 4)
+    assert "3 succeeded" in diagnosis.cause
+
+
+def test_a_rail_at_less_than_half_of_the_others_is_slow(tmp_path: Path) -> None:
+    fast, slow = [moved(4000)] * 3, [moved(900)] * 3
+    diagnosis = only(run_dir(tmp_path / "slow", logs={"prefill-0": fast, "prefill-1": slow}))
+    assert (diagnosis.rule, diagnosis.processes) == ("slow-rail", ("prefill-1",))
+    assert "900 MB/s" in diagnosis.cause
+    assert "4000 MB/s" in diagnosis.cause
+    assert rules(run_dir(tmp_path / "near", logs={"prefill-0": fast, "prefill-1": [moved(2100)] * 3})) == set()
+    assert rules(run_dir(tmp_path / "few", logs={"prefill-0": fast, "prefill-1": slow[:2]})) == set()
+    assert rules(run_dir(tmp_path / "roles", logs={"prefill-0": fast, "decode-0": slow})) == set()
+
+
+# --- the cache
+
+
+SILENT = [load(second, external=0.0) for second in range(0, 60, 10)]
+
+
+def test_a_cache_without_a_hit_for_a_minute_is_a_cause_without_a_reason(tmp_path: Path) -> None:
+    diagnosis = only(run_dir(tmp_path, logs={"prefill-0": SILENT}))
+    assert (diagnosis.rule, diagnosis.processes) == ("cache-never-hits", ("prefill-0",))
+    assert "nothing in the run shows why" in diagnosis.cause
+    assert "pdserve verify" in diagnosis.todo
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [SILENT[:5], [*SILENT, load(external=0.1)], [load(prompt=0.0, external=0.0)] * 9, [load(external=None)] * 9],
+    ids=["short", "a hit", "idle", "no connector"],
+)
+def test_a_cache_that_was_not_asked_for_a_minute_is_none(tmp_path: Path, lines: list[str]) -> None:
+    assert rules(run_dir(tmp_path, logs={"prefill-0": lines})) == set()
+
+
+def test_prompts_below_a_chunk_are_the_reason(tmp_path: Path) -> None:
+    logs = {"prefill-0": SILENT, "proxy": [request(prompt=200), request(prompt=140), request(prompt=9000)]}
+    diagnosis = only(run_dir(tmp_path, logs=logs))
+    assert "half of the prompts have 200 tokens or fewer" in diagnosis.cause
+    assert diagnosis.setting == "lmcache.chunk_size=128"
+    assert diagnosis.evidence[-1].source.startswith("logs/proxy@")
+
+
+def test_an_l1_that_is_emptied_is_the_reason(tmp_path: Path) -> None:
+    line = "[2026-11-24 11:57:24,342] LMCache INFO: L1 memory usage 0.85 above watermark 0.80; triggering eviction."
+    logs = {"prefill-0": SILENT, "lmcache-0": [line], "proxy": [request(prompt=9000)]}
+    diagnosis = only(run_dir(tmp_path, logs=logs))
+    assert "L1 is too small" in diagnosis.cause
+    assert diagnosis.setting == "lmcache.l1_size_gb=2"
+
+
+def test_an_eviction_alone_is_no_fault(tmp_path: Path) -> None:
+    line = "[2026-11-24 11:57:24,342] LMCache INFO: L1 memory usage 0.85 above watermark 0.80; triggering eviction."
+    assert rules(run_dir(tmp_path, logs={"lmcache-0": [line] * 9})) == set()
+
+
+def test_a_decode_that_receives_nothing_computes_prompts_itself(tmp_path: Path) -> None:
+    assert only(run_dir(tmp_path, logs={"decode-0": SILENT})).rule == "kv-not-moved"
+
+
+# --- the proxy
+
+
+def test_refusals_name_the_pool_that_is_full(tmp_path: Path) -> None:
+    error = "The decode pool is busy, and its queue is full."
+    diagnosis = only(
+        run_dir(tmp_path, logs={"proxy": [request(), request(429, error=error), request(429, error=error)]})
+    )
+    assert (diagnosis.rule, diagnosis.times, diagnosis.setting) == ("pool-busy", 2, "decode.instances=3")
+    assert diagnosis.evidence[0].at == "2026-11-24T11:57:21.732Z"
+
+
+def test_a_refusal_by_a_clients_own_limit_is_no_fault(tmp_path: Path) -> None:
+    line = request(429, error="The limit of this API key is 3 requests in flight.")
+    assert rules(run_dir(tmp_path, logs={"proxy": [line]})) == set()
+
+
+def test_errors_are_grouped_by_what_the_client_was_told(tmp_path: Path) -> None:
+    lines = [request(502, error="decode-0 failed (HTTP 500)")] * 3 + [request(503, error="no prefill is ready")]
+    first, second = diagnosed(run_dir(tmp_path, logs={"proxy": lines}))
+    assert (first.rule, first.times, second.times) == ("requests-failed", 3, 1)
+    assert "decode-0 failed (HTTP 500)" in first.cause
+
+
+def test_json_lines_of_the_proxy_are_read_too(tmp_path: Path) -> None:
+    line = '{"request_id":"a","path":"/v1/completions","status":502,"outcome":"error","error":"decode-0 failed"}'
+    assert only(run_dir(tmp_path, logs={"proxy": [line, '{"torn', "{}", "[]"]})).rule == "requests-failed"
+
+
+def test_long_waits_for_a_pool(tmp_path: Path) -> None:
+    lines = [request(queue=4200.0)] * 6 + [request()] * 5
+    diagnosis = only(run_dir(tmp_path / "long", logs={"proxy": lines}))
+    assert diagnosis.rule == "proxy-queue"
+    assert "4.2 s" in diagnosis.cause
+    assert rules(run_dir(tmp_path / "few", logs={"proxy": lines[:6]})) == set()
+    assert rules(run_dir(tmp_path / "short", logs={"proxy": [request()] * 20})) == set()
+
+
+def test_a_proxy_process_that_was_killed_because_it_stood_still(tmp_path: Path) -> None:
+    line = "2026-11-24 10:51:38,594 ERROR proxy process 0 (203) has not answered for 15 s (stopped): it is killed"
+    assert only(run_dir(tmp_path, logs={"proxy": [line]})).rule == "proxy-stands-still"
+
+
+def test_an_engine_that_the_proxy_has_left_out(tmp_path: Path) -> None:
+    line = "2026-11-24 10:51:38,594 WARNING decode-1 is not healthy: not used"
+    diagnosis = only(run_dir(tmp_path, logs={"proxy": [line]}))
+    assert diagnosis.rule == "engine-left-routing"
+    assert "decode-1" in diagnosis.cause
+
+
+# --- live figures
+
+
+def living(run: RunDir, live: LiveFigures) -> list[Diagnosis]:
+    records = read_run(run)
+    return diagnose(replace(records, live=live, phase="ready", alive=True), read_logs(run, records))
+
+
+NEVER = EngineSnapshot("u", external_queries=50_000, external_hits=0)
+LIVE = [
+    (LiveFigures(engines={"decode-0": EngineSnapshot("u", preemptions=3)}), "preemptions"),
+    (LiveFigures(engines={"decode-0": EngineSnapshot("u", failed_transfers=3)}), "transfers-failed"),
+    (LiveFigures(engines={"prefill-0": EngineSnapshot("u", store=StoreUse(9, 2, 0))}), "store-failed"),
+    (LiveFigures(engines={"prefill-0": EngineSnapshot("u", error="not listening")}), "no-answer"),
+    (
+        LiveFigures(engines={"prefill-0": NEVER}),
+        "cache-never-hits",
+    ),
+    (LiveFigures(proxy=ProxySnapshot("u", rejected={"prefill": 7})), "pool-busy"),
+    (LiveFigures(proxy=ProxySnapshot("u", not_ready=("decode-1",))), "engine-left-routing"),
+    (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.97)}), "proxy-saturated"),
+    (LiveFigures(pressure={"decode-0": Pressure(3 << 30, None)}), "swapping"),
+    (LiveFigures(pressure={"decode-0": Pressure(0, 840.0, periods=1000, throttled_periods=300)}), "cpu-throttled"),
+]
+HEALTHY = LiveFigures(
+    engines={
+        "prefill-0": EngineSnapshot("u", preemptions=0, failed_transfers=0, external_queries=50_000, external_hits=9)
+    },
+    caches={"lmcache-0": LmcacheSnapshot("u", evicted_chunks=99, salts=30, hit_tokens=0)},
+    proxy=ProxySnapshot("u", rejected={"prefill": 0}),
+    pressure={
+        "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4),
+        "decode-0": Pressure(0, 0.0),
+    },
+)
+
+
+@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[rule for _, rule in LIVE])
+def test_what_a_live_process_reports(tmp_path: Path, live: LiveFigures, rule: str) -> None:
+    [diagnosis] = living(run_dir(tmp_path), live)
+    assert diagnosis.rule == rule
+    assert diagnosis.evidence
+    assert diagnosis.todo
+
+
+def test_figures_of_a_deployment_that_is_well_are_no_cause(tmp_path: Path) -> None:
+    assert living(run_dir(tmp_path), HEALTHY) == []
+
+
+def test_salts_of_their_own_are_the_reason_of_a_cache_that_never_hits(tmp_path: Path) -> None:
+    live = LiveFigures(
+        engines={"prefill-0": NEVER},
+        caches={"lmcache-0": LmcacheSnapshot("u", salts=400, hit_tokens=0)},
+    )
+    [diagnosis] = living(run_dir(tmp_path), live)
+    assert "400 different cache_salt values" in diagnosis.cause
+
+
+def test_what_the_log_shows_is_not_counted_twice(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, logs={"decode-0": [load(preemptions=3)]})
+    [diagnosis] = living(run, LiveFigures(engines={"decode-0": EngineSnapshot("u", preemptions=3)}))
+    assert diagnosis.times == 3
