@@ -89,7 +89,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
     if (asked := _work(a)) != (other := _work(b)):
         raise StateError(
             f"the two results are of different work: {asked}, and {other}",
-            cause="figures of other prompts, answers or limits say nothing about the deployment",
+            cause="figures of other prompts, answers or limits show nothing of the deployment",
             todo="measure both with the same --input-tokens, --output-tokens, --seed and --slo",
         )
     changes: list[FigureChange] = []

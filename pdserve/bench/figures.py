@@ -24,7 +24,7 @@ class Spread(Frozen):
 
 
 class Figures(Frozen):
-    """Of one measured window. None: there is nothing to compute it from."""
+    """Of a measured window. None: there is nothing to compute it from."""
 
     requests: int
     completed: int
@@ -39,7 +39,7 @@ class Figures(Frozen):
     input_tokens: int = 0
     output_tokens: int = 0
     tokens_per_chunk: float | None = None
-    """Above 1: chunks hold several tokens, and a gap is not the time of one token."""
+    """Above 1: chunks hold several tokens, and a gap is not the time of a token."""
     requests_per_second: float = 0.0
     output_per_second: float = 0.0
     total_per_second: float = 0.0
@@ -48,7 +48,7 @@ class Figures(Frozen):
     output_per_second_per_gpu: float | None = None
     total_per_second_per_gpu: float | None = None
     interactivity_by_itl: Mapping[str, float] = {}
-    """Tokens a second that one user sees, as 1000/ITL at each percentile (InferenceX's definition)."""
+    """Tokens a second that a user sees, as 1000/ITL at each percentile (InferenceX's definition)."""
     interactivity_by_tpot: float | None = None
     """The same as 1000/mean TPOT (srt-slurm's definition)."""
     goodput: float | None = None
@@ -96,7 +96,7 @@ def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetr
 
 
 def keeps(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
-    """Whether a request was answered within every limit. An answer of one token has no TPOT and no gap to exceed."""
+    """Whether a request was answered within every limit. An answer of a single token has no TPOT and no gap to exceed."""
     took: dict[SloMetric, float | None] = {
         "ttft": record.ttft,
         "tpot": record.tpot,

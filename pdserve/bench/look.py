@@ -12,6 +12,7 @@ from pdserve.bench.reading import ENGINE, LMCACHE, PROXY, Clocks, Counts, Readin
 from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
+from pdserve.run.presence import phase_now
 
 _SETTLE_SECONDS = 15.0
 """Engines count a step after they have answered, and LMCache stores in the background."""
@@ -19,7 +20,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Looker:
-    """Of one run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
+    """Of a run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
 
     def __init__(self, run: RunDir, plan: Plan, client: httpx.AsyncClient) -> None:
         self._run = run
@@ -38,7 +39,7 @@ class Looker:
         return Reading(
             clocks=clocks(),
             run_id=state.run_id,
-            phase=state.phase,
+            phase=phase_now(self._run, state),
             plan=hashlib.sha256(self._run.read_plan().model_dump_json().encode()).hexdigest(),
             lives={
                 name: f"{process.id} restarts={process.restarts}"
@@ -54,7 +55,7 @@ class Looker:
         )
 
     async def settled(self) -> Reading:
-        """The first of two equal readings; the last one, if the counters do not come to rest."""
+        """The first of two equal readings; the last, if the counters do not come to rest."""
         until = time.monotonic() + _SETTLE_SECONDS
         before = await self.reading()
         while time.monotonic() < until:
@@ -77,5 +78,5 @@ class Looker:
 
 
 def clocks() -> Clocks:
-    """Read one after the other, within microseconds."""
+    """Read within microseconds of each other."""
     return Clocks(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(time.CLOCK_BOOTTIME))

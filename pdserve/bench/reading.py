@@ -1,4 +1,4 @@
-"""What the parts of a deployment count, at one moment, and the difference of two moments. Data only."""
+"""What the parts of a deployment count at a moment, and the difference of two moments. Data only."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ class Clocks(Frozen):
     wall: float
     monotonic: float
     boot: float
-    """Goes on while the machine is suspended; the monotonic one does not."""
+    """Goes on while the machine is suspended; the monotonic clock does not."""
 
 
 class Reading(Frozen):
-    """All of a deployment at one moment."""
+    """All of a deployment at a moment."""
 
     clocks: Clocks
     run_id: str

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request of the measured window."""
+    """A request of the measured window."""
 
     started: float
     ok: bool
@@ -29,7 +29,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean time of a token after the first; None for an answer of one."""
+        """Mean time of a token after the first; None for an answer of a single token."""
         return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
@@ -40,7 +40,7 @@ class UnreadableResultError(ValueError):
 def of_vllm(text: str) -> tuple[RequestRecord, ...]:
     """The records in a file that `vllm bench serve --save-detailed` wrote. Raises UnreadableResultError.
 
-    The client does not write whether a request succeeded. A failed one has an error or no token: an HTTP error without
+    The client does not write whether a request succeeded. A failed request has an error or no token: an HTTP error without
     a reason phrase has an empty error text.
     """
     try:

@@ -1,4 +1,4 @@
-"""What a benchmark leaves: one file that says what was measured, on what, and whether it counts."""
+"""What a benchmark leaves: a file with what was measured, on what, and whether it counts."""
 
 from __future__ import annotations
 
@@ -43,20 +43,10 @@ class Window(Frozen):
     proxy_cpu: CpuUse = CpuUse()
 
     @property
-    def computed_share(self) -> float | None:
-        """Of the prompt tokens at prefill, those that it computed."""
-        return share(self.prefill, "computed", "computed", "local_hits", "received")
-
-    @property
     def cache_hit(self) -> float | None:
-        """Of the tokens that LMCache was asked for."""
-        return share(self.lmcache, "hit_tokens", "asked_tokens")
-
-
-def share(counted: Mapping[str, float], part: str, *whole: str) -> float | None:
-    """None: it was not counted, or there was nothing."""
-    total = sum(counted.get(name, 0.0) for name in whole)
-    return counted[part] / total if part in counted and total else None
+        """Of the tokens that LMCache was asked for; None: it was not asked, or does not count them."""
+        asked = self.lmcache.get("asked_tokens", 0.0)
+        return self.lmcache["hit_tokens"] / asked if asked and "hit_tokens" in self.lmcache else None
 
 
 class Measurement(Frozen):

@@ -28,11 +28,14 @@ from pdserve.observe.remote_http import client as http_client
 from pdserve.observe.remote_http import seen_from_here
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
+from pdserve.run.presence import LOST
 from pdserve.run.state import DeploymentState
+from pdserve.run.written import written
 from pdserve.system.markers import marker, new_token
 from pdserve.system.process import Child, spawn
 
 _STOP_SECONDS = 5.0
+_OVER = ("stopped", "failed", "draining", LOST)
 _WARMUP_SEED = 1_000_003
 """Added to the seed: prompts of a warm-up are never those of the measurement."""
 _LOG_LINES, _LOG_BYTES = 5, 4096
@@ -79,14 +82,19 @@ class _Bench:
         self._looker = Looker(serving.run, seen_from_here(serving.plan, serving.state), http)
 
     async def all(self) -> BenchResult:
+        with written(self._serving.run):
+            self._folder.mkdir(parents=True, mode=0o700)
         about = await asyncio.to_thread(provenance, self._serving.run, self._serving.plan)
         result = BenchResult(provenance=about, workload=self._task.workload, measurements=())
         for load in self._task.loads:
             for repeat in range(self._task.workload.repeats):
                 measurement = await self._measure(load, repeat)
                 result = result.model_copy(update={"measurements": (*result.measurements, measurement)})
-                self._serving.run.write(self._folder / RESULT, result.model_dump_json(indent=1))
+                with written(self._serving.run):
+                    self._serving.run.write(self._folder / RESULT, result.model_dump_json(indent=1))
                 self._on_measurement(measurement)
+                if measurement.after.phase in _OVER:
+                    return result  # there is nothing left to measure
         return result
 
     async def _measure(self, load: Load, repeat: int) -> Measurement:
@@ -134,14 +142,15 @@ class _Bench:
 
     async def _run_client(self, load: Load, name: str, *, seed: int) -> _Ran:
         """To its end, or to the limit."""
-        plan, client, token = self._serving.plan, self._task.client, new_token()
+        plan, client = self._serving.plan, self._task.client
         raw, log = self._folder / f"{name}.json", self._folder / f"{name}.log"
         salt = f"pdserve-bench-{self._folder.name}-{name}"
         argv = client.argv(plan, self._task.workload, load, salt=salt, seed=seed, result=raw)
         env = client.environment(os.environ, plan, self._serving.key)
         try:
-            name_of_process = marker(f"bench-{self._folder.name}", token, "client.1")
-            child = spawn(argv, env=env, log=log, marker=name_of_process, control_stdin=False)
+            # A name of its own: the client is no process of the deployment.
+            ours = marker(f"bench-{self._folder.name}", new_token(), "client.1")
+            child = spawn(argv, env=env, log=log, marker=ours, control_stdin=False)
         except OSError as error:
             raise PreflightError(
                 f"the client cannot be started: {error.strerror or error}",

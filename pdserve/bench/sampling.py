@@ -19,8 +19,8 @@ from pdserve.system.cpu_time import used_seconds, wanted_seconds
 from pdserve.system.host import is_here
 
 _SECONDS = 0.25
-_GAUGES_EVERY = 8
-"""Samples: a scrape costs an engine more than a look into /proc."""
+_GAUGES_SECONDS = 2.0
+"""A scrape costs an engine more than a look into /proc, and an engine that does not answer must not delay that."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,15 @@ class Sampler:
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
+        await asyncio.gather(self._read_cpu(), self._read_gauges())
+
+    async def _read_gauges(self) -> None:
         while True:
-            if len(self.samples) % _GAUGES_EVERY == 0:
-                self._snapshots.append(await self._looker.snapshots())
+            self._snapshots.append(await self._looker.snapshots())
+            await asyncio.sleep(_GAUGES_SECONDS)
+
+    async def _read_cpu(self) -> None:
+        while True:
             self.samples.append(
                 Sample(
                     time.monotonic(),

@@ -26,6 +26,8 @@ SATURATED = 0.9
 answers are read late, and the latencies are the client's."""
 CLOCK_SECONDS = 0.5
 """By which two clocks may part: NTP moves the wall clock by less than half a millisecond a second."""
+_LATE_SHARE, _LATE_SECONDS = 0.1, 1.0
+"""By which the sending of all requests may take longer than their rate asks for."""
 _FATAL_EVENTS = {
     "died": "died",
     "late": "was not ready in time",
@@ -213,6 +215,18 @@ def client_saturated(evidence: Evidence) -> Answer:
     )
 
 
+def sent_late(evidence: Evidence) -> Answer:
+    """At a rate. A client that falls behind asks less of the deployment than the result claims."""
+    rate = evidence.load.rate
+    if rate is None or not evidence.records:
+        return None
+    starts = [record.started for record in evidence.records]
+    took, asked = max(starts) - min(starts), len(starts) / rate
+    if took <= asked * (1 + _LATE_SHARE) + _LATE_SECONDS:
+        return None
+    return Invalid(f"the client needed {took:.1f} s to send what {rate:g} requests/s would have sent in {asked:.1f} s")
+
+
 def clock_jumped(evidence: Evidence) -> Answer:
     before, after = evidence.before.clocks, evidence.after.clocks
     moved = (after.wall - before.wall) - (after.boot - before.boot)
@@ -254,6 +268,7 @@ CHECKS: Mapping[str, Check] = {
     "cache": cache_stored_nothing,
     "processes": process_died,
     "client-cpu": client_saturated,
+    "rate": sent_late,
     "clock": clock_jumped,
     "deployment": deployment_changed,
     "other-traffic": other_traffic,

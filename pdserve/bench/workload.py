@@ -19,7 +19,7 @@ SLO_MEANING: Mapping[SloMetric, str] = {
 
 
 class Workload(Frozen):
-    """The same for every load of one benchmark."""
+    """The same for every load of a benchmark."""
 
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
@@ -41,9 +41,11 @@ class Load(Frozen):
     rate: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Load:
+    def _possible(self) -> Load:
         if (self.concurrency is None) == (self.rate is None):
             raise ValueError("a load has a concurrency or a rate")
+        if self.concurrency is not None and self.requests < self.concurrency:
+            raise ValueError(f"{self.requests} requests are never {self.concurrency} at a time")
         return self
 
     @property

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pdserve.bench.client import client_of
 from pdserve.bench.figures import Spread
-from pdserve.bench.result import BenchResult, Measurement, share
+from pdserve.bench.result import BenchResult, Measurement
 from pdserve.bench.run import Task, bench
 from pdserve.bench.stored import RESULT, new_folder
 from pdserve.bench.workload import Load, Workload
@@ -36,17 +36,17 @@ def run(
     limit_seconds: float,
     as_json: bool,
 ) -> None:
-    """Prints a line for each measurement as it ends, then the table. Raises InvalidBenchError after that, when one of
+    """Prints a line for each measurement as it ends, then the table. Raises InvalidBenchError after that, when any of
     them does not count."""
     deployment = serving(home(os.environ), name, "bench")
     task = Task(workload, loads, client_of(deployment.plan, python=python, tokenizer=tokenizer), limit_seconds)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
     out = Console(stderr=as_json, soft_wrap=True, highlight=False)
 
-    def said(measurement: Measurement) -> None:
+    def show(measurement: Measurement) -> None:
         out.print(Text(_line(measurement), style="" if measurement.verdict.valid else _INVALID))
 
-    result = asyncio.run(bench(deployment, task, folder, said))
+    result = asyncio.run(bench(deployment, task, folder, show))
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **result.model_dump(mode="json")}, indent=2))
     else:
@@ -127,7 +127,7 @@ def _windows(measurements: Iterable[Measurement]) -> Table:
             _count(window.prefill.get("computed")),
             _count(window.decode.get("received")),
             _count(window.decode.get("computed")),
-            _share(share(window.lmcache, "hit_tokens", "asked_tokens")),
+            _share(window.cache_hit),
             f"{_count(written)} / {_count(read)}",
             _count(window.peaks.waiting),
             _share(window.peaks.kv_usage),

@@ -14,6 +14,8 @@ def loads(concurrencies: str | None, rates: str | None, requests: int | None) ->
     many = _numbers("--concurrency", concurrencies)
     if fraction := next((number for number in many if number != int(number)), None):
         raise _bad("--concurrency", f"{fraction:g} is no whole number")
+    if requests is not None and (most := max(many, default=0)) > requests:
+        raise _bad("--requests", f"{requests} requests are never {most:g} at a time; give {most:g} or more")
     chosen = (
         *(Load(concurrency=int(each), requests=requests or usual_requests(each)) for each in many),
         *(Load(rate=each, requests=requests or usual_requests(each)) for each in _numbers("--rate", rates)),

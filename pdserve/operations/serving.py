@@ -6,18 +6,19 @@ from pathlib import Path
 
 from pdserve.bench.run import Serving
 from pdserve.errors import StateError
-from pdserve.run.directory import find, lives
+from pdserve.run.directory import find
+from pdserve.run.presence import phase_now
 from pdserve.system.host import is_here, is_named_here
 
 
 def serving(root: Path, name: str | None, verb: str) -> Serving:
-    """Raises StateError when it is not ready: figures of a degraded deployment are of another one. It is also raised on
-    a machine that does not have its key."""
+    """Raises StateError when it is not ready: figures of a degraded deployment are of another. It is also raised on a
+    machine that does not have its key."""
     run = find(root, name)
     state, plan = run.read_state(), run.read_plan()
-    if not lives(run, state) or state.phase != "ready":
+    if (phase := phase_now(run, state)) != "ready":
         raise StateError(
-            f"{state.name} is not ready ({state.phase if lives(run, state) else 'its launcher is gone'})",
+            f"{state.name} is not ready ({phase})",
             where=str(run.path),
             cause="only a deployment with all of its processes can be measured",
             todo=f"pdserve status {state.name} shows what is missing; pdserve up starts it",

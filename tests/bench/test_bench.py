@@ -16,6 +16,9 @@ import httpx
 import pytest
 import yaml
 
+from pdserve.system import procfs
+from pdserve.system.markers import MARKER
+from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY, Command, Deployment, pdserve, recipe, up
 
 pytestmark = pytest.mark.process
@@ -26,7 +29,7 @@ FEW = ("--requests", "6", "--concurrency", "2", "--repeats", "1", "--warmup", "0
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One deployment for all: every test gives back what it changes."""
+    """A deployment for all: every test gives back what it changes."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "runtime").mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,6 +70,13 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         select.select([], [], [], 0.05)
+
+
+def clients(folder: Path) -> list[ProcessId]:
+    """The fake clients of benchmarks in this folder that run."""
+    ours = tuple(f"bench-{path.name}/".encode() for path in folder.glob("*"))
+    named = procfs.environment_values(MARKER)
+    return procfs.identities(pid for pid, name in named.items() if name.startswith(ours))
 
 
 def scripted(deployment: Deployment, name: str, **faults: object) -> None:
@@ -144,6 +154,17 @@ def test_a_client_that_hangs_is_stopped_at_the_limit(
     assert "was stopped after 2 s (--limit)" in output
 
 
+def test_ctrl_c_stops_the_client_too(serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CLIENT", "hang")
+    folder = serving.run.path.parent / "bench"
+    command = Command("bench", "--python", python, *FEW)
+    wait_until(lambda: bool(clients(folder)))
+    (client,) = clients(folder)
+    command.interrupt()
+    assert command.finish() == 130, command.output
+    assert not client.alive()
+
+
 def test_the_site_proxy_of_the_environment_is_not_used(
     serving: Deployment, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +189,7 @@ def test_an_interpreter_that_is_not_there_is_refused_with_the_fix(serving: Deplo
         (("--concurrency", "1.5"), "1.5 is no whole number"),
         (("--rate", "0"), "'0' is no number above 0"),
         (("--concurrency", "1", "--slo", "latency=3"), "no limit"),
+        (("--concurrency", "8", "--requests", "7"), "7 requests are never 8 at a time"),
     ],
 )
 def test_a_wrong_option_is_refused(pdserve_home: Path, arguments: tuple[str, ...], text: str) -> None:

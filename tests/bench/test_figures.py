@@ -82,7 +82,7 @@ def test_a_failed_request_is_never_good() -> None:
 
 
 def written(**changes: Any) -> str:
-    """As `vllm bench serve --save-detailed` writes it: an answered request, a refused one, one with a traceback."""
+    """As `vllm bench serve --save-detailed` writes it: an answered request, a refused request, and a traceback."""
     raw: dict[str, Any] = {
         "start_times": [1.0, 2.0, 3.0],
         "input_lens": [8, 8, 8],

@@ -11,7 +11,7 @@ import pytest
 from pdserve.bench.evidence import CpuUse, Evidence
 from pdserve.bench.reading import Clocks, Counts
 from pdserve.bench.validity import CHECKS, Invalid, Unknown, judge
-from pdserve.bench.workload import Workload
+from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
 
 Change = Callable[[Evidence], Evidence]
@@ -32,7 +32,7 @@ def failed(count: int, share: float = 0.0) -> Change:
 
 
 def first(**fields: Any) -> Change:
-    """The first record is another one."""
+    """The first record is another."""
     return lambda evidence: replace(evidence, records=(record(**fields), *evidence.records[1:]))
 
 
@@ -59,6 +59,15 @@ def both(*changes: Change) -> Change:
         return evidence
 
     return change
+
+
+def at_rate(rate: float, every: float) -> Change:
+    """At a rate, with requests that were sent so many seconds apart."""
+    return lambda evidence: replace(
+        evidence,
+        load=Load(requests=REQUESTS, rate=rate),
+        records=tuple(record(started=every * number) for number in range(REQUESTS)),
+    )
 
 
 def tier(class_name: str, **values: float) -> Change:
@@ -100,6 +109,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("processes", after(lives={"prefill-0": "1", "decode-0": "9", "proxy": "3"}), "decode-0 is not the process"),
     ("processes", after(phase="degraded"), "the deployment is degraded"),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.9)), "during 90% of the time"),
+    ("rate", at_rate(4.0, every=0.5), "9.5 s to send what 4 requests/s would have sent in 5.0 s"),
     ("clock", after(clocks=Clocks(wall=103.0, monotonic=100.0, boot=100.0)), "was set by +3.0 s"),
     ("clock", after(clocks=Clocks(wall=97.0, monotonic=100.0, boot=100.0)), "was set by -3.0 s"),
     ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
@@ -128,6 +138,7 @@ CLOSE: list[tuple[str, Change]] = [
     ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
     ("processes", event("ready")),
     ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
+    ("rate", at_rate(4.0, every=0.3)),
     ("clock", after(clocks=Clocks(wall=100.4, monotonic=100.0, boot=100.0))),
 ]
 
