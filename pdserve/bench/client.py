@@ -20,7 +20,7 @@ _PATCHES = "PDSERVE_PATCHES"
 
 
 @dataclass(frozen=True)
-class Client:
+class BenchClient:
     """How the client is started against a deployment."""
 
     python: str
@@ -58,7 +58,7 @@ class Client:
         return {**ours, **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", _KEY: key}
 
 
-def client_of(plan: Plan, *, python: str | None, tokenizer: str | None) -> Client:
+def client_of(plan: Plan, *, python: str | None, tokenizer: str | None) -> BenchClient:
     """`python` None: the interpreter of the engines. Raises PreflightError when that is not known."""
     engine = next(process for process in plan.processes if process.is_engine and process.probe is not None)
     program = python or engine.argv[0]
@@ -69,4 +69,4 @@ def client_of(plan: Plan, *, python: str | None, tokenizer: str | None) -> Clien
             cause=f"its command is not Python but {program}",
             todo="--python /path/to/python of an environment that has vLLM",
         )
-    return Client(program, tokenizer or plan.model_path or plan.model)
+    return BenchClient(program, tokenizer or plan.model_path or plan.model)

@@ -96,7 +96,7 @@ def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetr
 
 
 def keeps(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
-    """Whether a request was answered within every limit. An answer of a single token has no TPOT and no gap to exceed."""
+    """Whether a request was answered within every limit. An answer of a single token has no TPOT and no gap."""
     took: dict[SloMetric, float | None] = {
         "ttft": record.ttft,
         "tpot": record.tpot,

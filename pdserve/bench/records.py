@@ -40,8 +40,8 @@ class UnreadableResultError(ValueError):
 def of_vllm(text: str) -> tuple[RequestRecord, ...]:
     """The records in a file that `vllm bench serve --save-detailed` wrote. Raises UnreadableResultError.
 
-    The client does not write whether a request succeeded. A failed request has an error or no token: an HTTP error without
-    a reason phrase has an empty error text.
+    The client does not write whether a request succeeded. A failed request has an error or no token: an
+    HTTP error without a reason phrase has an empty error text.
     """
     try:
         raw: dict[str, Any] = json.loads(text)

@@ -9,7 +9,7 @@ from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import Figures
 from pdserve.bench.reading import Reading
 from pdserve.bench.sampling import Peaks
-from pdserve.bench.validity import Verdict
+from pdserve.bench.validity import BenchVerdict
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
 
@@ -54,7 +54,7 @@ class Measurement(Frozen):
 
     load: Load
     repeat: int
-    verdict: Verdict
+    verdict: BenchVerdict
     figures: Figures
     window: Window
     before: Reading

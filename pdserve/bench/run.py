@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from pdserve.bench.client import NAME, Client
+from pdserve.bench.client import NAME, BenchClient
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.figures import figures
 from pdserve.bench.look import Looker
@@ -44,7 +44,7 @@ OnMeasurement = Callable[[Measurement], None]
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingDeployment:
     """A deployment that serves, as its record has it."""
 
     run: RunDir
@@ -59,12 +59,12 @@ class Task:
 
     workload: Workload
     loads: tuple[Load, ...]
-    client: Client
+    client: BenchClient
     limit_seconds: float
     """For each run of the client."""
 
 
-async def bench(serving: Serving, task: Task, folder: Path, on_measurement: OnMeasurement) -> BenchResult:
+async def bench(serving: ServingDeployment, task: Task, folder: Path, on_measurement: OnMeasurement) -> BenchResult:
     """Leaves its result in `folder`, after each measurement anew. Raises PreflightError when the client cannot be
     started, and StateError when the deployment's record is gone."""
     async with http_client(serving.run, serving.state) as http:
@@ -73,7 +73,12 @@ async def bench(serving: Serving, task: Task, folder: Path, on_measurement: OnMe
 
 class _Bench:
     def __init__(
-        self, serving: Serving, task: Task, folder: Path, http: httpx.AsyncClient, on_measurement: OnMeasurement
+        self,
+        serving: ServingDeployment,
+        task: Task,
+        folder: Path,
+        http: httpx.AsyncClient,
+        on_measurement: OnMeasurement,
     ) -> None:
         self._serving = serving
         self._task = task

@@ -64,7 +64,7 @@ class Reason(Frozen):
     text: str
 
 
-class Verdict(Frozen):
+class BenchVerdict(Frozen):
     """Whether the figures of a measurement count."""
 
     status: Literal["VALID", "INVALID"]
@@ -76,7 +76,7 @@ class Verdict(Frozen):
         return self.status == "VALID"
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> BenchVerdict:
     """By every check, so that a user sees all reasons at once."""
     reasons, unchecked = [], []
     for name, check in CHECKS.items():
@@ -85,7 +85,7 @@ def judge(evidence: Evidence) -> Verdict:
             reasons.append(Reason(check=name, text=answer.text))
         elif isinstance(answer, Unknown):
             unchecked.append(Reason(check=name, text=answer.text))
-    return Verdict(status="INVALID" if reasons else "VALID", reasons=tuple(reasons), unchecked=tuple(unchecked))
+    return BenchVerdict(status="INVALID" if reasons else "VALID", reasons=tuple(reasons), unchecked=tuple(unchecked))
 
 
 def client_failed(evidence: Evidence) -> Answer:

@@ -318,8 +318,8 @@ def bench(
     $PDSERVE_HOME/NAME/bench. Exit 9 when a measurement is INVALID: docs/guides/bench.md has the reasons.
     """
     from pdserve.bench.workload import Workload
-    from pdserve.cli import bench_options
-    from pdserve.cli.bench import run
+    from pdserve.cli.bench import options as bench_options
+    from pdserve.cli.bench.measure import run
 
     loads = bench_options.loads(concurrency, rate, requests)
     workload = Workload(
@@ -344,7 +344,7 @@ def compare(
 
     A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out.
     """
-    from pdserve.cli.compare import run
+    from pdserve.cli.bench.compare import run
 
     run(a, b, as_json=json_)
 

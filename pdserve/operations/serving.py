@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.bench.run import Serving
+from pdserve.bench.run import ServingDeployment
 from pdserve.errors import StateError
 from pdserve.run.directory import find
 from pdserve.run.presence import phase_now
 from pdserve.system.host import is_here, is_named_here
 
 
-def serving(root: Path, name: str | None, verb: str) -> Serving:
+def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
     """Raises StateError when it is not ready: figures of a degraded deployment are of another. It is also raised on a
     machine that does not have its key."""
     run = find(root, name)
@@ -28,4 +28,4 @@ def serving(root: Path, name: str | None, verb: str) -> Serving:
             f"{state.name} is measured from {state.host}, where its key is",
             todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve {verb}, or by ssh",
         )
-    return Serving(run, state, plan, run.read_key())
+    return ServingDeployment(run, state, plan, run.read_key())

@@ -11,21 +11,21 @@ from pdserve.bench.compare import compare, judged, keys_of
 from pdserve.bench.figures import figures
 from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
 from pdserve.bench.stored import new_folder, read_result
-from pdserve.bench.validity import Reason, Verdict
+from pdserve.bench.validity import BenchVerdict, Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.cli.compare import run
+from pdserve.cli.bench.compare import run
 from pdserve.errors import StateError
 from tests.bench.evidence import healthy, record
 
-INVALID = Verdict(status="INVALID", reasons=(Reason(check="errors", text="no"),))
+INVALID = BenchVerdict(status="INVALID", reasons=(Reason(check="errors", text="no"),))
 
 
-def measured(ttft: float, verdict: Verdict | None = None, concurrency: int = 4) -> Measurement:
+def measured(ttft: float, verdict: BenchVerdict | None = None, concurrency: int = 4) -> Measurement:
     evidence = healthy()
     return Measurement(
         load=Load(requests=20, concurrency=concurrency),
         repeat=0,
-        verdict=verdict or Verdict(status="VALID"),
+        verdict=verdict or BenchVerdict(status="VALID"),
         figures=figures([record(ttft=ttft)], gpus=2, slo={}),
         window=Window(),
         before=evidence.before,
