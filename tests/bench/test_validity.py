@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from pdserve.bench.answers import Invalid, Unknown
 from pdserve.bench.evidence import CpuUse, Evidence
 from pdserve.bench.reading import Clocks, Counts
-from pdserve.bench.validity import CHECKS, Invalid, Unknown, judge
+from pdserve.bench.validity import CHECKS, judge
 from pdserve.bench.workload import Load, Workload
 from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
 
