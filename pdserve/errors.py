@@ -7,7 +7,8 @@
     ├── ServeError                       5    a process died while the deployment was serving
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
-    ├── DiagnosedError                   9    `pdserve doctor` sees why a run failed, or is slow
+    ├── InvalidBenchError                9    a benchmark was made, and its figures do not count
+    ├── DiagnosedError                  10    `pdserve doctor` sees why a run failed, or is slow
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
@@ -103,7 +104,7 @@ class NotProvenError(VerifyError):
 class DiagnosedError(PdserveError):
     """`pdserve doctor` sees a cause: its exit code, the causes themselves are its output."""
 
-    exit_code = 9
+    exit_code = 10
 
 
 class ReportedError(PdserveError):
@@ -115,6 +116,12 @@ class ReportedError(PdserveError):
 
     def render(self) -> str:
         return self.what
+
+
+class InvalidBenchError(PdserveError):
+    """A measurement of `pdserve bench` is INVALID: the evidence has a line for each reason."""
+
+    exit_code = 9
 
 
 class CommandError(PdserveError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import filled, value_at
@@ -21,7 +21,7 @@ _TOKENS = 20_000
 class _Reason:
     cause: str
     todo: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceLine, ...]
     setting: str = ""
 
 
@@ -31,7 +31,7 @@ def cache_never_hits(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
     for name, engine in records.live.engines.items():
         if name in _cached(records) and (engine.external_queries or 0) >= _TOKENS and engine.external_hits == 0:
             line = f"external_prefix_cache_queries {engine.external_queries}, external_prefix_cache_hits 0"
-            evidence.setdefault(name, (Evidence(f"/metrics of {name}", "", line),))
+            evidence.setdefault(name, (EvidenceLine(f"/metrics of {name}", "", line),))
     if not evidence:
         return
     reason = _reason(records, logs)
@@ -65,7 +65,7 @@ def _cached(records: RunRecords) -> set[str]:
     return {process.name for process in processes if process.lmcache is not None and process.role != "decode"}
 
 
-def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[Evidence, ...]:
+def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[EvidenceLine, ...]:
     loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
     if log.process not in _cached(records) or len(loads) < _INTERVALS or any(load.external_hits for load in loads):
         return ()
@@ -110,7 +110,7 @@ def _evictions(records: RunRecords, logs: Sequence[LogFacts]) -> _Reason | None:
     """L1 is emptied before a prompt comes again."""
     lines = [log.evidence(line) for log in logs for line in log.evictions]
     figures = [
-        Evidence(f"/metrics of {name}", "", f"{cache.evicted_chunks} chunks evicted from L1")
+        EvidenceLine(f"/metrics of {name}", "", f"{cache.evicted_chunks} chunks evicted from L1")
         for name, cache in records.live.caches.items()
         if cache.evicted_chunks
     ]
@@ -131,6 +131,6 @@ def _salts(records: RunRecords, _: Sequence[LogFacts]) -> _Reason | None:
             return _Reason(
                 f"its chunks are stored under {cache.salts} different cache_salt values, and none of them came twice",
                 "let clients send one cache_salt for each tenant, not for each request",
-                (Evidence(f"/metrics of {name}", "", f"lmcache_mp_l1_write_chunks_total of {cache.salts} salts"),),
+                (EvidenceLine(f"/metrics of {name}", "", f"lmcache_mp_l1_write_chunks_total of {cache.salts} salts"),),
             )
     return None

@@ -11,7 +11,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EvidenceLine:
     """One line of a file of the run, or one figure of a live process."""
 
     source: str
@@ -34,7 +34,7 @@ class Diagnosis:
     """Where it was seen; empty: the deployment as a whole."""
     cause: str
     todo: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[EvidenceLine, ...]
     setting: str = ""
     """KEY=VALUE of the recipe, for --set; empty where no key of the recipe removes the cause."""
     times: int = 1

@@ -27,7 +27,7 @@ _FIGURE = re.compile(r"'?(?P<name>[A-Z][\w ]+(?: \([\w/]+\))?)'?[=:] ?(?P<value>
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """What an engine did in one interval."""
 
     text: str
@@ -55,12 +55,12 @@ class Transfers:
     """Of the transfers that succeeded."""
 
 
-def loads(lines: Iterable[str]) -> Iterator[Load]:
+def loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
     """Of every such line."""
     for line in lines:
         if " KV cache usage: " in line and (match := _LOAD.search(line)):
             external = match["external"]
-            yield Load(
+            yield EngineLoad(
                 text=line,
                 prompt_rate=float(match["prompt"]),
                 running=int(match["running"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
 from pdserve.doctor.history import HISTORY, Event, clock, events_of, evidence_of, number, text
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
@@ -23,7 +23,7 @@ def lost_launcher(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagno
         (),
         f"the {launcher} " + ("was killed, or its host was booted again" if gone else "stands still, or was killed"),
         f"pdserve down {name} clears up what is left; then start it again (pdserve up --detach outlives a logout)",
-        tuple(evidence_of(event) for event in last) or (Evidence("state.json", "", f"phase {records.phase}"),),
+        tuple(evidence_of(event) for event in last) or (EvidenceLine("state.json", "", f"phase {records.phase}"),),
     )
 
 
@@ -119,7 +119,7 @@ def lost_records(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnos
             (),
             "a line of the history cannot be read: the disk was full, or the file was changed by hand",
             "the other lines still count; make room on the disk of the run directory",
-            (Evidence(HISTORY, clock(event), text(event, "text")),),
+            (EvidenceLine(HISTORY, clock(event), text(event, "text")),),
         )
     for reason in records.unread:
         yield Diagnosis(
@@ -127,7 +127,7 @@ def lost_records(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnos
             (),
             "a record of the run cannot be read, so that what it has is not known here",
             "read the reason; a run of another version is read by that version",
-            (Evidence(records.run_dir, "", reason),),
+            (EvidenceLine(records.run_dir, "", reason),),
         )
 
 
@@ -140,5 +140,5 @@ def failed_starts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagno
         (),
         records.failure.what + (f": {records.failure.cause}" if records.failure.cause else ""),
         records.failure.todo or "failure.md of the run has the evidence",
-        (Evidence("failure.md", "", records.failure.what),),
+        (EvidenceLine("failure.md", "", records.failure.what),),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.doctor.diagnosis import Evidence
+from pdserve.doctor.diagnosis import EvidenceLine
 from pdserve.doctor.records import RunRecords
 
 Event = Mapping[str, Any]
@@ -19,10 +19,10 @@ def events_of(records: RunRecords, kind: str) -> list[Event]:
     return [event for event in records.events if event.get("event") == kind]
 
 
-def evidence_of(event: Event) -> Evidence:
+def evidence_of(event: Event) -> EvidenceLine:
     """As a line: its kind and its fields."""
     fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _NO_FIELDS)
-    return Evidence(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
+    return EvidenceLine(HISTORY, clock(event), f"{event.get('event')} {fields}".strip())
 
 
 def clock(event: Event) -> str:

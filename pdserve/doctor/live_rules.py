@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import fewer_sequences
@@ -29,7 +29,7 @@ def unanswered(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis
                 (name,),
                 f"it counts as ready, and its figures cannot be read: {error}",
                 "its log shows what it does; what hangs is treated as dead after timeouts.unresponsive_seconds",
-                (Evidence(url, "", error),),
+                (EvidenceLine(url, "", error),),
             )
 
 
@@ -45,7 +45,7 @@ def counted_preemptions(records: RunRecords, logs: Sequence[LogFacts]) -> Iterat
                 f"{engine.preemptions} requests lost their KV blocks to others and were computed again: more requests "
                 "run at once than its KV memory holds",
                 "let fewer requests run at once, or give it more KV memory (gpu-memory-utilization, more devices)",
-                (Evidence(f"/metrics of {name}", "", f"vllm:num_preemptions_total {engine.preemptions}"),),
+                (EvidenceLine(f"/metrics of {name}", "", f"vllm:num_preemptions_total {engine.preemptions}"),),
                 setting=fewer_sequences(records, role),
                 times=engine.preemptions,
             )
@@ -61,7 +61,7 @@ def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
                 (name,),
                 f"{engine.failed_transfers} transfers of KV failed; each costs its prompt once more, or its request",
                 "its log has the reason of each; pdserve preflight RECIPE checks addresses and RDMA",
-                (Evidence(f"/metrics of {name}", "", f"failed transfers {engine.failed_transfers}"),),
+                (EvidenceLine(f"/metrics of {name}", "", f"failed transfers {engine.failed_transfers}"),),
                 times=engine.failed_transfers,
             )
         if engine.store is not None and engine.store.failed:
@@ -71,7 +71,7 @@ def counted_failures(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[
                 f"the Mooncake store did not take or give {engine.store.failed} keys: its pool is full, or its master "
                 "cannot be reached",
                 "pdserve status shows how full the pool is; give it more memory in the connector's section",
-                (Evidence(f"/metrics of {name}", "", f"failed keys {engine.store.failed}"),),
+                (EvidenceLine(f"/metrics of {name}", "", f"failed keys {engine.store.failed}"),),
                 times=engine.store.failed,
             )
 
@@ -87,7 +87,7 @@ def swapping(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
                 f"{size} of its memory were swapped out to a disk: the host has too little memory for what runs on it",
                 "free memory, or ask for less (lmcache.l1_size_gb, VLLM_CPU_KVCACHE_SPACE, fewer instances); "
                 "swapoff -a makes a lack of memory a clear error",
-                (Evidence(f"/proc of {name}", "", f"VmSwap {size}"),),
+                (EvidenceLine(f"/proc of {name}", "", f"VmSwap {size}"),),
             )
 
 
@@ -105,7 +105,7 @@ def throttled_cpus(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagn
                 f"{pressure.throttled_seconds:.0f} s for CPU time",
                 "raise the limit: --cpus of the container, --cpus-per-task of the job, CPUQuota of the unit",
                 (
-                    Evidence(
+                    EvidenceLine(
                         f"cpu.stat of {name}",
                         "",
                         f"nr_throttled {pressure.throttled_periods} of nr_periods {pressure.periods}",

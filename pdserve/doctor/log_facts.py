@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pdserve.doctor.diagnosis import Evidence
-from pdserve.doctor.engine_lines import Load, Transfers, loads, transfers
+from pdserve.doctor.diagnosis import EvidenceLine
+from pdserve.doctor.engine_lines import EngineLoad, Transfers, loads, transfers
 from pdserve.doctor.log_times import written_at
 from pdserve.doctor.records import ProcessLog
 from pdserve.doctor.request_lines import EndedRequest, requests
@@ -27,7 +27,7 @@ class Seen:
     symptom: Symptom
     hint: Hint
     times: int
-    first: Evidence
+    first: EvidenceLine
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class LogFacts:
     file: str
     tail: tuple[str, ...]
     seen: tuple[Seen, ...] = ()
-    loads: tuple[Load, ...] = ()
+    loads: tuple[EngineLoad, ...] = ()
     transfers: tuple[Transfers, ...] = ()
     requests: tuple[EndedRequest, ...] = ()
     evictions: tuple[str, ...] = ()
     """Lines in which LMCache made room in L1."""
 
-    def evidence(self, line: str) -> Evidence:
+    def evidence(self, line: str) -> EvidenceLine:
         return _evidence(self.file, line)
 
 
@@ -84,5 +84,5 @@ def _matches(symptom: Symptom, log: ProcessLog) -> Iterable[Seen]:
     return (Seen(symptom, of_match(symptom, log.role, match), times, _evidence(log.file, line)),)
 
 
-def _evidence(file: str, line: str) -> Evidence:
-    return Evidence(file, written_at(line), line.strip()[:_SHOWN_CHARACTERS])
+def _evidence(file: str, line: str) -> EvidenceLine:
+    return EvidenceLine(file, written_at(line), line.strip()[:_SHOWN_CHARACTERS])

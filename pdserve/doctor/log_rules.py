@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
 from pdserve.doctor.history import Event, events_of, evidence_of, number, text
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
@@ -85,7 +85,7 @@ def _why(event: Event, log: LogFacts | None, role: str) -> Hint:
     return hint or Hint("its log names no known cause", f"read the end of {where}")
 
 
-def _words(log: LogFacts, hint: Hint | None) -> tuple[Evidence, ...]:
+def _words(log: LogFacts, hint: Hint | None) -> tuple[EvidenceLine, ...]:
     """The line of the log that names the cause, else its last line that may be about a failure."""
     lines = [line for line in log.tail if line.strip() and may_name_cause(line)]
     named = (line for line in lines if hint is not None and explain([line], exit_code=None, role=log.role) == hint)

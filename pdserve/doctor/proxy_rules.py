@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from pdserve.doctor.diagnosis import Diagnosis, Evidence
+from pdserve.doctor.diagnosis import Diagnosis, EvidenceLine
 from pdserve.doctor.log_facts import LogFacts
 from pdserve.doctor.records import RunRecords
 from pdserve.doctor.settings import filled
@@ -23,7 +23,7 @@ _BUSY_SHARE = 0.9
 def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """Requests that were refused because a pool was full."""
     for log in logs:
-        refused: dict[str, list[Evidence]] = {}
+        refused: dict[str, list[EvidenceLine]] = {}
         for request in log.requests:
             if request.status == 429 and (match := _BUSY.search(request.error)) is not None:
                 refused.setdefault(match["pool"], []).append(log.evidence(request.text))
@@ -33,11 +33,11 @@ def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagno
     if proxy is not None and not any(log.requests for log in logs):
         for pool, count in proxy.rejected.items():
             if count:
-                line = Evidence("/metrics of proxy", "", f"admission_rejections of the {pool} pool: {count}")
+                line = EvidenceLine("/metrics of proxy", "", f"admission_rejections of the {pool} pool: {count}")
                 yield _busy(records, "proxy", pool, count, (line,))
 
 
-def _busy(records: RunRecords, process: str, pool: str, count: int, evidence: tuple[Evidence, ...]) -> Diagnosis:
+def _busy(records: RunRecords, process: str, pool: str, count: int, evidence: tuple[EvidenceLine, ...]) -> Diagnosis:
     more = filled(f"{pool}.instances+1", records)
     return Diagnosis(
         "pool-busy",
@@ -97,7 +97,7 @@ def saturated_proxy(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diag
         ("proxy",),
         f"a process of the proxy used {pressure.busiest_share:.0%} of a CPU: requests wait for its event loop",
         "use more processes, if the host has CPUs for them",
-        (Evidence("/proc of proxy", "", f"{pressure.busiest_share:.0%} of a CPU, over a second"),),
+        (EvidenceLine("/proc of proxy", "", f"{pressure.busiest_share:.0%} of a CPU, over a second"),),
         setting=f"proxy.workers={workers + 1}",
     )
 
@@ -112,5 +112,5 @@ def idle_workers(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnos
         tuple(proxy.not_ready),
         "the proxy sends it no requests",
         "pdserve status has the reason beside it; pdserve restart PROCESS starts it again",
-        (Evidence("/metrics of proxy", "", f"worker_ready 0: {', '.join(proxy.not_ready)}"),),
+        (EvidenceLine("/metrics of proxy", "", f"worker_ready 0: {', '.join(proxy.not_ready)}"),),
     )

@@ -48,7 +48,7 @@ def bundled(run: RunDir, target: Path) -> dict[str, str]:
     """Name -> text of every file of the archive, in its order."""
     with pytest.raises(typer.Exit) as ended:
         doctor.run(str(run.path), as_json=False, bundle=target)
-    assert ended.value.exit_code == 9
+    assert ended.value.exit_code == 10
     with tarfile.open(target) as archive:
         texts = {}
         for member in archive.getmembers():

@@ -138,7 +138,7 @@ def test_nothing_else_is_named(troubled: Ended) -> None:
 
 def test_a_deployment_that_lives_is_asked_too(troubled: Ended) -> None:
     document = read_json(troubled.said)
-    assert (troubled.code, document["alive"], document["phase"]) == (9, True, "ready")
+    assert (troubled.code, document["alive"], document["phase"]) == (10, True, "ready")
     assert {"process-died", "restarts", "pool-busy"} <= {each["rule"] for each in document["diagnoses"]}
     assert not document["unread"]
 

@@ -1,0 +1,91 @@
+"""Whether the client did what was asked for: each check is a pure function of the evidence."""
+
+from __future__ import annotations
+
+from pdserve.bench.answers import Answer, Invalid, Unknown
+from pdserve.bench.evidence import Evidence
+
+PROMPT_TOLERANCE = 0.02
+"""Share by which a prompt may differ from what was asked: text of random tokens is not always read back as the same
+number of tokens."""
+_PROMPT_TOKENS = 2
+"""At least: a tokenizer adds a first token of its own."""
+SATURATED = 0.9
+"""Share of the time in which the client's main thread ran or waited for a CPU. Above it, requests are sent late and
+answers are read late, and the latencies are the client's."""
+_LATE_SHARE, _LATE_SECONDS = 0.1, 1.0
+"""By which the sending of all requests may take longer than their rate asks for."""
+
+
+def client_failed(evidence: Evidence) -> Answer:
+    if evidence.client_problem:
+        return Invalid(evidence.client_problem)
+    if len(evidence.records) != evidence.load.requests:
+        return Invalid(f"the client reports {len(evidence.records)} of {evidence.load.requests} requests")
+    return None
+
+
+def nothing_completed(evidence: Evidence) -> Answer:
+    return None if evidence.done else Invalid("no request was answered with a token")
+
+
+def too_many_errors(evidence: Evidence) -> Answer:
+    failed = [record for record in evidence.records if not record.ok]
+    if len(failed) <= evidence.workload.max_failed * len(evidence.records):
+        return None
+    errors = [record.error for record in failed if record.error]
+    example = f", for example: {errors[0][:200]}" if errors else ""
+    return Invalid(
+        f"{len(failed)} of {len(evidence.records)} requests failed, and {evidence.workload.max_failed:.1%} may"
+        f" (--max-failed){example}"
+    )
+
+
+def output_lengths(evidence: Evidence) -> Answer:
+    """A stream that ends with an error event, or early, counts as answered for the client: its length gives it away."""
+    asked = evidence.workload.output_tokens
+    wrong = [record.output_tokens for record in evidence.done if record.output_tokens != asked]
+    if not wrong:
+        return None
+    return Invalid(
+        f"{len(wrong)} of {len(evidence.done)} answers have another length than the {asked} tokens that were asked for"
+        f" ({min(wrong)} to {max(wrong)})"
+    )
+
+
+def prompt_lengths(evidence: Evidence) -> Answer:
+    asked = evidence.workload.input_tokens
+    allowed = max(_PROMPT_TOKENS, PROMPT_TOLERANCE * asked)
+    wrong = [record.prompt_tokens for record in evidence.done if abs(record.prompt_tokens - asked) > allowed]
+    if not wrong:
+        return None
+    return Invalid(
+        f"{len(wrong)} of {len(evidence.done)} prompts have another length than the {asked} tokens that were asked for"
+        f" ({min(wrong)} to {max(wrong)} as the server counts): the client's tokenizer is not the model's (--tokenizer)"
+    )
+
+
+def client_saturated(evidence: Evidence) -> Answer:
+    wanted = evidence.client.wanted
+    if wanted is None:
+        return Unknown(
+            "the client's use of its CPU could not be measured (no /proc/PID/schedstat, or it was too short)"
+        )
+    if wanted < SATURATED:
+        return None
+    return Invalid(
+        f"the client ran or waited for a CPU during {wanted:.0%} of the time: its latencies are its own. Fewer requests"
+        " at a time, or a machine with free cores for the client, measure the deployment"
+    )
+
+
+def sent_late(evidence: Evidence) -> Answer:
+    """At a rate. A client that falls behind asks less of the deployment than the result claims."""
+    rate = evidence.load.rate
+    if rate is None or not evidence.records:
+        return None
+    starts = [record.started for record in evidence.records]
+    took, asked = max(starts) - min(starts), len(starts) / rate
+    if took <= asked * (1 + _LATE_SHARE) + _LATE_SECONDS:
+        return None
+    return Invalid(f"the client needed {took:.1f} s to send what {rate:g} requests/s would have sent in {asked:.1f} s")

@@ -1,0 +1,198 @@
+"""Two results beside each other: what differs in what was measured, then which figures differ by more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pdserve.bench.figures import Figures, Spread
+from pdserve.bench.result import BenchResult, Measurement
+from pdserve.errors import StateError
+from pdserve.plan.frozen import Frozen
+from pdserve.recipe.load.yaml12 import parse
+
+Judgement = Literal["real", "within noise", "not judged"]
+
+_T = (
+    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
+    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
+    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
+)
+"""Student's t for 99 % on both sides, by degrees of freedom from 1 on. 99 and not 95: a comparison judges dozens of
+figures, and of those that are equal 1 in 20 would be called different."""
+_FEWEST = 2
+"""Repeats on each side, of which there is a spread."""
+
+
+class Difference(Frozen):
+    """Something about what was measured. None: it is not there."""
+
+    what: str
+    a: str | None
+    b: str | None
+
+
+class FigureChange(Frozen):
+    """A figure at a load: the mean over the valid repeats of each side."""
+
+    load: str
+    figure: str
+    unit: str
+    a: float
+    b: float
+    noise: float | None
+    """Half of the 99 % interval of the difference (Welch); None: there are too few repeats."""
+    judgement: Judgement
+
+    @property
+    def change(self) -> float | None:
+        """As a share of A."""
+        return (self.b - self.a) / self.a if self.a else None
+
+
+class Comparison(Frozen):
+    """All of it, in the order in which it is read."""
+
+    differences: tuple[Difference, ...]
+    changes: tuple[FigureChange, ...]
+    left_out: tuple[str, ...]
+    """Loads and repeats that are not compared, and why."""
+
+
+def _spread_of(name: str, part: str) -> Callable[[Figures], float | None]:
+    def read(figures: Figures) -> float | None:
+        spread: Spread | None = getattr(figures, name)
+        return None if spread is None else getattr(spread, part)
+
+    return read
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
+    **{
+        f"{title} {part}": ("ms", _spread_of(name, part))
+        for title, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"))
+        for part in ("mean", "p50", "p99")
+    },
+    "output": ("tokens/s", lambda figures: figures.output_per_second),
+    "total": ("tokens/s", lambda figures: figures.total_per_second),
+    "output per GPU": ("tokens/s", lambda figures: figures.output_per_second_per_gpu),
+    "1000/ITL p50": ("tokens/s/user", lambda figures: figures.interactivity_by_itl.get("p50")),
+    "1000/mean TPOT": ("tokens/s/user", lambda figures: figures.interactivity_by_tpot),
+    "goodput": ("requests/s", lambda figures: figures.goodput),
+}
+
+
+def compare(a: BenchResult, b: BenchResult) -> Comparison:
+    """Raises StateError when they were not asked for the same work."""
+    if (asked := _work(a)) != (other := _work(b)):
+        raise StateError(
+            f"the two results are of different work: {asked}, and {other}",
+            cause="figures of other prompts, answers or limits show nothing of the deployment",
+            todo="measure both with the same --input-tokens, --output-tokens, --seed and --slo",
+        )
+    changes: list[FigureChange] = []
+    left_out: list[str] = []
+    ours, theirs = _by_load(a), _by_load(b)
+    for load in dict.fromkeys((*ours, *theirs)):
+        sides = []
+        for name, measured in (("A", ours.get(load, [])), ("B", theirs.get(load, []))):
+            valid = [measurement for measurement in measured if measurement.verdict.valid]
+            if not measured:
+                left_out.append(f"{load}: {name} has no measurement of it")
+            elif len(valid) < len(measured):
+                left_out.append(
+                    f"{load}: {len(measured) - len(valid)} of {len(measured)} repeats of {name} are INVALID"
+                )
+            sides.append([measurement.figures for measurement in valid])
+        if all(sides):
+            changes += _changes(load, *sides)
+    return Comparison(differences=tuple(_differences(a, b)), changes=tuple(changes), left_out=tuple(left_out))
+
+
+def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
+    """The noise of the difference of two means, and whether the difference exceeds it."""
+    if min(len(a), len(b)) < _FEWEST:
+        return None, "not judged"
+    parts = [statistics.variance(values) / len(values) for values in (a, b)]
+    if not sum(parts):
+        noise = 0.0
+    else:
+        # Welch and Satterthwaite: the two sides may spread differently.
+        below = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
+        freedom = max(1, math.floor(sum(parts) ** 2 / below))
+        noise = _T[min(freedom, len(_T)) - 1] * math.sqrt(sum(parts))
+    differ = abs(statistics.fmean(b) - statistics.fmean(a)) > noise
+    return noise, "real" if differ else "within noise"
+
+
+def _work(result: BenchResult) -> str:
+    work = result.workload
+    slo = ", ".join(f"{name} {limit:g} ms" for name, limit in sorted(work.slo.items())) or "none"
+    return f"{work.input_tokens} tokens in, {work.output_tokens} out, seed {work.seed}, SLO {slo}"
+
+
+def _by_load(result: BenchResult) -> dict[str, list[Measurement]]:
+    loads: dict[str, list[Measurement]] = {}
+    for measurement in result.measurements:
+        title = f"{measurement.load.title}, {measurement.load.requests} requests"
+        loads.setdefault(title, []).append(measurement)
+    return loads
+
+
+def _changes(load: str, a: Sequence[Figures], b: Sequence[Figures]) -> list[FigureChange]:
+    changes = []
+    for figure, (unit, read) in FIGURES.items():
+        left, right = ([value for figures in side if (value := read(figures)) is not None] for side in (a, b))
+        if left and right:
+            noise, judgement = judged(left, right)
+            changes.append(
+                FigureChange(
+                    load=load,
+                    figure=figure,
+                    unit=unit,
+                    a=statistics.fmean(left),
+                    b=statistics.fmean(right),
+                    noise=noise,
+                    judgement=judgement,
+                )
+            )
+    return changes
+
+
+def _differences(a: BenchResult, b: BenchResult) -> list[Difference]:
+    """Versions first, then hardware, the client, the recipe."""
+    ours, theirs = a.provenance, b.provenance
+    return [
+        *_different("version of ", ours.versions, theirs.versions),
+        *_different("hardware: ", ours.hardware, theirs.hardware),
+        *_different("", {"client": ours.client}, {"client": theirs.client}),
+        *_different("recipe: ", keys_of(ours.recipe), keys_of(theirs.recipe)),
+    ]
+
+
+def _different(prefix: str, a: Mapping[str, str | None], b: Mapping[str, str | None]) -> list[Difference]:
+    names = dict.fromkeys((*a, *b))
+    return [
+        Difference(what=f"{prefix}{name}", a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name)
+    ]
+
+
+def keys_of(recipe: str) -> dict[str, str]:
+    """Dotted key -> value. Raises RecipeError for what is no YAML."""
+    keys: dict[str, str] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, below in value.items():
+                walk(below, f"{path}.{name}" if path else str(name))
+        elif isinstance(value, list) and value:
+            for number, below in enumerate(value):
+                walk(below, f"{path}[{number}]")
+        else:
+            keys[path] = str(value)
+
+    if recipe:
+        walk(parse(recipe, "recipe.yaml").data, "")
+    return keys

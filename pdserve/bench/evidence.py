@@ -1,0 +1,58 @@
+"""All that the verdict on a measurement rests on. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdserve.bench.reading import Reading, grown
+from pdserve.bench.records import RequestRecord
+from pdserve.bench.workload import Load, Workload
+from pdserve.plan.frozen import Frozen
+from pdserve.plan.model import Plan
+
+
+class CpuUse(Frozen):
+    """Of a program between the first request and the last answer, in cores. None: it was not measured."""
+
+    used: float | None = None
+    wanted: float | None = None
+    """Of its main thread: the share of the time in which it ran or waited for a CPU."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of a single measurement: a load, once."""
+
+    plan: Plan
+    workload: Workload
+    load: Load
+    records: Sequence[RequestRecord]
+    before: Reading
+    after: Reading
+    events: Sequence[Mapping[str, Any]] = ()
+    """The history of the run in between."""
+    client: CpuUse = field(default_factory=CpuUse)
+    client_problem: str = ""
+    """Why the client gave no result."""
+
+    @property
+    def done(self) -> list[RequestRecord]:
+        return [record for record in self.records if record.ok]
+
+    def names(self, *roles: str) -> list[str]:
+        """Of the workers that have such a role."""
+        return [worker.name for worker in self.plan.proxy.workers if worker.role in roles]
+
+    def engines(self, *roles: str) -> dict[str, float]:
+        """What the engines of these roles counted together."""
+        return grown(self.before.engines, self.after.engines, self.names(*roles))
+
+    def caches(self) -> dict[str, float]:
+        """What the LMCache servers counted together."""
+        return grown(self.before.caches, self.after.caches, self.after.caches)
+
+    def proxy(self) -> dict[str, float]:
+        """What the proxy counted."""
+        return grown({"proxy": self.before.proxy}, {"proxy": self.after.proxy}, ("proxy",))

@@ -1,0 +1,120 @@
+"""The client's figures, computed from its own record of each request: pure arithmetic, the same for every client."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from pdserve.bench.records import RequestRecord
+from pdserve.bench.workload import SloMetric
+from pdserve.plan.frozen import Frozen
+
+PERCENTILES = (50, 90, 95, 99)
+_MS = 1000.0
+
+
+class Spread(Frozen):
+    """Milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+class Figures(Frozen):
+    """Of a measured window. None: there is nothing to compute it from."""
+
+    requests: int
+    completed: int
+    seconds: float
+    """From the first request to the end of the last answer."""
+    ttft: Spread | None = None
+    tpot: Spread | None = None
+    """Of each request, the mean time of a token after the first."""
+    itl: Spread | None = None
+    """Of all gaps between two chunks, of all requests together."""
+    e2e: Spread | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    tokens_per_chunk: float | None = None
+    """Above 1: chunks hold several tokens, and a gap is not the time of a token."""
+    requests_per_second: float = 0.0
+    output_per_second: float = 0.0
+    total_per_second: float = 0.0
+    gpus: int = 0
+    """Of prefill and decode together."""
+    output_per_second_per_gpu: float | None = None
+    total_per_second_per_gpu: float | None = None
+    interactivity_by_itl: Mapping[str, float] = {}
+    """Tokens a second that a user sees, as 1000/ITL at each percentile (InferenceX's definition)."""
+    interactivity_by_tpot: float | None = None
+    """The same as 1000/mean TPOT (srt-slurm's definition)."""
+    goodput: float | None = None
+    """Requests a second that kept every limit of the SLO; None without an SLO."""
+    good_share: float | None = None
+    """Of all requests, failed ones too."""
+
+
+def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetric, float]) -> Figures:
+    """Only requests that were answered have times; failed ones count in `requests` and against the SLO."""
+    done = [record for record in records if record.ok]
+    if not done:
+        return Figures(requests=len(records), completed=0, seconds=0.0, gpus=gpus)
+    seconds = max(record.ended for record in done) - min(record.started for record in records)
+    gaps = [gap for record in done for gap in record.gaps]
+    inputs, outputs = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
+    tpot, itl = _spread([r.tpot for r in done if r.tpot is not None]), _spread(gaps)
+    good = sum(keeps(record, slo) for record in done)
+
+    def per_second(count: float) -> float:
+        return count / seconds if seconds > 0 else 0.0
+
+    return Figures(
+        requests=len(records),
+        completed=len(done),
+        seconds=seconds,
+        ttft=_spread([record.ttft for record in done]),
+        tpot=tpot,
+        itl=itl,
+        e2e=_spread([record.e2e for record in done]),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        tokens_per_chunk=outputs / (len(gaps) + len(done)),
+        requests_per_second=per_second(len(done)),
+        output_per_second=per_second(outputs),
+        total_per_second=per_second(inputs + outputs),
+        gpus=gpus,
+        output_per_second_per_gpu=per_second(outputs) / gpus if gpus else None,
+        total_per_second_per_gpu=per_second(inputs + outputs) / gpus if gpus else None,
+        interactivity_by_itl={f"p{p}": _MS / at for p in PERCENTILES if itl and (at := getattr(itl, f"p{p}")) > 0},
+        interactivity_by_tpot=_MS / tpot.mean if tpot and tpot.mean > 0 else None,
+        goodput=per_second(good) if slo else None,
+        good_share=good / len(records) if slo else None,
+    )
+
+
+def keeps(record: RequestRecord, slo: Mapping[SloMetric, float]) -> bool:
+    """Whether a request was answered within every limit. An answer of a single token has no TPOT and no gap."""
+    took: dict[SloMetric, float | None] = {
+        "ttft": record.ttft,
+        "tpot": record.tpot,
+        "itl": _percentile(record.gaps, 99) if record.gaps else None,
+        "e2e": record.e2e,
+    }
+    return record.ok and all((took[metric] or 0.0) * _MS <= limit for metric, limit in slo.items())
+
+
+def _spread(seconds: Sequence[float]) -> Spread | None:
+    if not seconds:
+        return None
+    points = {f"p{percent}": _percentile(seconds, percent) * _MS for percent in PERCENTILES}
+    return Spread(mean=statistics.fmean(seconds) * _MS, **points)
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """With linear interpolation, as numpy's default and so as `vllm bench serve` has it."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

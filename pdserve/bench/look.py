@@ -1,0 +1,82 @@
+"""Takes a reading of a running deployment: metrics over HTTP, the record of the run, the clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+
+import httpx
+
+from pdserve.bench.reading import ENGINE, LMCACHE, PROXY, Clocks, Counts, Reading, counts
+from pdserve.observe.engine_metrics import EngineSnapshot, engine_snapshot, read_metrics
+from pdserve.plan.model import Plan
+from pdserve.run.directory import RunDir
+from pdserve.run.presence import phase_now
+
+_SETTLE_SECONDS = 15.0
+"""Engines count a step after they have answered, and LMCache stores in the background."""
+_LOOK_SECONDS = 0.5
+
+
+class Looker:
+    """Of a run. `plan`: with the URLs of LMCache servers as `client` reaches them."""
+
+    def __init__(self, run: RunDir, plan: Plan, client: httpx.AsyncClient) -> None:
+        self._run = run
+        self._plan = plan
+        self._client = client
+
+    async def reading(self) -> Reading:
+        """What cannot be read has the reason in its place. Raises StateError when the run has no record any more."""
+        engines, caches = self._plan.proxy.workers, self._plan.lmcache
+        pages = await asyncio.gather(
+            *(read_metrics(worker.url, self._client) for worker in engines),
+            *(read_metrics(server.http_url, self._client) for server in caches),
+        )
+        proxy = await self._proxy()
+        state = self._run.read_state()
+        return Reading(
+            clocks=clocks(),
+            run_id=state.run_id,
+            phase=phase_now(self._run, state),
+            plan=hashlib.sha256(self._run.read_plan().model_dump_json().encode()).hexdigest(),
+            lives={
+                name: f"{process.id} restarts={process.restarts}"
+                for name, process in state.processes.items()
+                if process.phase != "done"
+            },
+            engines={worker.name: counts(page, ENGINE) for worker, page in zip(engines, pages, strict=False)},
+            caches={
+                server.process: counts(page, LMCACHE)
+                for server, page in zip(caches, pages[len(engines) :], strict=True)
+            },
+            proxy=proxy,
+        )
+
+    async def settled(self) -> Reading:
+        """The first of two equal readings; the last, if the counters do not come to rest."""
+        until = time.monotonic() + _SETTLE_SECONDS
+        before = await self.reading()
+        while time.monotonic() < until:
+            await asyncio.sleep(_LOOK_SECONDS)
+            after = await self.reading()
+            if (before.engines, before.caches, before.proxy) == (after.engines, after.caches, after.proxy):
+                return after
+            before = after
+        return before
+
+    async def snapshots(self) -> list[EngineSnapshot]:
+        """Of the engines' gauges."""
+        urls = [worker.url for worker in self._plan.proxy.workers]
+        return list(await asyncio.gather(*(engine_snapshot(url, self._client) for url in urls)))
+
+    async def _proxy(self) -> Counts:
+        if self._plan.proxy_kind != "pdserve":
+            return Counts(error="it is vllm-router, whose counters have other names")
+        return counts(await read_metrics(self._plan.proxy_url, self._client), PROXY)
+
+
+def clocks() -> Clocks:
+    """Read within microseconds of each other."""
+    return Clocks(wall=time.time(), monotonic=time.monotonic(), boot=time.clock_gettime(time.CLOCK_BOOTTIME))

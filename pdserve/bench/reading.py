@@ -1,0 +1,156 @@
+"""What the parts of a deployment count at a moment, and the difference of two moments. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.samples import Sample
+
+from pdserve.pd.telemetry.metrics_page import PREFIX
+from pdserve.plan.frozen import Frozen
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A metric that only grows. `where`: labels that its samples must have; the others are added up."""
+
+    metric: str
+    title: str
+    where: Mapping[str, str] = field(default_factory=dict)
+
+    def total(self, samples: Iterable[Sample]) -> float | None:
+        """None: it is not reported."""
+        values = [s.value for s in samples if s.name == self.metric and self.where.items() <= s.labels.items()]
+        return sum(values) if values else None
+
+
+def _effect(patch: str, effect: str, title: str) -> Counter:
+    return Counter("pdserve_patch_effects_total", title, {"patch": patch, "effect": effect})
+
+
+def _operation(what: str, operation: str, title: str) -> Counter:
+    return Counter(f"vllm:mooncake_store_operation_{what}_total", title, {"operation": operation})
+
+
+FAILED_TRANSFERS: Mapping[str, Counter] = {
+    "nixl_failed": Counter("vllm:nixl_num_failed_transfers_total", "NIXL transfers that failed"),
+    "nixl_expired": Counter("vllm:nixl_num_kv_expired_reqs_total", "requests whose KV expired on prefill"),
+    "nixl_groups_failed": _effect("nixl-failed-groups", "failed-receives", "NIXL transfers that failed"),
+    "pulls_failed": _effect("mooncake-pulls", "pulls-failed", "Mooncake pulls that failed"),
+    "peers_lost": _effect("mooncake-pulls", "peers-lost", "prefill workers lost during a pull"),
+    "params_rejected": _effect("mooncake-requests", "params-rejected", "requests served without their transfer"),
+    "loads_given_up": _effect("load-timeout", "loads-given-up", "loads of KV that took too long"),
+}
+"""Any of them: the figures are of something else than prefill/decode."""
+
+ENGINE: Mapping[str, Counter] = {
+    "computed": Counter("vllm:prompt_tokens_by_source_total", "prompt tokens computed", {"source": "local_compute"}),
+    "local_hits": Counter(
+        "vllm:prompt_tokens_by_source_total", "prompt tokens from the engine's own cache", {"source": "local_cache_hit"}
+    ),
+    "received": Counter(
+        "vllm:prompt_tokens_by_source_total",
+        "prompt tokens from another engine or a cache tier",
+        {"source": "external_kv_transfer"},
+    ),
+    "prefix_queries": Counter("vllm:prefix_cache_queries_total", "tokens looked up in the prefix cache"),
+    "prefix_hits": Counter("vllm:prefix_cache_hits_total", "tokens that the prefix cache had"),
+    "external_queries": Counter("vllm:external_prefix_cache_queries_total", "tokens looked up by the KV connector"),
+    "external_hits": Counter("vllm:external_prefix_cache_hits_total", "tokens that the KV connector had"),
+    "generated": Counter("vllm:generation_tokens_total", "answer tokens"),
+    "preemptions": Counter("vllm:num_preemptions_total", "preemptions"),
+    "queue_seconds": Counter("vllm:request_queue_time_seconds_sum", "seconds in the engine's queue"),
+    "prefill_seconds": Counter("vllm:request_prefill_time_seconds_sum", "seconds of prefill"),
+    "decode_seconds": Counter("vllm:request_decode_time_seconds_sum", "seconds of decode"),
+    "nixl_bytes": Counter("vllm:nixl_bytes_transferred_sum", "bytes moved by NIXL"),
+    "nixl_seconds": Counter("vllm:nixl_xfer_time_seconds_sum", "seconds of NIXL transfers"),
+    "store_keys": _operation("keys", "save_put", "keys sent to the Mooncake store"),
+    "store_failed": _operation("failed_keys", "save_put", "keys that the Mooncake store did not take"),
+    "store_loaded": _operation("keys", "load_get", "keys asked of the Mooncake store"),
+    "offload_bytes": Counter("vllm:kv_offload_store_bytes_total", "bytes offloaded to host memory"),
+    "offload_loaded": Counter("vllm:kv_offload_load_bytes_total", "bytes loaded from host memory"),
+    **FAILED_TRANSFERS,
+}
+
+LMCACHE: Mapping[str, Counter] = {
+    "written": Counter("lmcache_mp_l1_write_chunks_total", "chunks stored"),
+    "read": Counter("lmcache_mp_l1_read_chunks_total", "chunks loaded"),
+    "evicted": Counter("lmcache_mp_l1_evicted_chunks_total", "chunks evicted"),
+    "asked_tokens": Counter("lmcache_mp_lookup_requested_tokens_total", "tokens looked up"),
+    "hit_tokens": Counter("lmcache_mp_lookup_hit_tokens_total", "tokens that LMCache had"),
+    "no_room": Counter("lmcache_mp_l1_allocation_failure_chunks_total", "chunks without room"),
+    "read_failures": Counter("lmcache_mp_l1_read_failure_chunks_total", "chunks that could not be read"),
+}
+
+
+def _proxy(name: str, title: str, **where: str) -> Counter:
+    return Counter(f"{PREFIX}{name}", title, where)
+
+
+PROXY: Mapping[str, Counter] = {
+    "completions": _proxy("requests_total", "requests of /v1/completions", path="/v1/completions"),
+    "chats": _proxy("requests_total", "requests of /v1/chat/completions", path="/v1/chat/completions"),
+    "failovers": _proxy("failovers_total", "attempts on another worker"),
+    "stream_errors": _proxy("stream_errors_total", "streams that ended with an error"),
+    "worker_errors": _proxy("errors_total", "requests that failed by a worker", blame="worker"),
+    "single_engine": _proxy("disagg_decisions_total", "requests sent to a single engine", decision="one-engine"),
+    "queue_seconds": _proxy("queue_seconds_sum", "seconds in the proxy's queue"),
+    "prefill_seconds": _proxy("prefill_seconds_sum", "seconds of prefill legs"),
+    "transfer_seconds": _proxy("kv_transfer_seconds_sum", "seconds from prefill's answer to decode's first byte"),
+}
+
+
+class Counts(Frozen):
+    """Of a process. A counter that it does not report is missing."""
+
+    values: Mapping[str, float] = {}
+    error: str = ""
+    """Why there are none."""
+
+
+def counts(samples: Iterable[Sample] | str, of: Mapping[str, Counter]) -> Counts:
+    """`samples` as observe.engine_metrics.read_metrics returns them."""
+    if isinstance(samples, str):
+        return Counts(error=samples)
+    samples = list(samples)
+    totals = {name: counter.total(samples) for name, counter in of.items()}
+    return Counts(values={name: total for name, total in totals.items() if total is not None})
+
+
+class Clocks(Frozen):
+    """Seconds of the three clocks, read together."""
+
+    wall: float
+    monotonic: float
+    boot: float
+    """Goes on while the machine is suspended; the monotonic clock does not."""
+
+
+class Reading(Frozen):
+    """All of a deployment at a moment."""
+
+    clocks: Clocks
+    run_id: str
+    phase: str
+    plan: str
+    """Digest of plan.json."""
+    lives: Mapping[str, str]
+    """Process -> what identifies its present life."""
+    engines: Mapping[str, Counts] = {}
+    caches: Mapping[str, Counts] = {}
+    proxy: Counts = Counts()
+
+
+def growth(before: Counts, after: Counts) -> dict[str, float]:
+    """What was counted in between. A counter that appears in between began at 0."""
+    return {name: value - before.values.get(name, 0.0) for name, value in after.values.items()}
+
+
+def grown(before: Mapping[str, Counts], after: Mapping[str, Counts], names: Iterable[str]) -> dict[str, float]:
+    """Of several processes together."""
+    together: dict[str, float] = {}
+    for name in names:
+        for counter, value in growth(before.get(name, Counts()), after.get(name, Counts())).items():
+            together[counter] = together.get(counter, 0.0) + value
+    return together

@@ -1,0 +1,79 @@
+"""What a benchmark leaves: a file with what was measured, on what, and whether it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pdserve.bench.evidence import CpuUse
+from pdserve.bench.figures import Figures
+from pdserve.bench.reading import Reading
+from pdserve.bench.sampling import Peaks
+from pdserve.bench.validity import BenchVerdict
+from pdserve.bench.workload import Load, Workload
+from pdserve.plan.frozen import Frozen
+
+
+class Provenance(Frozen):
+    """What was measured, as far as it decides the figures. No secrets."""
+
+    deployment: str
+    run_id: str
+    began: float
+    """Wall-clock seconds."""
+    client: str
+    versions: Mapping[str, str | None]
+    """pdserve and its commit, Python, kernel and every engine package, as the run has recorded them at its start."""
+    hardware: Mapping[str, str]
+    """Of the machine with the client; of other nodes only their names and devices are known."""
+    recipe: str
+    """The resolved recipe (YAML)."""
+
+
+class Window(Frozen):
+    """Our own figures over the same window: what each role counted between the two readings."""
+
+    prefill: Mapping[str, float] = {}
+    """Of mode aggregated: all engines."""
+    decode: Mapping[str, float] = {}
+    lmcache: Mapping[str, float] = {}
+    proxy: Mapping[str, float] = {}
+    peaks: Peaks = Peaks()
+    client_cpu: CpuUse = CpuUse()
+    proxy_cpu: CpuUse = CpuUse()
+
+    @property
+    def cache_hit(self) -> float | None:
+        """Of the tokens that LMCache was asked for; None: it was not asked, or does not count them."""
+        asked = self.lmcache.get("asked_tokens", 0.0)
+        return self.lmcache["hit_tokens"] / asked if asked and "hit_tokens" in self.lmcache else None
+
+
+class Measurement(Frozen):
+    """A load, once."""
+
+    load: Load
+    repeat: int
+    verdict: BenchVerdict
+    figures: Figures
+    window: Window
+    before: Reading
+    after: Reading
+    raw: str
+    """The client's own output, beside the result."""
+    log: str
+    """What the client printed."""
+
+
+class BenchResult(Frozen):
+    """result.json"""
+
+    schema_version: Literal[1] = 1
+    provenance: Provenance
+    workload: Workload
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether every measurement counts."""
+        return all(measurement.verdict.valid for measurement in self.measurements)

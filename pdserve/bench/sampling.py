@@ -1,0 +1,109 @@
+"""CPU time of the client and of the proxy, and the engines' gauges, sampled while a client runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.bench.evidence import CpuUse
+from pdserve.bench.look import Looker
+from pdserve.bench.records import RequestRecord
+from pdserve.observe.engine_metrics import EngineSnapshot
+from pdserve.plan.frozen import Frozen
+from pdserve.plan.model import Plan
+from pdserve.run.state import DeploymentState
+from pdserve.system import procfs
+from pdserve.system.cpu_time import used_seconds, wanted_seconds
+from pdserve.system.host import is_here
+
+_SECONDS = 0.25
+_GAUGES_SECONDS = 2.0
+"""A scrape costs an engine more than a look into /proc, and an engine that does not answer must not delay that."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """At a moment of CLOCK_MONOTONIC, the clock of the client's records."""
+
+    at: float
+    client: float
+    wanted: float | None
+    proxy: float | None
+
+
+class Peaks(Frozen):
+    """The largest values that were seen while a client ran."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """0 to 1, of the fullest engine."""
+
+
+class Sampler:
+    """Runs beside a client until it is cancelled."""
+
+    def __init__(self, client: int, proxy: frozenset[int], looker: Looker) -> None:
+        """`client`: its PID. `proxy`: the PIDs of the proxy on this machine; empty: it is on another."""
+        self._client = client
+        self._proxy = proxy
+        self._looker = looker
+        self._snapshots: list[list[EngineSnapshot]] = []
+        self.samples: list[Sample] = []
+
+    async def run(self) -> None:
+        await asyncio.gather(self._read_cpu(), self._read_gauges())
+
+    async def _read_gauges(self) -> None:
+        while True:
+            self._snapshots.append(await self._looker.snapshots())
+            await asyncio.sleep(_GAUGES_SECONDS)
+
+    async def _read_cpu(self) -> None:
+        while True:
+            self.samples.append(
+                Sample(
+                    time.monotonic(),
+                    used_seconds([self._client]),
+                    wanted_seconds(self._client),
+                    used_seconds(self._proxy) if self._proxy else None,
+                )
+            )
+            await asyncio.sleep(_SECONDS)
+
+    @property
+    def peaks(self) -> Peaks:
+        """Of all engines together at a moment, of the worst moment."""
+        return Peaks(
+            running=max((sum(s.running or 0 for s in seen) for seen in self._snapshots), default=None),
+            waiting=max((sum(s.waiting or 0 for s in seen) for seen in self._snapshots), default=None),
+            kv_usage=max((s.kv_cache_usage or 0.0 for seen in self._snapshots for s in seen), default=None),
+        )
+
+
+def cpu_use(samples: Sequence[Sample], records: Sequence[RequestRecord]) -> tuple[CpuUse, CpuUse]:
+    """Of the client and of the proxy, between the first request and the last answer: what the client needs for its
+    imports, its prompts and its report is no part of it."""
+    done = [record for record in records if record.ok]
+    if not done:
+        return CpuUse(), CpuUse()
+    began, ended = min(record.started for record in records), max(record.ended for record in done)
+    inside = [sample for sample in samples if began <= sample.at <= ended]
+    if len(inside) < 2:
+        return CpuUse(), CpuUse()
+    first, last = inside[0], inside[-1]
+    seconds = last.at - first.at
+    wanted = None if last.wanted is None or first.wanted is None else (last.wanted - first.wanted) / seconds
+    proxy = None if last.proxy is None or first.proxy is None else (last.proxy - first.proxy) / seconds
+    return CpuUse(used=(last.client - first.client) / seconds, wanted=wanted), CpuUse(used=proxy)
+
+
+def proxy_pids(plan: Plan, state: DeploymentState) -> frozenset[int]:
+    """The proxy's processes, if they are on this machine."""
+    name = next(process.name for process in plan.processes if process.is_proxy)
+    process, node = state.processes[name], state.nodes.get(state.processes[name].node)
+    if process.id is None or node is None or not is_here(node.hostname, node.place):
+        return frozenset()
+    return frozenset(procfs.family({process.id.pid}))

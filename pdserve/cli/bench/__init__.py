@@ -1,0 +1,1 @@
+"""The verbs around benchmarks: `pdserve bench` and `pdserve compare`."""

@@ -1,0 +1,179 @@
+"""`pdserve bench`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.bench.client import client_of
+from pdserve.bench.figures import Spread
+from pdserve.bench.result import BenchResult, Measurement
+from pdserve.bench.run import Task, bench
+from pdserve.bench.stored import RESULT, new_folder
+from pdserve.bench.workload import Load, Workload
+from pdserve.errors import InvalidBenchError
+from pdserve.operations.serving import serving
+from pdserve.run.directory import home, new_run_id
+
+_INVALID = "bold red"
+
+
+def run(
+    name: str | None,
+    workload: Workload,
+    loads: tuple[Load, ...],
+    *,
+    python: str | None,
+    tokenizer: str | None,
+    limit_seconds: float,
+    as_json: bool,
+) -> None:
+    """Prints a line for each measurement as it ends, then the table. Raises InvalidBenchError after that, when any of
+    them does not count."""
+    deployment = serving(home(os.environ), name, "bench")
+    task = Task(workload, loads, client_of(deployment.plan, python=python, tokenizer=tokenizer), limit_seconds)
+    folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
+    out = Console(stderr=as_json, soft_wrap=True, highlight=False)
+
+    def show(measurement: Measurement) -> None:
+        out.print(Text(_line(measurement), style="" if measurement.verdict.valid else _INVALID))
+
+    result = asyncio.run(bench(deployment, task, folder, show))
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), **result.model_dump(mode="json")}, indent=2))
+    else:
+        _show(result, folder, out)
+    _raise_for_verdict(result, folder)
+
+
+def _line(measurement: Measurement) -> str:
+    figures = measurement.figures
+    what = f"{measurement.load.title}, repeat {measurement.repeat + 1}: {measurement.verdict.status}"
+    return f"{what}, {figures.completed} of {figures.requests} requests, {figures.output_per_second:.1f} tokens/s"
+
+
+def _show(result: BenchResult, folder: Path, out: Console) -> None:
+    out.print(_latencies(result.measurements))
+    out.print(_rates(result))
+    out.print(_windows(result.measurements))
+    for line in _notes(result.measurements):
+        out.print(Text(line))
+    out.print(Text(f"result: {folder / RESULT}"))
+    out.print(Text(f"next: pdserve compare {folder.name} OTHER"))
+
+
+def _head(measurement: Measurement) -> tuple[str, Text]:
+    verdict = measurement.verdict
+    return f"{measurement.load.title} #{measurement.repeat + 1}", Text(
+        verdict.status, style="green" if verdict.valid else _INVALID
+    )
+
+
+def _latencies(measurements: Iterable[Measurement]) -> Table:
+    table = Table(title="milliseconds: mean / p50 / p90 / p95 / p99", header_style="bold")
+    for column in ("load", "verdict", "TTFT", "ITL", "TPOT", "E2E"):
+        table.add_column(column)
+    for each in measurements:
+        spreads = (each.figures.ttft, each.figures.itl, each.figures.tpot, each.figures.e2e)
+        table.add_row(*_head(each), *map(_spread, spreads))
+    return table
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return " / ".join(f"{value:.1f}" for value in (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99))
+
+
+def _rates(result: BenchResult) -> Table:
+    table = Table(title="per second; user: tokens that a user sees", header_style="bold")
+    columns = ["load", "verdict", "requests", "output", "total", "output/GPU", "user 1000/ITL p50", "1000/mean TPOT"]
+    for column in [*columns, *(["goodput", "good"] if result.workload.slo else [])]:
+        table.add_column(column)
+    for each in result.measurements:
+        figures = each.figures
+        cells = [
+            f"{figures.requests_per_second:.2f}",
+            f"{figures.output_per_second:.1f}",
+            f"{figures.total_per_second:.1f}",
+            _number(figures.output_per_second_per_gpu),
+            _number(figures.interactivity_by_itl.get("p50")),
+            _number(figures.interactivity_by_tpot),
+        ]
+        if result.workload.slo:
+            cells += [_number(figures.goodput), _share(figures.good_share)]
+        table.add_row(*_head(each), *cells)
+    return table
+
+
+def _windows(measurements: Iterable[Measurement]) -> Table:
+    table = Table(title="measured by pdserve over the same window", header_style="bold")
+    columns = ("prompt tokens computed", "received by decode", "computed by decode", "LMCache hit", "stored / loaded")
+    for column in ("load", "verdict", *columns, "waiting", "KV use", "CPU client / proxy"):
+        table.add_column(column)
+    for each in measurements:
+        window = each.window
+        written, read = window.lmcache.get("written"), window.lmcache.get("read")
+        table.add_row(
+            *_head(each),
+            _count(window.prefill.get("computed")),
+            _count(window.decode.get("received")),
+            _count(window.decode.get("computed")),
+            _share(window.cache_hit),
+            f"{_count(written)} / {_count(read)}",
+            _count(window.peaks.waiting),
+            _share(window.peaks.kv_usage),
+            f"{_number(window.client_cpu.used)} / {_number(window.proxy_cpu.used)}",
+        )
+    return table
+
+
+def _notes(measurements: Iterable[Measurement]) -> Iterator[str]:
+    """Each line once: why figures do not count, what could not be checked, what a reader may take wrongly."""
+    lines: dict[str, list[str]] = {}
+    for each in measurements:
+        title = _head(each)[0]
+        for reason in each.verdict.reasons:
+            lines.setdefault(f"INVALID, {reason.check}: {reason.text}", []).append(title)
+        for reason in each.verdict.unchecked:
+            lines.setdefault(f"not checked, {reason.check}: {reason.text}", []).append(title)
+        if (chunk := each.figures.tokens_per_chunk) is not None and chunk > 1.05:
+            note = "an answer's chunks hold several tokens: ITL is the time between chunks, TPOT that of a token"
+            lines.setdefault(note, []).append(title)
+    for line, titles in lines.items():
+        yield f"{line} ({', '.join(titles)})"
+
+
+def _raise_for_verdict(result: BenchResult, folder: Path) -> None:
+    if result.valid:
+        return
+    wrong = [each for each in result.measurements if not each.verdict.valid]
+    raise InvalidBenchError(
+        f"{len(wrong)} of {len(result.measurements)} measurements are INVALID",
+        where=result.provenance.deployment,
+        cause="what was measured is not what was asked for; each reason is below",
+        todo=f"correct it and measure again; the client's output and logs are in {folder}",
+        evidence=tuple(
+            f"{_head(each)[0]}: {reason.check}: {reason.text}" for each in wrong for reason in each.verdict.reasons
+        ),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,31 @@
+"""A deployment that serves, for a verb that needs its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdserve.bench.run import ServingDeployment
+from pdserve.errors import StateError
+from pdserve.run.directory import find
+from pdserve.run.presence import phase_now
+from pdserve.system.host import is_here, is_named_here
+
+
+def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
+    """Raises StateError when it is not ready: figures of a degraded deployment are of another. It is also raised on a
+    machine that does not have its key."""
+    run = find(root, name)
+    state, plan = run.read_state(), run.read_plan()
+    if (phase := phase_now(run, state)) != "ready":
+        raise StateError(
+            f"{state.name} is not ready ({phase})",
+            where=str(run.path),
+            cause="only a deployment with all of its processes can be measured",
+            todo=f"pdserve status {state.name} shows what is missing; pdserve up starts it",
+        )
+    if not (is_here(state.host, state.place) or is_named_here(state.host)):
+        raise StateError(
+            f"{state.name} is measured from {state.host}, where its key is",
+            todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve {verb}, or by ssh",
+        )
+    return ServingDeployment(run, state, plan, run.read_key())

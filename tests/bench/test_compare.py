@@ -1,0 +1,170 @@
+"""Two results beside each other: what differs comes first, and noise is not called a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.bench.compare import compare, judged, keys_of
+from pdserve.bench.figures import figures
+from pdserve.bench.result import BenchResult, Measurement, Provenance, Window
+from pdserve.bench.stored import new_folder, read_result
+from pdserve.bench.validity import BenchVerdict, Reason
+from pdserve.bench.workload import Load, Workload
+from pdserve.cli.bench.compare import run
+from pdserve.errors import StateError
+from tests.bench.evidence import healthy, record
+
+INVALID = BenchVerdict(status="INVALID", reasons=(Reason(check="errors", text="no"),))
+
+
+def measured(ttft: float, verdict: BenchVerdict | None = None, concurrency: int = 4) -> Measurement:
+    evidence = healthy()
+    return Measurement(
+        load=Load(requests=20, concurrency=concurrency),
+        repeat=0,
+        verdict=verdict or BenchVerdict(status="VALID"),
+        figures=figures([record(ttft=ttft)], gpus=2, slo={}),
+        window=Window(),
+        before=evidence.before,
+        after=evidence.after,
+        raw="",
+        log="",
+    )
+
+
+def result(*measurements: Measurement, workload: Workload | None = None, **about: Any) -> BenchResult:
+    values: dict[str, Any] = {
+        "deployment": "d",
+        "run_id": "r",
+        "began": 1.0,
+        "client": "vllm bench serve",
+        "versions": {"vllm": "0.32.0"},
+        "hardware": {"cpus": "2"},
+        "recipe": "name: d\nprefill:\n  instances: 1\n",
+    }
+    return BenchResult(
+        provenance=Provenance(**(values | about)),
+        workload=workload or Workload(input_tokens=10, output_tokens=5),
+        measurements=measurements,
+    )
+
+
+def judgement(a: BenchResult, b: BenchResult, figure: str = "TTFT mean") -> str:
+    return next(change.judgement for change in compare(a, b).changes if change.figure == figure)
+
+
+def three(*ttfts: float) -> BenchResult:
+    return result(*map(measured, ttfts))
+
+
+def test_versions_hardware_and_recipe_that_differ_are_named() -> None:
+    other = result(
+        versions={"vllm": "0.33.0", "nixl": "1"}, hardware={"cpus": "4"}, recipe="name: d\nprefill:\n  instances: 2\n"
+    )
+    differences = [(each.what, each.a, each.b) for each in compare(result(), other).differences]
+    assert differences == [
+        ("version of vllm", "0.32.0", "0.33.0"),
+        ("version of nixl", None, "1"),
+        ("hardware: cpus", "2", "4"),
+        ("recipe: prefill.instances", "1", "2"),
+    ]
+
+
+def test_the_same_result_differs_in_nothing() -> None:
+    same = three(0.10, 0.11, 0.12)
+    comparison = compare(same, same)
+    assert not comparison.differences
+    assert {change.judgement for change in comparison.changes} == {"within noise"}
+
+
+def test_a_change_beyond_the_noise_is_real() -> None:
+    assert judgement(three(0.100, 0.101, 0.102), three(0.200, 0.201, 0.202)) == "real"
+
+
+def test_a_change_within_the_noise_is_not() -> None:
+    """The mean is 20 % higher, and single repeats spread by as much."""
+    assert judgement(three(0.08, 0.10, 0.12), three(0.10, 0.12, 0.14)) == "within noise"
+
+
+def test_single_measurements_are_never_called_a_change() -> None:
+    assert judgement(result(measured(0.1)), result(measured(9.0))) == "not judged"
+
+
+def test_noise_by_hand() -> None:
+    """Variances 1 and 1 of three: Welch has 4 degrees of freedom, t is 4.604."""
+    noise, judgement = judged([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    assert noise == pytest.approx(4.604 * (2 / 3) ** 0.5)
+    assert judgement == "within noise"
+
+
+def test_repeats_without_any_spread_differ_by_any_change() -> None:
+    assert judged([1.0, 1.0], [1.0, 1.0]) == (0.0, "within noise")
+    assert judged([1.0, 1.0], [1.5, 1.5]) == (0.0, "real")
+
+
+def test_invalid_repeats_are_left_out_and_named() -> None:
+    a = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
+    comparison = compare(a, three(0.1, 0.11, 0.12))
+    assert comparison.left_out == ("concurrency 4, 20 requests: 1 of 3 repeats of A are INVALID",)
+    assert next(c.a for c in comparison.changes if c.figure == "TTFT mean") == pytest.approx(105)
+
+
+def test_a_load_that_is_in_one_result_only_is_named() -> None:
+    comparison = compare(result(measured(0.1)), result(measured(0.1, concurrency=8)))
+    assert not comparison.changes
+    assert len(comparison.left_out) == 2
+
+
+@pytest.mark.parametrize("change", [{"input_tokens": 11}, {"output_tokens": 6}, {"seed": 1}, {"slo": {"ttft": 5}}])
+def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
+    other = Workload(**{"input_tokens": 10, "output_tokens": 5, **change})
+    with pytest.raises(StateError, match="different work"):
+        compare(result(), result(workload=other))
+
+
+def test_keys_of_a_recipe() -> None:
+    assert keys_of("a:\n  b: [1, {c: x}]\nd: {}\n") == {"a.b[0]": "1", "a.b[1].c": "x", "d": "{}"}
+    assert keys_of("") == {}
+
+
+def stored(root: Path, bench_id: str, content: str) -> Path:
+    folder = new_folder(root, "d", bench_id)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(content)
+    return folder
+
+
+def test_a_result_is_read_by_id_folder_and_file(tmp_path: Path) -> None:
+    whole = three(0.1, 0.2)
+    folder = stored(tmp_path, "20260101-000000-abcdef", whole.model_dump_json())
+    for which in (folder.name, str(folder), str(folder / "result.json")):
+        assert read_result(tmp_path, which) == whole
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema_version": 2}'])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
+    folder = stored(tmp_path, "x", content)
+    with pytest.raises(StateError, match=r"no result\.json of this version"):
+        read_result(tmp_path, str(folder))
+
+
+def test_an_unknown_id_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    stored(tmp_path, "20260101-000000-abcdef", "{}")
+    with pytest.raises(StateError) as refused:
+        read_result(tmp_path, "20260202")
+    assert "20260101-000000-abcdef" in refused.value.render()
+
+
+def test_the_terminal_begins_with_what_differs_and_quotes_no_noise(
+    pdserve_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(pdserve_home, "a", three(0.08, 0.10, 0.12).model_dump_json())
+    stored(pdserve_home, "b", three(0.10, 0.12, 0.14).model_copy().model_dump_json())
+    run("a", "b", as_json=False)
+    output = capsys.readouterr().out
+    assert output.index("the same versions, hardware and recipe") < output.index("TTFT mean")
+    assert "(+20.0%)" in output
+    assert "within noise" in output

@@ -1,0 +1,131 @@
+"""The client's figures, by hand and beside numpy's percentiles; the client's own file; the options' lists."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+
+from pdserve.bench.figures import figures, keeps
+from pdserve.bench.records import UnreadableResultError, of_vllm
+from pdserve.bench.workload import Load, SloMetric
+from pdserve.cli.bench import options as bench_options
+from tests.bench.evidence import record
+
+
+def test_two_requests_by_hand() -> None:
+    done = [
+        record(started=10.0, ttft=0.1, gaps=(0.02, 0.04), e2e=0.16, prompt_tokens=100, output_tokens=3),
+        record(started=11.0, ttft=0.3, gaps=(0.05, 0.05), e2e=0.40, prompt_tokens=100, output_tokens=3),
+    ]
+    seen = figures(done, gpus=2, slo={"ttft": 200})
+    assert seen.seconds == pytest.approx(1.4)
+    assert seen.ttft is not None
+    assert (seen.ttft.mean, seen.ttft.p50) == (pytest.approx(200), pytest.approx(200))
+    assert seen.tpot is not None
+    assert seen.tpot.mean == pytest.approx((30 + 50) / 2)
+    assert seen.itl is not None
+    assert seen.itl.p50 == pytest.approx(45)
+    assert seen.output_per_second == pytest.approx(6 / 1.4)
+    assert seen.output_per_second_per_gpu == pytest.approx(3 / 1.4)
+    assert seen.total_per_second == pytest.approx(206 / 1.4)
+    assert seen.interactivity_by_tpot == pytest.approx(1000 / 40)
+    assert seen.interactivity_by_itl["p50"] == pytest.approx(1000 / 45)
+    assert (seen.goodput, seen.good_share) == (pytest.approx(1 / 1.4), 0.5)
+    assert seen.tokens_per_chunk == 1.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 101])
+def test_percentiles_are_those_of_linear_interpolation(count: int) -> None:
+    """numpy.percentile's default, by its definition."""
+    seen = figures([record(ttft=float(number)) for number in range(count)], gpus=0, slo={})
+    assert seen.ttft is not None
+    for percent in (50, 90, 95, 99):
+        assert getattr(seen.ttft, f"p{percent}") == pytest.approx(1000 * (count - 1) * percent / 100)
+
+
+def test_without_an_answer_there_are_no_times() -> None:
+    seen = figures([record(ok=False)], gpus=8, slo={"ttft": 1})
+    assert (seen.completed, seen.ttft, seen.goodput, seen.output_per_second_per_gpu) == (0, None, None, None)
+
+
+def test_without_a_gpu_nothing_is_divided_by_their_number() -> None:
+    assert figures([record()], gpus=0, slo={}).output_per_second_per_gpu is None
+
+
+def test_chunks_of_several_tokens_are_seen() -> None:
+    assert figures([record(output_tokens=10, gaps=(0.1,) * 4)], gpus=0, slo={}).tokens_per_chunk == 2.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit", "kept"),
+    [
+        ("ttft", 100, True),
+        ("ttft", 99, False),
+        ("e2e", 190, True),
+        ("e2e", 189, False),
+        ("tpot", 10.01, True),
+        ("tpot", 9.9, False),
+        ("itl", 50, False),  # most gaps are 10 ms: it is the request's slowest percent that counts
+        ("itl", 100, True),
+    ],
+)
+def test_a_request_is_good_when_it_keeps_the_limit(metric: SloMetric, limit: float, kept: bool) -> None:
+    gaps = (0.01,) * 8 + (0.1,) if metric == "itl" else (0.01,) * 9
+    assert keeps(record(gaps=gaps), {metric: limit}) is kept
+
+
+def test_a_failed_request_is_never_good() -> None:
+    assert not keeps(record(ok=False), {"ttft": 1e9})
+
+
+def written(**changes: Any) -> str:
+    """As `vllm bench serve --save-detailed` writes it: an answered request, a refused request, and a traceback."""
+    raw: dict[str, Any] = {
+        "start_times": [1.0, 2.0, 3.0],
+        "input_lens": [8, 8, 8],
+        "output_lens": [3, 0, 0],
+        "ttfts": [0.5, 0.0, 0.0],
+        "itls": [[0.1, 0.2], [], []],
+        "latencies": [0.8, 0.0, 0.0],
+        "errors": ["", "", "Traceback (most recent call last):\n  File\nClientPayloadError: cut\n"],
+        "mean_ttft_ms": float("nan"),
+    }
+    return json.dumps(raw | changes)
+
+
+def test_the_file_of_vllm_bench_serve() -> None:
+    answered, refused, cut = of_vllm(written())
+    assert (answered.ok, answered.gaps, answered.tpot) == (True, (0.1, 0.2), pytest.approx(0.15))
+    assert not refused.ok, "an HTTP error without a reason phrase has an empty text"
+    assert (cut.ok, cut.error) == (False, "ClientPayloadError: cut")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", written(ttfts=[0.5]), written(itls=None), written(output_lens=["x", 0, 0])]
+)
+def test_a_file_that_is_not_whole_is_no_result(text: str) -> None:
+    with pytest.raises(UnreadableResultError):
+        of_vllm(text)
+
+
+def test_lists_of_loads() -> None:
+    assert bench_options.loads("1, 8,8", "0.5", None) == (
+        Load(concurrency=1, requests=32),
+        Load(concurrency=8, requests=80),
+        Load(rate=0.5, requests=32),
+    )
+    assert bench_options.loads("4", None, 7) == (Load(concurrency=4, requests=7),)
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft=", "ttft=0", "ttft=-1", "ttft=inf", "ttft=nan", "latency=5", "=5"])
+def test_an_slo_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no limit"):
+        bench_options.slo(text)
+
+
+def test_limits_of_an_slo() -> None:
+    assert bench_options.slo(" ttft=500, itl=50.5 ") == {"ttft": 500.0, "itl": 50.5}
+    assert bench_options.slo(None) == {}

@@ -1,0 +1,200 @@
+"""Each reason for INVALID: evidence that gives it, and evidence close to it that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdserve.bench.answers import Invalid, Unknown
+from pdserve.bench.evidence import CpuUse, Evidence
+from pdserve.bench.reading import Clocks, Counts
+from pdserve.bench.validity import CHECKS, judge
+from pdserve.bench.workload import Load, Workload
+from tests.bench.evidence import INPUT, OUTPUT, REQUESTS, TOKENS, counted, healthy, plan, record, with_connector
+
+Change = Callable[[Evidence], Evidence]
+
+
+def failed(count: int, share: float = 0.0) -> Change:
+    """So many of the requests have failed, and that share may."""
+
+    def change(evidence: Evidence) -> Evidence:
+        bad = [record(ok=False, output_tokens=0, error="Internal Server Error") for _ in range(count)]
+        return replace(
+            evidence,
+            records=(*bad, *evidence.records[count:]),
+            workload=evidence.workload.model_copy(update={"max_failed": share}),
+        )
+
+    return change
+
+
+def first(**fields: Any) -> Change:
+    """The first record is another."""
+    return lambda evidence: replace(evidence, records=(record(**fields), *evidence.records[1:]))
+
+
+def count(process: str, **values: float) -> Change:
+    return lambda evidence: counted(evidence, process, **values)
+
+
+def after(**fields: Any) -> Change:
+    return lambda evidence: replace(evidence, after=evidence.after.model_copy(update=fields))
+
+
+def having(**fields: Any) -> Change:
+    return lambda evidence: replace(evidence, **fields)
+
+
+def event(kind: str) -> Change:
+    return having(events=({"event": kind, "name": "decode-0", "at": 1.0},))
+
+
+def both(*changes: Change) -> Change:
+    def change(evidence: Evidence) -> Evidence:
+        for each in changes:
+            evidence = each(evidence)
+        return evidence
+
+    return change
+
+
+def at_rate(rate: float, every: float) -> Change:
+    """At a rate, with requests that were sent so many seconds apart."""
+    return lambda evidence: replace(
+        evidence,
+        load=Load(requests=REQUESTS, rate=rate),
+        records=tuple(record(started=every * number) for number in range(REQUESTS)),
+    )
+
+
+def tier(class_name: str, **values: float) -> Change:
+    """Mode aggregated, with a cache tier of an engine's own."""
+
+    def change(evidence: Evidence) -> Evidence:
+        counts = {"aggregated-0": Counts(values={"computed": TOKENS, **values})}
+        return replace(
+            evidence,
+            plan=with_connector(class_name),
+            before=evidence.before.model_copy(update={"engines": {"aggregated-0": Counts(values={"computed": 0.0})}}),
+            after=evidence.after.model_copy(update={"engines": counts}),
+        )
+
+    return change
+
+
+CASES: list[tuple[str, Change, str]] = [
+    ("client", having(client_problem="it ended with 1"), "ended with 1"),
+    ("client", lambda e: replace(e, records=e.records[1:]), "19 of 20 requests"),
+    ("completed", failed(REQUESTS), "no request was answered"),
+    ("errors", failed(1), "1 of 20 requests failed, and 0.0% may (--max-failed), for example: Internal Server Error"),
+    ("errors", failed(3, share=0.1), "3 of 20"),
+    ("output-length", first(output_tokens=OUTPUT - 1), "1 of 20 answers"),
+    ("prompt-length", first(prompt_tokens=INPUT + 21), "1 of 20 prompts"),
+    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS + 1), "decode computed 21 prompt tokens itself"),
+    (
+        "decode-computed",
+        both(having(plan=plan(conditional=100)), count("proxy", single_engine=1.0), count("decode-0", computed=3000.0)),
+        "2997 prompt tokens",
+    ),
+    ("transfers", count("decode-0", pulls_failed=2.0), "2 Mooncake pulls that failed"),
+    ("transfers", count("prefill-0", nixl_expired=1.0), "1 requests whose KV expired"),
+    ("cache", count("lmcache-0", written=5.0), "LMCache is on and stored nothing"),
+    ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=8.0), "the Mooncake store is on"),
+    ("cache", tier("OffloadingConnector", offload_bytes=0.0), "host memory is on"),
+    ("processes", event("died"), "decode-0 died"),
+    ("processes", event("restarting"), "decode-0 is being restarted"),
+    ("processes", after(lives={"prefill-0": "1", "decode-0": "9", "proxy": "3"}), "decode-0 is not the process"),
+    ("processes", after(phase="degraded"), "the deployment is degraded"),
+    ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.9)), "during 90% of the time"),
+    ("rate", at_rate(4.0, every=0.5), "9.5 s to send what 4 requests/s would have sent in 5.0 s"),
+    ("clock", after(clocks=Clocks(wall=103.0, monotonic=100.0, boot=100.0)), "was set by +3.0 s"),
+    ("clock", after(clocks=Clocks(wall=97.0, monotonic=100.0, boot=100.0)), "was set by -3.0 s"),
+    ("clock", after(clocks=Clocks(wall=160.0, monotonic=100.0, boot=160.0)), "suspended for 60.0 s"),
+    ("deployment", after(run_id="run-2"), "another run serves now: run-2"),
+    ("deployment", after(plan="other"), "another plan"),
+    ("other-traffic", count("proxy", completions=7.0 + REQUESTS + 1), "answered 21 requests, and the client sent 20"),
+    ("other-traffic", count("proxy", chats=1.0), "answered 21"),
+]
+
+CLOSE: list[tuple[str, Change]] = [
+    ("errors", failed(2, share=0.1)),
+    ("prompt-length", first(prompt_tokens=INPUT + 20)),
+    ("decode-computed", count("decode-0", computed=3.0 + REQUESTS)),
+    ("decode-computed", having(plan=plan(mode="aggregated"))),
+    (
+        "decode-computed",
+        both(
+            having(plan=plan(conditional=2000)),
+            count("proxy", single_engine=REQUESTS),
+            count("decode-0", computed=TOKENS),
+        ),
+    ),
+    ("cache", both(count("lmcache-0", written=5.0), count("prefill-0", computed=11.0 + 255))),
+    ("cache", both(count("lmcache-0", written=5.0), having(plan=plan(lmcache=False)))),
+    ("cache", tier("MooncakeStoreConnector", store_keys=8.0, store_failed=7.0)),
+    ("cache", tier("OffloadingConnector", offload_bytes=1.0)),
+    ("processes", event("ready")),
+    ("client-cpu", having(client=CpuUse(used=0.5, wanted=0.89))),
+    ("rate", at_rate(4.0, every=0.3)),
+    ("clock", after(clocks=Clocks(wall=100.4, monotonic=100.0, boot=100.0))),
+]
+
+UNKNOWN: list[tuple[str, Change, str]] = [
+    ("decode-computed", after(engines={}), "decode-0 could not be read"),
+    ("transfers", after(engines={}), "could not be read"),
+    ("client-cpu", having(client=CpuUse()), "could not be measured"),
+    ("other-traffic", after(proxy=Counts(error="it is vllm-router")), "it is vllm-router"),
+    ("cache", after(caches={}), "LMCache reports nothing"),
+    (
+        "transfers",
+        having(plan=plan(processes=tuple(p.model_copy(update={"patches": ()}) for p in plan().processes))),
+        "do not count transfers that fail",
+    ),
+]
+
+
+def test_a_healthy_measurement_is_valid_and_everything_was_checked() -> None:
+    verdict = judge(healthy())
+    assert (verdict.status, verdict.reasons, verdict.unchecked) == ("VALID", (), ())
+
+
+@pytest.mark.parametrize(("check", "change", "text"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES])
+def test_what_makes_a_measurement_invalid(check: str, change: Change, text: str) -> None:
+    answer = CHECKS[check](change(healthy()))
+    assert isinstance(answer, Invalid)
+    assert text in answer.text
+    assert judge(change(healthy())).status == "INVALID"
+
+
+@pytest.mark.parametrize(("check", "change"), CLOSE)
+def test_what_is_close_to_it_and_does_not(check: str, change: Change) -> None:
+    assert CHECKS[check](change(healthy())) is None
+
+
+@pytest.mark.parametrize(("check", "change", "text"), UNKNOWN)
+def test_what_could_not_be_checked_is_neither(check: str, change: Change, text: str) -> None:
+    answer = CHECKS[check](change(healthy()))
+    assert isinstance(answer, Unknown)
+    assert text in answer.text
+    verdict = judge(change(healthy()))
+    assert check in {reason.check for reason in verdict.unchecked}
+
+
+def test_every_check_has_a_case() -> None:
+    assert {case[0] for case in CASES} == set(CHECKS)
+
+
+def test_all_reasons_are_named_at_once() -> None:
+    verdict = judge(both(failed(REQUESTS), event("died"))(healthy()))
+    assert {reason.check for reason in verdict.reasons} >= {"completed", "errors", "processes"}
+
+
+def test_a_first_token_of_the_tokenizer_is_no_other_length() -> None:
+    evidence = healthy(
+        workload=Workload(input_tokens=8, output_tokens=OUTPUT), records=(record(prompt_tokens=9),) * REQUESTS
+    )
+    assert CHECKS["prompt-length"](evidence) is None
