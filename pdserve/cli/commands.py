@@ -268,11 +268,58 @@ def schema(
 
 
 @app.command()
-def verify(name: NameArgument = None, json_: JsonOption = False) -> None:
-    """Prove that the running deployment moves KV: output, transfer, cache, cleanliness."""
-    from pdserve.cli.verify import run
+def verify(
+    name: NameArgument = None,
+    json_: JsonOption = False,
+    load: Annotated[
+        bool, typer.Option("--load", help="Prove it under load: many requests at once, some cancelled, with reloads.")
+    ] = False,
+    concurrency: Annotated[
+        # The client has 100 connections: more requests would wait for one, and not in the deployment.
+        int | None, typer.Option("--concurrency", min=1, max=100, help="Requests at once; 8.", show_default=False)
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Requests in all; 200, without --seconds.", show_default=False),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds", min=1, help="Send for so long; with --requests: what comes first.", show_default=False
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=8, help="Requests between two reloads, and of a line of the report; 50."),
+    ] = None,
+    sample: Annotated[
+        float | None,
+        typer.Option("--sample", min=0, max=1, help="Share of the answers that is compared; 0.25.", show_default=False),
+    ] = None,
+    longest_prompt: Annotated[
+        int | None, typer.Option("--longest-prompt", min=32, help="In tokens; 2048, or what the model takes.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Another one makes other prompts; 0.", show_default=False)
+    ] = None,
+) -> None:
+    """Prove that the running deployment moves KV: output, transfer, cache, cleanliness.
 
-    run(name, as_json=json_)
+    With --load many prompts of mixed length that share prefixes are sent at once. A sample of the answers is compared
+    with one engine alone, once the load is over; the report has the share that differs, and when in the run.
+    """
+    from pdserve.cli.verify import load_settings, run
+
+    typed = {
+        "concurrency": concurrency,
+        "requests": requests,
+        "seconds": seconds,
+        "window": window,
+        "sample": sample,
+        "longest_prompt": longest_prompt,
+        "seed": seed,
+    }
+    run(name, as_json=json_, load=load_settings(typed, load=load))
 
 
 @app.command()

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import typer
 from rich.console import Console
@@ -20,17 +21,21 @@ from pdserve.run.directory import RunDir, find, home, lives
 from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here, is_named_here
 from pdserve.verify import Report, run_proofs
+from pdserve.verify.load import LoadReport, LoadSettings, Window, run_load
+from pdserve.verify.load.traffic import ENDINGS, SentWindow
 
+_COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
 
-def run(name: str | None, *, as_json: bool) -> None:
-    """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that."""
+def run(name: str | None, *, as_json: bool, load: LoadSettings | None = None) -> None:
+    """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that. `load`: prove it under
+    load."""
     run_dir = find(home(os.environ), name)
     state, plan = run_dir.read_state(), run_dir.read_plan()
     if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
         raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
-    report = asyncio.run(_prove(run_dir, state, plan))
+    report = asyncio.run(_prove(run_dir, state, plan, load))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     elif sys.stdout.isatty():
@@ -40,14 +45,36 @@ def run(name: str | None, *, as_json: bool) -> None:
     report.raise_for_status()
 
 
-async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan) -> Report:
+def load_settings(typed: Mapping[str, int | float | None], *, load: bool) -> LoadSettings | None:
+    """None: no load was asked for. `typed`: field of LoadSettings -> what was typed. Raises BadParameter for options
+    without --load."""
+    given = {name: value for name, value in typed.items() if value is not None}
+    if not load:
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise typer.BadParameter(f"{options}: only with --load")
+        return None
+    until = {} if "requests" in given or "seconds" not in given else {"requests": None}
+    return replace(LoadSettings(), **until, **given)  # type: ignore[arg-type]
+
+
+async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: LoadSettings | None) -> Report:
     if not (is_here(state.host, state.place) or is_named_here(state.host)):
         raise StateError(
             f"{state.name} is proven from {state.host}, where its key is",
             todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve verify, or by ssh",
         )
+    seen, key = seen_from_here(plan, state), run_dir.read_key()
     async with client(run_dir, state) as everywhere:
-        return await run_proofs(seen_from_here(plan, state), engine_key=run_dir.read_key(), client=everywhere)
+        if load is None:
+            return await run_proofs(seen, engine_key=key, client=everywhere)
+        return await run_load(seen, load, engine_key=key, client=everywhere, on_window=_progress)
+
+
+def _progress(window: SentWindow) -> None:
+    """A load takes minutes: each window is a line, apart from the report."""
+    counts = ", ".join(f"{len(window.ended(how))} {how}" for how in ENDINGS)
+    typer.echo(f"requests {window.first}-{window.last}: {counts}, {window.seconds:g} s", err=True)
 
 
 def _numbers(numbers: Mapping[str, object]) -> str:
@@ -60,6 +87,11 @@ def _table(report: Report) -> None:
         text = proof.claim if not proof.reason else f"{proof.claim}\n{proof.reason}"
         table.add_row(proof.name, Text(proof.status, style=_STYLES[proof.status]), text, _numbers(proof.numbers))
     Console().print(table)
+    if isinstance(report, LoadReport) and report.windows:
+        windows = Table(*_COLUMNS, header_style="bold")
+        for window in report.windows:
+            windows.add_row(*_cells(window))
+        Console().print(windows)
 
 
 def _plain(report: Report) -> None:
@@ -68,3 +100,14 @@ def _plain(report: Report) -> None:
         if proof.reason:
             typer.echo(f"           reason: {proof.reason}")
         typer.echo(f"           {_numbers(proof.numbers)}")
+    for window in report.windows if isinstance(report, LoadReport) else ():
+        typer.echo(", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS, _cells(window), strict=True)))
+
+
+def _cells(window: Window) -> tuple[str, ...]:
+    return (
+        f"{window.first}-{window.last}",
+        f"{window.seconds:g}",
+        *(str(count) for count in (window.answered, window.cancelled, window.failed)),
+        f"{window.different} of {window.compared}",
+    )
