@@ -308,7 +308,7 @@ def verify(
     With --load many prompts of mixed length that share prefixes are sent at once. A sample of the answers is compared
     with one engine alone, once the load is over; the report has the share that differs, and when in the run.
     """
-    from pdserve.cli.verify import load_settings, run
+    from pdserve.cli.prove.verify import load_options, run
 
     typed = {
         "concurrency": concurrency,
@@ -319,7 +319,51 @@ def verify(
         "longest_prompt": longest_prompt,
         "seed": seed,
     }
-    run(name, as_json=json_, load=load_settings(typed, load=load))
+    run(name, as_json=json_, load=load_options(typed, load=load))
+
+
+@app.command("eval")
+def eval_(
+    task: Annotated[str, typer.Argument(help="A task of the harness (gsm8k), or a task file (.yaml).")],
+    threshold: Annotated[float, typer.Option("--threshold", help="The mean score of the repeats must reach it.")],
+    name: NameArgument = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", help="As in the harness's results: exact_match,flexible-extract", show_default=False),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often all questions are asked.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only so many questions.", show_default=False)
+    ] = None,
+    fewshot: Annotated[
+        int | None,
+        typer.Option("--fewshot", min=0, help="Examples before a question; else the task's.", show_default=False),
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Questions at once.")] = 8,
+    harness: Annotated[
+        str | None,
+        typer.Option("--harness", metavar="PROGRAM", help="lm_eval of an environment of its own.", show_default=False),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Ask the running deployment the questions of a task (lm-evaluation-harness), and demand a score.
+
+    Tasks that generate text, through the proxy, without retries. Exit 6 below the threshold, 7 when there is no score.
+    The results stay in the run directory.
+    """
+    from pdserve.cli.prove.evaluate import run
+    from pdserve.evaluation.settings import EvalSettings
+
+    settings = EvalSettings(
+        task=task,
+        threshold=threshold,
+        metric=metric,
+        repeats=repeats,
+        limit=limit,
+        fewshot=fewshot,
+        concurrency=concurrency,
+    )
+    run(name, settings, harness=harness, as_json=json_)
 
 
 @app.command()

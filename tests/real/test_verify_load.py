@@ -16,7 +16,7 @@ from tests.real.conftest import brought_up
 
 pytestmark = pytest.mark.real
 
-REQUESTS, WINDOW = 24, 12
+REQUESTS, WINDOW = 16, 8
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def tiny(home: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def load() -> tuple[int, dict[str, Any], str]:
     """Exit code, report and output of a load of which every answer is compared."""
     amount = ("--requests", str(REQUESTS), "--window", str(WINDOW), "--concurrency", "4")
-    code, output = pdserve("verify", "--load", "--json", *amount, "--sample", "1", "--longest-prompt", "700")
+    code, output = pdserve("verify", "--load", "--json", *amount, "--sample", "1", "--longest-prompt", "640")
     report: dict[str, Any] = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]
     return code, report, output
 
@@ -60,7 +60,7 @@ def test_a_sound_deployment_is_proven(tiny: Deployment) -> None:
     assert code == 0, output
     proofs = ("endpoints", "load-answers", "load-transfer", "load-reload", "load-clean", "load-output")
     assert statuses(report) == dict.fromkeys(proofs, "proven")
-    assert [(window["first"], window["last"]) for window in report["windows"]] == [(0, 11), (12, 23)]
+    assert [(window["first"], window["last"]) for window in report["windows"]] == [(0, 7), (8, 15)]
     # Two of four prefixes have one chunk, two have two; they were loaded again before the second window.
     assert numbers(report, "load-reload")["tokens loaded"] >= 6 * 256
     assert numbers(report, "load-answers")["cancelled"] > 0

@@ -8,23 +8,23 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from pdserve.cli.verify import load_settings
+from pdserve.cli.prove.verify import load_options
 from pdserve.errors import NotProvenError, VerifyError
 from pdserve.observe.engine_metrics import view_client
 from pdserve.recipe.model import Timeouts, Verify
 from pdserve.verify import Proof
-from pdserve.verify.load import LoadReport, LoadSettings, run_load
+from pdserve.verify.load import LoadOptions, LoadReport, run_load
 from pdserve.verify.load.traffic import OnWindow
 from tests.proxy.deployment import KEY
 from tests.verify.deployment import DETAILS, Deployment
 
 pytestmark = pytest.mark.process
 
-SMALL = LoadSettings(concurrency=4, requests=48, window=16, sample=0.5, longest_prompt=600)
+SMALL = LoadOptions(concurrency=4, requests=48, window=16, sample=0.5, longest_prompt=600)
 PROOFS = ["endpoints", "load-answers", "load-transfer", "load-reload", "load-clean", "load-output"]
 
 
-def load(deployment: Deployment, settings: LoadSettings = SMALL, on_window: OnWindow | None = None) -> LoadReport:
+def load(deployment: Deployment, settings: LoadOptions = SMALL, on_window: OnWindow | None = None) -> LoadReport:
     async def run() -> LoadReport:
         async with view_client() as client:
             return await run_load(deployment.plan, settings, engine_key=KEY, client=client, on_window=on_window)
@@ -97,7 +97,7 @@ class TestProven:
 
     def test_a_time_instead_of_a_number(self, deployment: Deployment) -> None:
         """The time is over when the first window was sent: nothing more is sent, and reloads stay open."""
-        report = load(deployment.up(), LoadSettings(requests=None, seconds=0.001, window=8, longest_prompt=600))
+        report = load(deployment.up(), LoadOptions(requests=None, seconds=0.001, window=8, longest_prompt=600))
         assert len(report.windows) <= 1
         assert proof(report, "load-reload").status == "not-proven"
         assert report.exit_code == NotProvenError.exit_code
@@ -171,7 +171,7 @@ class TestOpen:
         assert report.exit_code == NotProvenError.exit_code
 
     def test_a_single_window_has_no_reload(self, deployment: Deployment) -> None:
-        report = load(deployment.up(), LoadSettings(requests=8, longest_prompt=600))
+        report = load(deployment.up(), LoadOptions(requests=8, longest_prompt=600))
         assert "a smaller --window" in proof(report, "load-reload").reason
 
     def test_a_model_too_short_for_a_shared_chunk(self, deployment: Deployment) -> None:
@@ -192,15 +192,15 @@ class TestOpen:
 class TestOptions:
     def test_options_of_a_load_need_it(self) -> None:
         with pytest.raises(typer.BadParameter, match="--longest-prompt, --seed: only with --load"):
-            load_settings({"requests": None, "longest_prompt": 100, "seed": 1}, load=False)
+            load_options({"requests": None, "longest_prompt": 100, "seed": 1}, load=False)
 
     def test_none_of_them_is_the_usual_load(self) -> None:
-        assert load_settings({"requests": None, "seed": None}, load=True) == LoadSettings()
-        assert load_settings({"requests": None, "seed": None}, load=False) is None
+        assert load_options({"requests": None, "seed": None}, load=True) == LoadOptions()
+        assert load_options({"requests": None, "seed": None}, load=False) is None
 
     def test_a_time_alone_has_no_number(self) -> None:
-        assert load_settings({"requests": None, "seconds": 5.0}, load=True) == LoadSettings(requests=None, seconds=5.0)
+        assert load_options({"requests": None, "seconds": 5.0}, load=True) == LoadOptions(requests=None, seconds=5.0)
 
     def test_with_both_what_comes_first_ends_it(self) -> None:
-        both = load_settings({"requests": 10, "seconds": 5.0}, load=True)
-        assert both == LoadSettings(requests=10, seconds=5.0)
+        both = load_options({"requests": 10, "seconds": 5.0}, load=True)
+        assert both == LoadOptions(requests=10, seconds=5.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdserve.verify.load.options import GROUPS
 from pdserve.verify.load.schedule import Schedule
-from pdserve.verify.load.settings import GROUPS
 from pdserve.verify.load.traffic import Traffic
 from pdserve.verify.load.windows import when
 from pdserve.verify.outcome import Outcome, failed, not_proven, proven
@@ -23,7 +23,7 @@ CLAIM = (
 
 
 @dataclass
-class Comparison:
+class ComparedAnswers:
     """Numbers of the requests whose answers were compared, and of those that differ."""
 
     compared: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Distance:
     text: str
 
 
-async def prove(target: Target, schedule: Schedule, traffic: Traffic, comparison: Comparison) -> Outcome:
+async def prove(target: Target, schedule: Schedule, traffic: Traffic, comparison: ComparedAnswers) -> Outcome:
     """Fills `comparison` as it goes. The reference is asked once the load is over, one prompt after the other."""
     trials = {
         request.planned.number: Trial(request.planned.prompt, target.salt(request.planned.leg), request.answer)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pdserve.observe.engine_metrics import EngineSnapshot, lmcache_snapshot
 from pdserve.verify import cleanliness
-from pdserve.verify.load.settings import LoadSettings
+from pdserve.verify.load.options import LoadOptions
 from pdserve.verify.load.traffic import Traffic
 from pdserve.verify.load.windows import when
 from pdserve.verify.outcome import Outcome, failed, not_proven, proven
@@ -32,13 +32,13 @@ _UNLOCK_SECONDS = 15.0
 _POLL_SECONDS = 0.2
 
 
-def prove_answers(target: Target, traffic: Traffic, settings: LoadSettings) -> Outcome:
+def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Outcome:
     served = traffic.served
     failures = [request for request in served if request.ended == "failed"]
     numbers: Numbers = {
         "requests": len(served),
-        "concurrency": settings.concurrency,
-        "seed": settings.seed,
+        "concurrency": options.concurrency,
+        "seed": options.seed,
         "answered": sum(request.ended == "answered" for request in served),
         "cancelled": sum(request.ended == "cancelled" for request in served),
         "failed": len(failures),

@@ -12,9 +12,9 @@ from pdserve.observe.engine_metrics import EngineSnapshot
 from pdserve.plan.model import Plan
 from pdserve.verify import cleanliness, endpoints, pool
 from pdserve.verify.load import comparison, proofs
-from pdserve.verify.load.comparison import Comparison
+from pdserve.verify.load.comparison import ComparedAnswers
+from pdserve.verify.load.options import LoadOptions
 from pdserve.verify.load.schedule import Schedule, make_schedule
-from pdserve.verify.load.settings import LoadSettings
 from pdserve.verify.load.traffic import OnWindow, Traffic, send
 from pdserve.verify.load.windows import LoadReport, make_windows
 from pdserve.verify.outcome import Outcome, not_proven
@@ -29,7 +29,7 @@ class _Sent:
     schedule: Schedule
     before: Mapping[str, EngineSnapshot]
     traffic: Traffic
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: ComparedAnswers = field(default_factory=ComparedAnswers)
 
 
 Prove = Callable[[Target, _Sent], Awaitable[Outcome]]
@@ -37,7 +37,7 @@ Prove = Callable[[Target, _Sent], Awaitable[Outcome]]
 
 async def run_load(
     plan: Plan,
-    settings: LoadSettings,
+    options: LoadOptions,
     *,
     engine_key: str,
     client: httpx.AsyncClient,
@@ -54,8 +54,8 @@ async def run_load(
     loads: list[_Sent] = []
 
     async def answers() -> Outcome:
-        loads.append(await _send(target, settings, on_window))
-        return proofs.prove_answers(target, loads[0].traffic, settings)
+        loads.append(await _send(target, options, on_window))
+        return proofs.prove_answers(target, loads[0].traffic, options)
 
     if alive:
         reason = "the requests that it would look at were not answered"
@@ -72,11 +72,11 @@ async def run_load(
     return LoadReport(deployment=plan.name, proofs=done.done, windows=windows[0] if windows else ())
 
 
-async def _send(target: Target, settings: LoadSettings, on_window: OnWindow | None) -> _Sent:
-    schedule = await make_schedule(target, settings)
+async def _send(target: Target, options: LoadOptions, on_window: OnWindow | None) -> _Sent:
+    schedule = await make_schedule(target, options)
     before = await cleanliness.quiet(target)
     reloads = target.plan.cache_reset_endpoint and _keeps_kv(target.plan)
-    return _Sent(schedule, before, await send(target, schedule, settings, reloads=reloads, on_window=on_window))
+    return _Sent(schedule, before, await send(target, schedule, options, reloads=reloads, on_window=on_window))
 
 
 def _proofs(target: Target) -> list[tuple[str, str, Prove]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdserve.errors import NotProvenError
-from pdserve.verify.load.settings import GROUPS, LoadSettings
+from pdserve.verify.load.options import GROUPS, LoadOptions
 from pdserve.verify.prompts import make_tokens, max_model_len
 from pdserve.verify.target import Target
 
@@ -29,7 +29,7 @@ _LONG_ANSWER_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Planned:
+class LoadRequest:
     """One request of the load."""
 
     number: int
@@ -60,14 +60,14 @@ class Schedule:
     sample: float
     seed: int
 
-    def planned(self, number: int) -> Planned:
+    def planned(self, number: int) -> LoadRequest:
         chance = self._chance(number)
         place = number % self.window
         # The first of each group in a window reloads the prefix: it must be a prompt of that group, and answered.
         group = place if place < GROUPS else chance.randrange(GROUPS)
         prefix = self.prefix(group)
         tail = round(math.exp(chance.uniform(math.log(_SHORTEST_TAIL), math.log(self.longest - len(prefix)))))
-        mine = Planned(
+        mine = LoadRequest(
             number=number,
             group=group,
             prompt=prefix + tuple(chance.choices(self.pool, k=tail)),
@@ -91,7 +91,7 @@ class Schedule:
         chunks = min(1 + group % _LONGEST_PREFIX_CHUNKS, fits)
         return tuple(self._chance(f"prefix-{group}").choices(self.pool, k=chunks * self.chunk))
 
-    def long_answer(self, planned: Planned) -> int:
+    def long_answer(self, planned: LoadRequest) -> int:
         """Tokens of the answer to a request that is left."""
         if self.model_limit is None:
             return _LONG_ANSWER_TOKENS
@@ -101,10 +101,10 @@ class Schedule:
         return random.Random(f"{self.seed}-{of}")  # noqa: S311 - repeatable prompts, not a secret
 
 
-async def make_schedule(target: Target, settings: LoadSettings) -> Schedule:
+async def make_schedule(target: Target, options: LoadOptions) -> Schedule:
     """Raises NotProvenError where the model, or `longest_prompt`, leaves no room for a prompt with a shared chunk."""
     limit = await max_model_len(target)
-    longest = settings.longest_prompt
+    longest = options.longest_prompt
     if limit is not None:
         longest = min(longest, limit - target.plan.verify.output_tokens - 1)
     least = target.chunk + _SHORTEST_TAIL
@@ -115,11 +115,11 @@ async def make_schedule(target: Target, settings: LoadSettings) -> Schedule:
             todo=f"give --longest-prompt {least} or more; or raise max-model-len, or lower lmcache.chunk_size",
         )
     return Schedule(
-        pool=await make_tokens(target, settings.seed, _POOL_TOKENS),
+        pool=await make_tokens(target, options.seed, _POOL_TOKENS),
         chunk=target.chunk,
         longest=longest,
         model_limit=limit,
-        window=settings.window,
-        sample=settings.sample,
-        seed=settings.seed,
+        window=options.window,
+        sample=options.sample,
+        seed=options.seed,
     )

@@ -13,8 +13,8 @@ from pdserve.errors import VerifyError
 from pdserve.observe.engine_metrics import read_metrics, total
 from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.verify.cache import clear_engines, received_meanwhile
-from pdserve.verify.load.schedule import Planned, Schedule
-from pdserve.verify.load.settings import GROUPS, LoadSettings
+from pdserve.verify.load.options import GROUPS, LoadOptions
+from pdserve.verify.load.schedule import LoadRequest, Schedule
 from pdserve.verify.proofs import one_line
 from pdserve.verify.streams import cancel_after_first_chunk, cancel_before_first_byte
 from pdserve.verify.target import Completion, Target
@@ -29,7 +29,7 @@ OnWindow = Callable[["SentWindow"], None]
 class Served:
     """What became of one request."""
 
-    planned: Planned
+    planned: LoadRequest
     ended: Ended
     answer: Completion | None = None
     error: str = ""
@@ -82,16 +82,16 @@ class Traffic:
 
 
 async def send(
-    target: Target, schedule: Schedule, settings: LoadSettings, *, reloads: bool, on_window: OnWindow | None
+    target: Target, schedule: Schedule, options: LoadOptions, *, reloads: bool, on_window: OnWindow | None
 ) -> Traffic:
     """`reloads`: clear the engines' caches between windows. Never raises for what the deployment does."""
     before, failovers = await read_counters(target), await _failovers(target)
     began = time.monotonic()
-    until = None if settings.seconds is None else began + settings.seconds
+    until = None if options.seconds is None else began + options.seconds
     windows: list[SentWindow] = []
     not_cleared: VerifyError | None = None
     first = 0
-    while (settings.requests is None or first < settings.requests) and (until is None or time.monotonic() < until):
+    while (options.requests is None or first < options.requests) and (until is None or time.monotonic() < until):
         cleared = False
         if reloads and windows and not_cleared is None:
             try:
@@ -99,10 +99,10 @@ async def send(
                 cleared = True
             except VerifyError as error:
                 not_cleared = error
-        last = first + settings.window
-        numbers = range(first, last if settings.requests is None else min(last, settings.requests))
+        last = first + options.window
+        numbers = range(first, last if options.requests is None else min(last, options.requests))
         counters = await read_counters(target)
-        served = await _send_window(target, schedule, numbers, settings.concurrency, until)
+        served = await _send_window(target, schedule, numbers, options.concurrency, until)
         if not served:
             break
         reloaded = None
@@ -162,7 +162,7 @@ async def _send_window(
     return tuple(sorted(served, key=lambda request: request.planned.number))
 
 
-async def _serve(target: Target, schedule: Schedule, planned: Planned) -> Served:
+async def _serve(target: Target, schedule: Schedule, planned: LoadRequest) -> Served:
     try:
         if planned.ending == "whole":
             return await _answered(target, planned)
@@ -176,7 +176,7 @@ async def _serve(target: Target, schedule: Schedule, planned: Planned) -> Served
     return Served(planned, "cancelled" if left else "answered")
 
 
-async def _answered(target: Target, planned: Planned) -> Served:
+async def _answered(target: Target, planned: LoadRequest) -> Served:
     verify = target.plan.verify
     logprobs = {"logprobs": 1} if planned.compared and verify.output == "logprobs" else {}
     answer = await target.complete(

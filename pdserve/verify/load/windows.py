@@ -10,7 +10,7 @@ from pdserve.verify.load.traffic import Traffic
 from pdserve.verify.report import Report
 
 
-class Window(BaseModel):
+class LoadWindow(BaseModel):
     """The requests `first` to `last`, in the order in which they were sent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,13 +31,13 @@ class Window(BaseModel):
 class LoadReport(Report):
     """As Report; `windows` has when in the run answers failed or differed."""
 
-    windows: tuple[Window, ...] = ()
+    windows: tuple[LoadWindow, ...] = ()
 
 
-def make_windows(traffic: Traffic, compared: Collection[int], different: Collection[int]) -> tuple[Window, ...]:
+def make_windows(traffic: Traffic, compared: Collection[int], different: Collection[int]) -> tuple[LoadWindow, ...]:
     """`compared`, `different`: numbers of requests."""
     return tuple(
-        Window(
+        LoadWindow(
             first=window.first,
             last=window.last,
             seconds=window.seconds,

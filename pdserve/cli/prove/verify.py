@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,27 +13,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.errors import StateError
+from pdserve.cli.prove.serving import serving
 from pdserve.observe.remote_http import client, seen_from_here
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir, find, home, lives
+from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
-from pdserve.system.host import is_here, is_named_here
 from pdserve.verify import Report, run_proofs
-from pdserve.verify.load import LoadReport, LoadSettings, Window, run_load
+from pdserve.verify.load import LoadOptions, LoadReport, LoadWindow, run_load
 from pdserve.verify.load.traffic import ENDINGS, SentWindow
 
 _COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
 _STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
 
 
-def run(name: str | None, *, as_json: bool, load: LoadSettings | None = None) -> None:
+def run(name: str | None, *, as_json: bool, load: LoadOptions | None = None) -> None:
     """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that. `load`: prove it under
     load."""
-    run_dir = find(home(os.environ), name)
-    state, plan = run_dir.read_state(), run_dir.read_plan()
-    if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
-        raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
+    run_dir, state, plan = serving(name, "verify")
     report = asyncio.run(_prove(run_dir, state, plan, load))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
@@ -45,8 +40,8 @@ def run(name: str | None, *, as_json: bool, load: LoadSettings | None = None) ->
     report.raise_for_status()
 
 
-def load_settings(typed: Mapping[str, int | float | None], *, load: bool) -> LoadSettings | None:
-    """None: no load was asked for. `typed`: field of LoadSettings -> what was typed. Raises BadParameter for options
+def load_options(typed: Mapping[str, int | float | None], *, load: bool) -> LoadOptions | None:
+    """None: no load was asked for. `typed`: field of LoadOptions -> what was typed. Raises BadParameter for options
     without --load."""
     given = {name: value for name, value in typed.items() if value is not None}
     if not load:
@@ -55,15 +50,10 @@ def load_settings(typed: Mapping[str, int | float | None], *, load: bool) -> Loa
             raise typer.BadParameter(f"{options}: only with --load")
         return None
     until = {} if "requests" in given or "seconds" not in given else {"requests": None}
-    return replace(LoadSettings(), **until, **given)  # type: ignore[arg-type]
+    return replace(LoadOptions(), **until, **given)  # type: ignore[arg-type]
 
 
-async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: LoadSettings | None) -> Report:
-    if not (is_here(state.host, state.place) or is_named_here(state.host)):
-        raise StateError(
-            f"{state.name} is proven from {state.host}, where its key is",
-            todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve verify, or by ssh",
-        )
+async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: LoadOptions | None) -> Report:
     seen, key = seen_from_here(plan, state), run_dir.read_key()
     async with client(run_dir, state) as everywhere:
         if load is None:
@@ -104,7 +94,7 @@ def _plain(report: Report) -> None:
         typer.echo(", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS, _cells(window), strict=True)))
 
 
-def _cells(window: Window) -> tuple[str, ...]:
+def _cells(window: LoadWindow) -> tuple[str, ...]:
     return (
         f"{window.first}-{window.last}",
         f"{window.seconds:g}",

@@ -9,7 +9,7 @@ GROUPS = 4
 
 
 @dataclass(frozen=True)
-class LoadSettings:
+class LoadOptions:
     """The load ends with the first of `requests` and `seconds` that is reached."""
 
     concurrency: int = 8
