@@ -70,8 +70,8 @@ def environment(plan: Plan, environ: Mapping[str, str], key: str) -> dict[str, s
 def read_score(document: Mapping[str, Any], metric: str | None, where: str) -> Score:
     """From the results of one task. Raises NotProvenError when the metric is not there, or there is a choice."""
     try:
-        # A group lists its parts beside itself, and comes first.
         task, figures = next(iter(document["results"].items()))
+        parts = len(document["results"])
         metrics = {
             name: figure
             for name, figure in figures.items()
@@ -86,6 +86,10 @@ def read_score(document: Mapping[str, Any], metric: str | None, where: str) -> S
             cause="another version of lm_eval has other results",
             todo="pip install 'lm-eval[api]==0.4.13'",
         ) from error
+    if parts > 1:
+        raise NotProvenError(
+            f"the results are of {parts} tasks", where=where, todo="give one task, not a group, and evaluate each part"
+        )
     if not metrics:
         raise NotProvenError(f"the task {task} has no score", where=where, todo="see harness.log beside it")
     if metric is None and len(metrics) > 1:

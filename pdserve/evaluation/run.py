@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pdserve.evaluation.harness import PROGRAM, Score, configuration, environmen
 from pdserve.evaluation.settings import EvalSettings
 from pdserve.evaluation.verdict import EvalVerdict
 from pdserve.plan.model import Plan
-from pdserve.run.directory import RunDir
+from pdserve.run.directory import RunDir, new_run_id
 from pdserve.run.state import DeploymentState
 from pdserve.system.markers import marker
 from pdserve.system.process import Exit, spawn
@@ -49,7 +48,7 @@ async def evaluate(
     on_repeat: Callable[[Score], None],
 ) -> EvalVerdict:
     """Raises NotProvenError when the harness does not get to a score. Its results stay in the run directory."""
-    folder = run_dir.path / "evals" / time.strftime("%Y%m%d-%H%M%S")
+    folder = run_dir.path / "evals" / new_run_id()
     scores: list[Score] = []
     for repeat in range(1, settings.repeats + 1):
         results = folder / f"repeat-{repeat}"

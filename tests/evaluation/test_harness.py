@@ -81,6 +81,11 @@ class TestScore:
         with pytest.raises(NotProvenError, match="cannot be read"):
             read_score(document, None, "results.json")
 
+    def test_a_group_of_tasks_is_not_one_score(self) -> None:
+        group = results(**{"acc,none": 1}) | {"results": {"mmlu": {"acc,none": 0.5}, "mmlu_law": {"acc,none": 0.4}}}
+        with pytest.raises(NotProvenError, match="of 2 tasks"):
+            read_score(group | {"n-samples": {}}, None, "results.json")
+
     def test_a_task_without_a_figure_has_no_score(self) -> None:
         with pytest.raises(NotProvenError, match="has no score"):
             read_score(results(), None, "results.json")

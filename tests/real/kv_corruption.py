@@ -8,6 +8,8 @@ FOLDER/zero-layer   of every third, the last layer is zero
 FOLDER/recompute    of the prompts that decode is to load, every third is computed by decode instead; its KV is released
 FOLDER/cut          of the transfers of prefill, every third ends after half of its blocks, as a failure
 FOLDER/stale-chunk  what prefill loads from LMCache begins with the chunk that was loaded first since the file was made
+
+The first dimension of a layer's KV is the block, as on vLLM's CPU backend.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def _spoil_received(worker: Any, folder: Path) -> None:
     numbers = count(1)
 
     def register_kv_caches(kv_caches: dict[str, Any]) -> None:
-        layers.extend(_by_block(tensor) for tensor in kv_caches.values())
+        layers.extend(kv_caches.values())
         register(kv_caches)
 
     def start_load_kv(metadata: Any) -> None:
@@ -107,7 +109,7 @@ def _load_stale_chunks(adapter: Any, order: Path) -> None:
     def get_finished(*args: Any) -> Any:
         loads = {request: blocks for request, (_, blocks) in adapter.retrieve_futures.items()}
         stored, loaded = finished(*args)
-        layers = [_by_block(tensor) for tensor in adapter.kv_caches.values()]
+        layers = list(adapter.kv_caches.values())
         if not order.exists():
             kept.clear()
             return stored, loaded
@@ -126,8 +128,3 @@ def _copy(layer: Any, sources: Sequence[int], targets: Sequence[int]) -> None:
     """As many blocks as both have."""
     size = min(len(sources), len(targets))
     layer[list(targets[:size])] = layer[list(sources[:size])].clone()
-
-
-def _by_block(tensor: Any) -> Any:
-    """A view whose first dimension is the block: some backends have keys and values before it."""
-    return tensor.movedim(1, 0) if tensor.shape[0] == 2 else tensor

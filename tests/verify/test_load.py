@@ -96,11 +96,11 @@ class TestProven:
         assert report.exit_code == 0, report
 
     def test_a_time_instead_of_a_number(self, deployment: Deployment) -> None:
-        """The time is over when the first window was sent: nothing more is sent, and reloads stay open."""
-        report = load(deployment.up(), LoadOptions(requests=None, seconds=0.001, window=8, longest_prompt=600))
-        assert len(report.windows) <= 1
-        assert proof(report, "load-reload").status == "not-proven"
-        assert report.exit_code == NotProvenError.exit_code
+        """It sends window after window until the time is over."""
+        report = load(deployment.up(), LoadOptions(requests=None, seconds=3, window=8, longest_prompt=600))
+        assert proof(report, "load-answers").status == "proven", report
+        assert report.windows[-1].seconds >= 3
+        assert sum(window.answered for window in report.windows) > 0
 
 
 class TestFaults:
@@ -124,6 +124,7 @@ class TestFaults:
         transfer = proof(report, "load-transfer")
         assert transfer.status == "failed"
         assert transfer.numbers["received by decode"] == 0
+        assert "requests 0-15: " in transfer.reason
         assert proof(report, "load-output").status == "proven"
 
     def test_a_transfer_that_fails(self, deployment: Deployment) -> None:
@@ -187,6 +188,11 @@ class TestOpen:
         assert proof(report, "endpoints").status == "failed"
         assert {entry.status for entry in report.proofs[1:]} == {"not-proven"}
         assert deployment.engines["prefill-0"].requests() == []
+
+    def test_a_load_without_a_request_proves_nothing(self, deployment: Deployment) -> None:
+        report = load(deployment.up(), LoadOptions(requests=None, seconds=0.0, window=8, longest_prompt=600))
+        assert "nothing was sent" in proof(report, "load-answers").reason
+        assert {entry.status for entry in report.proofs[1:]} == {"not-proven"}
 
 
 class TestOptions:

@@ -50,6 +50,8 @@ class SentWindow:
 
     first: int
     served: tuple[Served, ...]
+    before: Counters
+    """At its begin."""
     seconds: float
     """Since the load began."""
     reloaded: Reloaded | None = None
@@ -65,10 +67,9 @@ class SentWindow:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The whole load, and the counters around it."""
+    """The whole load."""
 
     windows: tuple[SentWindow, ...]
-    before: Counters
     failovers: int | None
     """Attempts that the proxy made once more on another worker. None: it does not count them."""
     not_cleared: VerifyError | None
@@ -85,7 +86,7 @@ async def send(
     target: Target, schedule: Schedule, options: LoadOptions, *, reloads: bool, on_window: OnWindow | None
 ) -> Traffic:
     """`reloads`: clear the engines' caches between windows. Never raises for what the deployment does."""
-    before, failovers = await read_counters(target), await _failovers(target)
+    failovers = await _failovers(target)
     began = time.monotonic()
     until = None if options.seconds is None else began + options.seconds
     windows: list[SentWindow] = []
@@ -101,15 +102,15 @@ async def send(
                 not_cleared = error
         last = first + options.window
         numbers = range(first, last if options.requests is None else min(last, options.requests))
-        counters = await read_counters(target)
+        before = await read_counters(target)
         served = await _send_window(target, schedule, numbers, options.concurrency, until)
         if not served:
             break
         reloaded = None
         if cleared and len(served) >= GROUPS and all(request.ended == "answered" for request in served[:GROUPS]):
             wanted = reload_tokens(target, schedule)
-            reloaded = Reloaded(wanted, await received_meanwhile(target, counters, wanted))
-        windows.append(SentWindow(first, served, round(time.monotonic() - began, 1), reloaded))
+            reloaded = Reloaded(wanted, await received_meanwhile(target, before, wanted))
+        windows.append(SentWindow(first, served, before, round(time.monotonic() - began, 1), reloaded))
         if on_window:
             on_window(windows[-1])
         if not windows[-1].ended("answered"):
@@ -118,7 +119,6 @@ async def send(
     after = await _failovers(target)
     return Traffic(
         windows=tuple(windows),
-        before=before,
         failovers=None if after is None or failovers is None else after - failovers,
         not_cleared=not_cleared,
         given_up=bool(windows) and not windows[-1].ended("answered"),
