@@ -116,7 +116,7 @@ class TestFaults:
         assert "requests 16-31: " in output.reason
         assert "requests 0-15" not in output.reason
         assert "logs/decode-0.log" in output.reason
-        # Nothing else can tell: all went well but for the bytes.
+        # No other proof sees it: all went well but for the bytes.
         assert {entry.status for entry in report.proofs if entry.name != "load-output"} == {"proven"}
 
     def test_a_decode_that_computes_prompts_itself(self, deployment: Deployment) -> None:

@@ -37,7 +37,7 @@ class LoadRequest:
     prompt: tuple[int, ...]
     ending: Ending
     leaves_after: float
-    """Seconds, of one that is left before its first byte."""
+    """Seconds, of a request that is left before its first byte."""
     compared: bool
 
     @property

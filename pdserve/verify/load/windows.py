@@ -52,7 +52,7 @@ def make_windows(traffic: Traffic, compared: Collection[int], different: Collect
 
 
 def when(traffic: Traffic, of: Collection[int], wrong: Collection[int]) -> str:
-    """In which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with a wrong one."""
+    """In which windows: `requests 0-49: 3 of 12; requests 100-149: 6 of 11`. Only windows with wrong ones."""
     parts = []
     for window in make_windows(traffic, of, wrong):
         if window.different:
