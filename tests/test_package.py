@@ -57,6 +57,7 @@ def run(arguments: list[str], watched: tuple[str, ...], home: Path) -> str:
         (["restart", "proxy"], 8),
         (["verify"], 8),
         (["doctor"], 8),
+        (["eval", "gsm8k", "--threshold", "1", "--harness", "/bin/true"], 8),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

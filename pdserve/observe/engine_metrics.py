@@ -104,6 +104,8 @@ class LmcacheSnapshot:
     """Chunks kept, counted once for every worker that stores its part."""
     bytes_used: int | None = None
     bytes_total: int | None = None
+    read_locked: int | None = None
+    """Chunks that loads hold, so that they are not evicted."""
     requested_tokens: int | None = None
     hit_tokens: int | None = None
     """Of the tokens that engines looked up."""
@@ -203,6 +205,7 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
             objects=int(l1["total_object_count"]),
             bytes_used=int(l1["memory_used_bytes"]),
             bytes_total=int(l1["memory_total_bytes"]),
+            read_locked=l1.get("read_locked_count"),
         )
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))

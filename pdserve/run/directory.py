@@ -13,7 +13,7 @@
                                                    events.jsonl.1 was before it
         logs/<process>@<node>.log                  one a process, from the first byte; .log.1, ... was cut off of it
         diagnostics/  patches/  weights/  inbox/   snapshots of hung processes; patch records; which commit a node
-                                                   has fetched; requests to the launcher
+        evals/                                     has fetched; requests to the launcher; results of `pdserve eval`
 
 Secrets are never written here; the engine key is in `key_file`, outside, readable by its owner only.
 """

@@ -30,15 +30,15 @@ async def _exact(target: Target, trials: Trials) -> Outcome:
         if alone.tokens == trial.answer.tokens:
             equal += 1
         elif not difference:
-            difference = _first_difference(number, trial.answer.tokens, alone.tokens)
+            difference = first_difference(f"prompt {number}", trial.answer.tokens, alone.tokens)
     numbers["equal answers"] = equal
     control = await generate(target, _control_prompt(target, trials), "control")
     changed = sum(a != b for a, b in zip(control.tokens, trials.trials[0].answer.tokens, strict=False))
     numbers["control: tokens that differ"] = changed
     if difference:
-        return failed(f"{difference}. {_where(target)}", numbers)
+        return failed(f"{difference}. {where_to_look(target)}", numbers)
     if not changed:
-        return failed(_INSENSITIVE, numbers)
+        return failed(INSENSITIVE, numbers)
     return proven(numbers)
 
 
@@ -50,21 +50,22 @@ async def _logprobs(target: Target, trials: Trials) -> Outcome:
     for number, trial in enumerate(trials.trials):
         if len(trial.answer.logprobs) != len(trial.answer.tokens):
             return failed("the proxy's answer carries no logprobs although they were asked for", numbers)
-        differences += await _against(target, trial, trial.prompt, f"reference-{number}")
+        differences += await against(target, trial, trial.prompt, f"reference-{number}")
     numbers["max |logprob difference|"] = round(max(differences), 6)
     numbers["mean |logprob difference|"] = round(sum(differences) / len(differences), 6)
-    control = await _against(target, trials.trials[0], _control_prompt(target, trials), "control")
+    control = await against(target, trials.trials[0], _control_prompt(target, trials), "control")
     numbers["control: max |difference|"] = round(max(control), 6)
     if max(differences) > tolerance:
         return failed(
-            f"logprobs differ by up to {max(differences):.4f}, allowed are {tolerance:g}. {_where(target)}", numbers
+            f"logprobs differ by up to {max(differences):.4f}, allowed are {tolerance:g}. {where_to_look(target)}",
+            numbers,
         )
     if max(control) <= tolerance:
-        return failed(_INSENSITIVE, numbers)
+        return failed(INSENSITIVE, numbers)
     return proven(numbers)
 
 
-async def _against(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> list[float]:
+async def against(target: Target, trial: Trial, prompt: tuple[int, ...], leg: str) -> list[float]:
     forced = await force(target, prompt, trial.answer.tokens, leg)
     return [abs(a - b) for a, b in zip(forced.chosen, trial.answer.logprobs, strict=True)]
 
@@ -83,23 +84,23 @@ def _numbers(target: Target, trials: Trials) -> Numbers:
     }
 
 
-def _first_difference(number: int, through: tuple[int, ...], alone: tuple[int, ...]) -> str:
+def first_difference(label: str, through: tuple[int, ...], alone: tuple[int, ...]) -> str:
     place = next((i for i, (a, b) in enumerate(zip(through, alone, strict=False)) if a != b), None)
     if place is None:
-        return f"prompt {number}: {len(through)} tokens came through the proxy, {len(alone)} from the reference"
+        return f"{label}: {len(through)} tokens came through the proxy, {len(alone)} from the reference"
     return (
-        f"prompt {number}: output token {place} is {through[place]} through the proxy "
+        f"{label}: output token {place} is {through[place]} through the proxy "
         f"and {alone[place]} from one instance alone"
     )
 
 
-_INSENSITIVE = (
+INSENSITIVE = (
     "another first chunk of the prompt does not change the answer: this model hardly looks at its context (dummy "
     "weights?), so equal answers prove nothing"
 )
 
 
-def _where(target: Target) -> str:
+def where_to_look(target: Target) -> str:
     if not target.decoders:
         return "Both answers come from aggregated engines: are their weights and arguments the same?"
     logs = ", ".join(target.log(worker.name) for worker in target.decoders)

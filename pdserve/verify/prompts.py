@@ -23,7 +23,7 @@ async def make_prompts(target: Target, count: int) -> list[tuple[int, ...]]:
     """`count` different prompts, the same ones on every run. Raises NotProvenError where they do not fit the model."""
     length = 2 * target.chunk + _TAIL
     length += 1 - length % 2
-    longest = await _max_model_len(target)
+    longest = await max_model_len(target)
     wanted = length + target.plan.verify.output_tokens + 1
     if longest is not None and wanted > longest:
         raise NotProvenError(
@@ -31,12 +31,12 @@ async def make_prompts(target: Target, count: int) -> list[tuple[int, ...]]:
             where=target.reference.url,
             todo="raise max-model-len, or lower lmcache.chunk_size",
         )
-    return [await _prompt(target, seed, length) for seed in range(count)]
+    return [await make_tokens(target, seed, length) for seed in range(count)]
 
 
 async def longest_answer(target: Target, prompt: tuple[int, ...], tokens: int) -> int:
     """As many tokens as the model's limit leaves, `tokens` at most."""
-    longest = await _max_model_len(target)
+    longest = await max_model_len(target)
     return tokens if longest is None else min(tokens, longest - len(prompt))
 
 
@@ -45,7 +45,8 @@ def altered(prompt: tuple[int, ...], other: tuple[int, ...], chunk: int) -> tupl
     return other[:chunk] + prompt[chunk:]
 
 
-async def _prompt(target: Target, seed: int, length: int) -> tuple[int, ...]:
+async def make_tokens(target: Target, seed: int, length: int) -> tuple[int, ...]:
+    """`length` tokens of a text that depends on `seed` alone."""
     words = random.Random(seed)  # noqa: S311 - repeatable text, not a secret
     tokens: list[int] = []
     while len(tokens) < length:
@@ -63,7 +64,7 @@ async def _tokenize(target: Target, text: str) -> list[int]:
     return list(tokens)
 
 
-async def _max_model_len(target: Target) -> int | None:
+async def max_model_len(target: Target) -> int | None:
     answer = await target.get(target.reference.url, "/v1/models")
     if isinstance(answer, str) or answer.status_code != 200:
         return None

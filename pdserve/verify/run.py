@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 
 import httpx
 
-from pdserve.errors import NotProvenError, VerifyError
 from pdserve.observe.engine_metrics import view_client
 from pdserve.plan.model import Plan
 from pdserve.verify import cache, cleanliness, endpoints, output, pool, transfer
-from pdserve.verify.outcome import Outcome, failed, not_proven
-from pdserve.verify.report import Proof, Report
+from pdserve.verify.outcome import Outcome, not_proven
+from pdserve.verify.proofs import OnProof, Proofs
+from pdserve.verify.report import Report
 from pdserve.verify.target import Target
 from pdserve.verify.trials import Trials, run_trials
 
-OnProof = Callable[[Proof], None]
 Prove = Callable[[Target, Trials], Awaitable[Outcome]]
 
 
@@ -37,19 +35,18 @@ async def run_proofs(
 class _Run:
     def __init__(self, target: Target, on_proof: OnProof | None) -> None:
         self._target = target
-        self._on_proof = on_proof
-        self._proofs: list[Proof] = []
+        self._proofs = Proofs(on_proof)
 
     async def all(self) -> Report:
         target = self._target
-        alive = await self._prove("endpoints", endpoints.CLAIM, lambda: endpoints.prove(target))
+        alive = await self._proofs.carry_out("endpoints", endpoints.CLAIM, lambda: endpoints.prove(target))
         trials = await self._trials() if alive else "nothing was sent: not all endpoints answer"
         for name, claim, prove in _proofs(target.plan):
             if isinstance(trials, Trials):
-                await self._prove(name, claim, _bound(prove, target, trials))
+                await self._proofs.carry_out(name, claim, _bound(prove, target, trials))
             else:
-                self._add(name, claim, not_proven(trials), 0.0)
-        return Report(deployment=target.plan.name, proofs=tuple(self._proofs))
+                self._proofs.add(name, claim, not_proven(trials))
+        return Report(deployment=target.plan.name, proofs=self._proofs.done)
 
     async def _trials(self) -> Trials | str:
         """The requests that the proofs look at, or why there are none. A request that fails is a proof that failed."""
@@ -60,34 +57,9 @@ class _Run:
             trials.append(await run_trials(self._target))
             return Outcome("proven", {"requests": len(trials[0].trials)})
 
-        if await self._prove("requests", claim, send):
+        if await self._proofs.carry_out("requests", claim, send):
             return trials[0]
         return "the requests that it would look at were not answered"
-
-    async def _prove(self, name: str, claim: str, prove: Callable[[], Awaitable[Outcome]]) -> bool:
-        """False: what rests on it cannot be carried out."""
-        began = time.monotonic()
-        try:
-            outcome = await prove()
-        except NotProvenError as error:
-            outcome = not_proven(_one_line(error))
-        except VerifyError as error:
-            outcome = failed(_one_line(error), {})
-        self._add(name, claim, outcome, time.monotonic() - began)
-        return outcome.status == "proven" or outcome.goes_on
-
-    def _add(self, name: str, claim: str, outcome: Outcome, seconds: float) -> None:
-        proof = Proof(
-            name=name,
-            claim=claim,
-            status=outcome.status,
-            numbers=outcome.numbers,
-            reason=outcome.reason,
-            seconds=round(seconds, 3),
-        )
-        self._proofs.append(proof)
-        if self._on_proof:
-            self._on_proof(proof)
 
 
 def _proofs(plan: Plan) -> list[tuple[str, str, Prove]]:
@@ -113,8 +85,3 @@ def _proofs(plan: Plan) -> list[tuple[str, str, Prove]]:
 
 def _bound(prove: Prove, target: Target, trials: Trials) -> Callable[[], Awaitable[Outcome]]:
     return lambda: prove(target, trials)
-
-
-def _one_line(error: VerifyError) -> str:
-    parts = [f"{error.where}: {error.what}" if error.where else error.what]
-    return "; ".join([*parts, *(part for part in (error.cause, error.todo) if part)])

@@ -8,7 +8,7 @@ from pdserve.verify.target import Target
 from pdserve.verify.trials import Trials
 
 CLAIM = "Decode received the KV of every prompt and computed none of it beyond what vLLM always recomputes."
-_ALWAYS_RECOMPUTED = 1
+ALWAYS_RECOMPUTED = 1
 """vLLM needs the last prompt token's logits. 0.32.0 counts it as received all the same (619 of 619), connectors that
 leave it out report one less; hybrid models load one token less."""
 
@@ -29,7 +29,7 @@ async def prove(target: Target, trials: Trials) -> Outcome:
     if len(got) < len(received) or len(own) < len(computed):
         return not_proven("the decode engines do not count where the tokens of their prompts came from", numbers)
     numbers["received by decode"], numbers["computed on decode"] = sum(got), sum(own)
-    allowed = _ALWAYS_RECOMPUTED * len(prompts)
+    allowed = ALWAYS_RECOMPUTED * len(prompts)
     if sum(got) < sum(prompts) - allowed or sum(own) > allowed:
         logs = ", ".join(target.log(w.name) for w in (*target.decoders, *target.producers))
         return failed(

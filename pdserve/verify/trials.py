@@ -53,10 +53,7 @@ class Trials:
 
     def computed(self, name: str) -> int | None:
         """Prompt tokens that an engine computed meanwhile, for whomever."""
-        before, after = self.before.engines[name], self.after.engines[name]
-        if after.prompt_tokens is None:
-            return None
-        return after.prompt_tokens["local_compute"] - (before.prompt_tokens or {}).get("local_compute", 0)
+        return tokens_since(self.before.engines[name], self.after.engines[name], "local_compute")
 
 
 def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
@@ -64,6 +61,13 @@ def received_since(before: EngineSnapshot, after: EngineSnapshot) -> int | None:
     if not after.reachable or after.received_tokens is None:
         return None
     return after.received_tokens - (before.received_tokens or 0)
+
+
+def tokens_since(before: EngineSnapshot, after: EngineSnapshot, source: str) -> int | None:
+    """Prompt tokens of one source. None: the engine does not count them."""
+    if after.prompt_tokens is None:
+        return None
+    return after.prompt_tokens[source] - (before.prompt_tokens or {}).get(source, 0)
 
 
 async def read_counters(target: Target) -> Counters:

@@ -13,7 +13,7 @@ FAKE_LMCACHE_DIE_AT=WHEN      import, start, ready              FAKE_LMCACHE_EXI
 FAKE_LMCACHE_LAST_LINES=TEXT  printed to stderr before that     FAKE_LMCACHE_WRONG_ID=1     /config names another one
 FAKE_LMCACHE_REGISTERED=N     engine workers in /status (16)    FAKE_LMCACHE_UNHEALTHY=1    /healthcheck is 503
 FAKE_LMCACHE_OBJECTS=N        objects in /status (0)            FAKE_LMCACHE_IGNORE_TERM=1  only KILL ends it
-FAKE_LMCACHE_LOSES=1          keeps nothing
+FAKE_LMCACHE_LOSES=1          keeps nothing                     FAKE_LMCACHE_LOCKED=N       chunks that loads hold (0)
 
 `POST /fake/script {"registered": 0}` changes the fields marked * while it runs; `POST /fake/store {"objects": 2,
 "bytes": 1024}` stores, `POST /cache/clear` forgets; `GET /fake/use?salt=S&written=N&read=N` is how a fake engine stores
@@ -59,6 +59,8 @@ class Script:
     """* Any engine counts as attached by default: the fake engines do not register."""
     objects: int = 0
     """* Objects in L1."""
+    locked: int = 0
+    """* Chunks that loads hold: their locks have leaked."""
     bytes: int = 0
     """* Bytes in L1."""
     loses: bool = False
@@ -160,6 +162,7 @@ class Server:
         l1 = {
             "is_healthy": True,
             "total_object_count": self.script.objects,
+            "read_locked_count": self.script.locked,
             "memory_used_bytes": self.script.bytes,
             "memory_total_bytes": total,
             "memory_usage_ratio": self.script.bytes / total,

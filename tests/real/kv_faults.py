@@ -7,7 +7,7 @@ FOLDER/hold-loads   while it exists, loads from LMCache are not started; then th
 FOLDER/hold-steps   while it exists, the worker begins no step. Unlike a stopped process it is nothing that a supervisor
                     sees: the engine has requests and answers none.
 
-FOLDER is KV_FAULTS_FOLDER.
+FOLDER is KV_FAULTS_FOLDER. tests/real/kv_corruption.py has more of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.real import kv_corruption
 
 FOLDER = "KV_FAULTS_FOLDER"
 NAME = "kv_faults"
@@ -60,6 +62,7 @@ def load() -> None:
         if hasattr(connector, "worker_adapter"):
             _hold_loads(connector, folder / HOLD_LOADS)
         _hold_steps(connector, folder / HOLD_STEPS)
+        kv_corruption.install(connector, folder)
         return connector
 
     KVConnectorFactory.create_connector = create_connector

@@ -1,0 +1,1 @@
+"""Verbs that prove something of a running deployment: `verify` and `eval`."""

@@ -1,0 +1,103 @@
+"""`pdserve verify`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.cli.prove.serving import serving
+from pdserve.observe.remote_http import client, seen_from_here
+from pdserve.plan.model import Plan
+from pdserve.run.directory import RunDir
+from pdserve.run.state import DeploymentState
+from pdserve.verify import Report, run_proofs
+from pdserve.verify.load import LoadOptions, LoadReport, LoadWindow, run_load
+from pdserve.verify.load.traffic import ENDINGS, SentWindow
+
+_COLUMNS = ("requests", "until second", "answered", "cancelled", "failed", "differ")
+_STYLES = {"proven": "green", "failed": "bold red", "not-proven": "yellow"}
+
+
+def run(name: str | None, *, as_json: bool, load: LoadOptions | None = None) -> None:
+    """Prints every proof with its numbers. Raises VerifyError or NotProvenError after that. `load`: prove it under
+    load."""
+    run_dir, state, plan = serving(name, "verify")
+    report = asyncio.run(_prove(run_dir, state, plan, load))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    elif sys.stdout.isatty():
+        _table(report)
+    else:
+        _plain(report)
+    report.raise_for_status()
+
+
+def load_options(typed: Mapping[str, int | float | None], *, load: bool) -> LoadOptions | None:
+    """None: no load was asked for. `typed`: field of LoadOptions -> what was typed. Raises BadParameter for options
+    without --load."""
+    given = {name: value for name, value in typed.items() if value is not None}
+    if not load:
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise typer.BadParameter(f"{options}: only with --load")
+        return None
+    until = {} if "requests" in given or "seconds" not in given else {"requests": None}
+    return replace(LoadOptions(), **until, **given)  # type: ignore[arg-type]
+
+
+async def _prove(run_dir: RunDir, state: DeploymentState, plan: Plan, load: LoadOptions | None) -> Report:
+    seen, key = seen_from_here(plan, state), run_dir.read_key()
+    async with client(run_dir, state) as everywhere:
+        if load is None:
+            return await run_proofs(seen, engine_key=key, client=everywhere)
+        return await run_load(seen, load, engine_key=key, client=everywhere, on_window=_progress)
+
+
+def _progress(window: SentWindow) -> None:
+    """A load takes minutes: each window is a line, apart from the report."""
+    counts = ", ".join(f"{len(window.ended(how))} {how}" for how in ENDINGS)
+    typer.echo(f"requests {window.first}-{window.last}: {counts}, {window.seconds:g} s", err=True)
+
+
+def _numbers(numbers: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in numbers.items())
+
+
+def _table(report: Report) -> None:
+    table = Table("proof", "status", "claim", "numbers", header_style="bold")
+    for proof in report.proofs:
+        text = proof.claim if not proof.reason else f"{proof.claim}\n{proof.reason}"
+        table.add_row(proof.name, Text(proof.status, style=_STYLES[proof.status]), text, _numbers(proof.numbers))
+    Console().print(table)
+    if isinstance(report, LoadReport) and report.windows:
+        windows = Table(*_COLUMNS, header_style="bold")
+        for window in report.windows:
+            windows.add_row(*_cells(window))
+        Console().print(windows)
+
+
+def _plain(report: Report) -> None:
+    for proof in report.proofs:
+        typer.echo(f"{proof.status:<10} {proof.name}: {proof.claim}")
+        if proof.reason:
+            typer.echo(f"           reason: {proof.reason}")
+        typer.echo(f"           {_numbers(proof.numbers)}")
+    for window in report.windows if isinstance(report, LoadReport) else ():
+        typer.echo(", ".join(f"{column} {cell}" for column, cell in zip(_COLUMNS, _cells(window), strict=True)))
+
+
+def _cells(window: LoadWindow) -> tuple[str, ...]:
+    return (
+        f"{window.first}-{window.last}",
+        f"{window.seconds:g}",
+        *(str(count) for count in (window.answered, window.cancelled, window.failed)),
+        f"{window.different} of {window.compared}",
+    )

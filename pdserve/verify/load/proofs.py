@@ -1,0 +1,192 @@
+"""Proofs of a load besides its output: `load-answers`, `load-transfer`, `load-reload`, `load-clean`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from pdserve.observe.engine_metrics import EngineSnapshot, lmcache_snapshot
+from pdserve.verify import cleanliness
+from pdserve.verify.load.options import LoadOptions
+from pdserve.verify.load.traffic import Traffic
+from pdserve.verify.load.windows import when
+from pdserve.verify.outcome import Outcome, failed, not_proven, proven
+from pdserve.verify.report import Numbers
+from pdserve.verify.target import Target
+from pdserve.verify.transfer import ALWAYS_RECOMPUTED
+from pdserve.verify.trials import Counters, read_counters, tokens_since
+
+ANSWERS_CLAIM = (
+    "Every request under load whose client stayed was answered whole, and none of them needed a second attempt."
+)
+TRANSFER_CLAIM = "Under load decode had the KV of every prompt and computed none beyond what vLLM always recomputes."
+RELOAD_CLAIM = (
+    "After each time that the engines' own caches were cleared, the prefixes that prompts share were loaded again."
+)
+CLEAN_CLAIM = (
+    "After the load no request is running, KV-cache use is what it was on every engine, and LMCache holds no lock."
+)
+_COUNT_SECONDS = 5.0
+_UNLOCK_SECONDS = 15.0
+_POLL_SECONDS = 0.2
+_COMPUTED_A_REQUEST = 2 * ALWAYS_RECOMPUTED
+"""Requests of `verify` itself, which make idle engines release blocks, count too."""
+
+
+def prove_answers(target: Target, traffic: Traffic, options: LoadOptions) -> Outcome:
+    served = traffic.served
+    failures = [request for request in served if request.ended == "failed"]
+    numbers: Numbers = {
+        "requests": len(served),
+        "concurrency": options.concurrency,
+        "seed": options.seed,
+        "answered": sum(request.ended == "answered" for request in served),
+        "cancelled": sum(request.ended == "cancelled" for request in served),
+        "failed": len(failures),
+        "second attempts": traffic.failovers,
+        "seconds": traffic.windows[-1].seconds if traffic.windows else 0.0,
+    }
+    if not served:
+        return not_proven("nothing was sent within --seconds: give more of them", numbers)
+    if failures:
+        whole = [request.planned.number for request in served if request.ended != "cancelled"]
+        given_up = "; a window had no answer at all, so the load ended there" if traffic.given_up else ""
+        return failed(
+            f"{len(failures)} of {len(whole)} requests failed "
+            f"({when(traffic, whole, [request.planned.number for request in failures])}){given_up}. The first is "
+            f"request {failures[0].planned.number}: {failures[0].error}. See {_logs(target)}",
+            numbers,
+            goes_on=not traffic.given_up,
+        )
+    if traffic.failovers:
+        return failed(
+            f"the proxy made {traffic.failovers} attempts once more on another worker: an engine failed, or a "
+            f"transfer did; see {_logs(target)}",
+            numbers,
+            goes_on=True,
+        )
+    return proven(numbers)
+
+
+async def prove_transfer(target: Target, traffic: Traffic) -> Outcome:
+    """From the counters of the decode engines. Decode may have a prefix in its own cache: from an earlier transfer."""
+    prompts = sum(len(request.planned.prompt) for request in traffic.served if request.ended == "answered")
+    until = time.monotonic() + _COUNT_SECONDS
+    while True:
+        after = await read_counters(target)
+        received, cached, computed = (
+            _on_decode(target, traffic.windows[0].before, after, source)
+            for source in ("external_kv_transfer", "local_cache_hit", "local_compute")
+        )
+        if received is None or cached is None or computed is None:
+            return not_proven("the decode engines do not count where the tokens of their prompts came from")
+        if received + cached + computed >= prompts or time.monotonic() > until:
+            break
+        await asyncio.sleep(_POLL_SECONDS)
+    numbers: Numbers = {
+        "prompt tokens": prompts,
+        "received by decode": received,
+        "in decode's own cache": cached,
+        "computed on decode": computed,
+    }
+    # Window by window: in a long load the tokens that are always computed would hide some whole prompts.
+    ends = [*(window.before for window in traffic.windows[1:]), after]
+    wrong = []
+    for window, end in zip(traffic.windows, ends, strict=True):
+        own = _on_decode(target, window.before, end, "local_compute") or 0
+        if own > _COMPUTED_A_REQUEST * len(window.served):
+            wrong.append(f"requests {window.first}-{window.last}: {own}")
+    if wrong or received + cached < prompts - ALWAYS_RECOMPUTED * len(traffic.served):
+        return failed(
+            f"of {prompts} prompt tokens decode received {received}, had {cached} in its own cache and computed "
+            f"{computed} ({'; '.join(wrong) or 'no window more than it may'}): KV was not transferred, or not all of "
+            f"it; see {_logs(target)}",
+            numbers,
+        )
+    return proven(numbers)
+
+
+def _on_decode(target: Target, before: Counters, after: Counters, source: str) -> int | None:
+    """Prompt tokens of one source on all decode engines. None: one does not count them."""
+    each = [tokens_since(before.engines[w.name], after.engines[w.name], source) for w in target.decoders]
+    known = [count for count in each if count is not None]
+    return sum(known) if len(known) == len(each) else None
+
+
+def prove_reload(target: Target, traffic: Traffic) -> Outcome:
+    if not target.plan.cache_reset_endpoint:
+        return not_proven(
+            "engine.cache_reset_endpoint is off in the recipe: the engines' own caches cannot be cleared, so reloads "
+            "look like local hits"
+        )
+    if traffic.not_cleared is not None:
+        raise traffic.not_cleared
+    cleared = [(window, window.reloaded) for window in traffic.windows if window.reloaded is not None]
+    numbers: Numbers = {
+        "times cleared": len(cleared),
+        "tokens expected": sum(reloaded.wanted for _, reloaded in cleared),
+        "tokens loaded": sum(reloaded.tokens or 0 for _, reloaded in cleared),
+    }
+    if not cleared:
+        return not_proven(
+            "no window was answered from its begin on after the caches were cleared: give --requests, or --seconds, "
+            "for more than one window, or a smaller --window",
+            numbers,
+        )
+    if any(reloaded.tokens is None for _, reloaded in cleared):
+        return not_proven("the engines do not count where the tokens of their prompts came from", numbers)
+    if not all(reloaded.wanted for _, reloaded in cleared):
+        least = target.plan.min_load_tokens
+        return not_proven(
+            f"reloads below min_load_tokens ({least}) are computed, as all of these prefixes are", numbers
+        )
+    short = [
+        f"requests {window.first}-{window.last}: {reloaded.tokens} of {reloaded.wanted} tokens"
+        for window, reloaded in cleared
+        if (reloaded.tokens or 0) < reloaded.wanted
+    ]
+    if short:
+        logs = ", ".join(target.log(server.process) for server in target.plan.lmcache) or _logs(target)
+        return failed(
+            f"prefixes were computed again instead of being loaded ({'; '.join(short)}): they were not stored, or they "
+            f"were evicted; see {logs}",
+            numbers,
+        )
+    return proven(numbers)
+
+
+async def prove_clean(target: Target, before: Mapping[str, EngineSnapshot]) -> Outcome:
+    """`before`: what engines reported when nothing was sent yet."""
+    if reason := cleanliness.why_not_comparable(before):
+        return not_proven(reason)
+    numbers: Numbers = {}
+    left = await cleanliness.left_behind(target, before, numbers)
+    locked = await _locked(target)
+    if target.plan.lmcache:
+        numbers["chunks locked in LMCache"] = locked
+    if left:
+        return failed(left, numbers)
+    if locked:
+        logs = ", ".join(target.log(server.process) for server in target.plan.lmcache)
+        return failed(
+            f"{_UNLOCK_SECONDS:g} s later LMCache still holds {locked} chunks for loads that are over: they cannot be "
+            f"evicted. Others use the deployment, or locks of cancelled requests leak; see {logs}",
+            numbers,
+        )
+    return proven(numbers)
+
+
+async def _locked(target: Target) -> int | None:
+    """Chunks that LMCache keeps locked for a load, after some patience. None: it does not report them."""
+    until = time.monotonic() + _UNLOCK_SECONDS
+    while True:
+        servers = [await lmcache_snapshot(server.http_url, target.client) for server in target.plan.lmcache]
+        known = [server.read_locked for server in servers if server.read_locked is not None]
+        if not sum(known) or time.monotonic() > until:
+            return sum(known) if known else None
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _logs(target: Target) -> str:
+    return ", ".join(target.log(worker.name) for worker in (*target.decoders, *target.producers))

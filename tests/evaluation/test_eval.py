@@ -1,0 +1,102 @@
+"""`pdserve eval` as typed, over a deployment of fakes and a stand-in for the harness."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.deployment import REPOSITORY, Command, Deployment, pdserve, read_json, recipe, up
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An executable, as a user names it with --harness."""
+    program = tmp_path / "lm_eval"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {REPOSITORY}/tests/evaluation/harness_stand_in.py "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("FAKE_RUNS", str(tmp_path / "runs"))
+    return program
+
+
+@pytest.fixture
+def fake(tmp_path: Path, pdserve_home: Path) -> Iterator[Deployment]:
+    with up(recipe(tmp_path), pdserve_home) as deployment:
+        deployment.wait_for("phase", phase="ready")
+        yield deployment
+
+
+def results(deployment: Deployment) -> Path:
+    (folder,) = (deployment.run.path / "evals").iterdir()
+    return folder
+
+
+def test_a_score_is_the_mean_of_its_repeats_and_stays_beside_the_run(
+    fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SCORES", "0.5,1")
+    code, output = pdserve("eval", "capitals", "--threshold", "0.75", "--repeats", "2", "--harness", harness, "--json")
+    assert code == 0, output
+    verdict = read_json(output)
+    assert (verdict["scores"], verdict["mean"], verdict["questions"], verdict["passed"]) == ([0.5, 1.0], 0.75, 4, True)
+    folder = results(fake)
+    assert json.loads((folder / "verdict.json").read_text()) == verdict
+    assert sorted(path.name for path in folder.iterdir()) == ["repeat-1", "repeat-2", "verdict.json"]
+    key = fake.run.read_key()
+    assert not [path for path in folder.rglob("*") if path.is_file() and key in path.read_text()]
+
+    # Below the threshold, the same deployment.
+    (folder / "verdict.json").rename(folder.parent / "kept")
+    Path(os.environ["FAKE_RUNS"]).unlink()
+    code, output = pdserve("eval", "capitals", "--threshold", "0.75", "--harness", harness)
+    assert code == 6, output
+    assert "exact_match,none is 0.5000, at least 0.75 was asked for" in output
+
+
+def test_a_harness_that_fails_is_no_score(fake: Deployment, harness: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_EXIT", "1")
+    code, output = pdserve("eval", "nothing", "--threshold", "0", "--harness", harness)
+    assert code == 7, output
+    assert "the harness exited with code 1, and there is no score" in output
+    assert "| ValueError: Tasks not found: nothing" in output
+    assert str(results(fake) / "repeat-1" / "harness.log") in output
+
+
+def test_a_ctrl_c_ends_the_harness(
+    fake: Deployment, harness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it is gone is checked at the end of every test."""
+    started = tmp_path / "started"
+    monkeypatch.setenv("FAKE_HANGS", str(started))
+    command = Command("eval", "capitals", "--threshold", "0", "--harness", harness)
+    until_exists(command, started)
+    command.interrupt()
+    assert command.finish() == 130
+
+
+def until_exists(command: Command, file: Path) -> None:
+    while not file.exists():
+        assert command.popen.poll() is None, command.output
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [("missing.yaml", "there is no task file"), ("present.yml", "mv ")], ids=["missing", "suffix"]
+)
+def test_a_task_file_that_the_harness_could_not_read(
+    tmp_path: Path, pdserve_home: Path, task: str, message: str
+) -> None:
+    (tmp_path / "present.yml").write_text("task: present\n")
+    code, output = pdserve("eval", tmp_path / task, "--threshold", "1", "--harness", "/bin/true")
+    assert code == 2, output
+    assert message in output
+
+
+def test_nothing_is_asked_of_what_does_not_run(pdserve_home: Path) -> None:
+    code, _ = pdserve("eval", "gsm8k", "--threshold", "1", "--harness", "/bin/true")
+    assert code == 8

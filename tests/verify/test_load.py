@@ -1,0 +1,212 @@
+"""`verify --load` over a deployment of fakes: what is sound is proven, each fault fails the proof that is for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import typer
+
+from pdserve.cli.prove.verify import load_options
+from pdserve.errors import NotProvenError, VerifyError
+from pdserve.observe.engine_metrics import view_client
+from pdserve.recipe.model import Timeouts, Verify
+from pdserve.verify import Proof
+from pdserve.verify.load import LoadOptions, LoadReport, run_load
+from pdserve.verify.load.traffic import OnWindow
+from tests.proxy.deployment import KEY
+from tests.verify.deployment import DETAILS, Deployment
+
+pytestmark = pytest.mark.process
+
+SMALL = LoadOptions(concurrency=4, requests=48, window=16, sample=0.5, longest_prompt=600)
+PROOFS = ["endpoints", "load-answers", "load-transfer", "load-reload", "load-clean", "load-output"]
+
+
+def load(deployment: Deployment, settings: LoadOptions = SMALL, on_window: OnWindow | None = None) -> LoadReport:
+    async def run() -> LoadReport:
+        async with view_client() as client:
+            return await run_load(deployment.plan, settings, engine_key=KEY, client=client, on_window=on_window)
+
+    return asyncio.run(run())
+
+
+def proof(report: LoadReport, name: str) -> Proof:
+    (match,) = [proof for proof in report.proofs if proof.name == name]
+    return match
+
+
+def after_window(number: int, act: Callable[[], object]) -> OnWindow:
+    """Does something to the deployment once so many windows were sent."""
+    seen: list[object] = []
+
+    def sent(window: object) -> None:
+        seen.append(window)
+        if len(seen) == number:
+            act()
+
+    return sent
+
+
+class TestProven:
+    def test_a_sound_deployment(self, deployment: Deployment) -> None:
+        report = load(deployment.up())
+        assert {proof.name: proof.status for proof in report.proofs} == dict.fromkeys(PROOFS, "proven"), report
+        assert report.exit_code == 0
+        answers = proof(report, "load-answers").numbers
+        assert (answers["requests"], answers["failed"], answers["second attempts"]) == (48, 0, 0)
+        assert isinstance(answers["cancelled"], int)
+        assert answers["cancelled"] > 0
+        reload = proof(report, "load-reload").numbers
+        # Two groups share one chunk, two share two; the caches are cleared before the second and the third window.
+        assert (reload["times cleared"], reload["tokens expected"]) == (2, 2 * 6 * 256)
+        transfer = proof(report, "load-transfer").numbers
+        assert transfer["computed on decode"] == 0
+        output = proof(report, "load-output").numbers
+        assert output["share that differs"] == 0
+        assert output["control: difference"] != 0
+
+    def test_the_windows_have_every_request(self, deployment: Deployment) -> None:
+        report = load(deployment.up())
+        assert [(window.first, window.last) for window in report.windows] == [(0, 15), (16, 31), (32, 47)]
+        assert all(window.answered + window.cancelled == 16 for window in report.windows)
+        assert all(window.compared > 0 for window in report.windows)
+        assert (
+            sum(window.compared for window in report.windows)
+            == proof(report, "load-output").numbers["answers compared"]
+        )
+
+    def test_logprobs(self, deployment: Deployment) -> None:
+        report = load(deployment.up(verify=Verify(output="logprobs")))
+        assert report.exit_code == 0, report
+        assert proof(report, "load-output").numbers["tolerance"] == 0.3
+
+    def test_two_of_each_role(self, deployment: Deployment) -> None:
+        assert load(deployment.up(prefills=2, decodes=2)).exit_code == 0
+
+    def test_aggregated_engines_transfer_nothing(self, deployment: Deployment) -> None:
+        report = load(deployment.up(aggregated=2))
+        assert [proof.name for proof in report.proofs] == [name for name in PROOFS if name != "load-transfer"]
+        assert report.exit_code == 0, report
+
+    def test_without_a_cache_nothing_is_reloaded(self, deployment: Deployment) -> None:
+        report = load(deployment.up(cached=False))
+        assert [proof.name for proof in report.proofs] == [name for name in PROOFS if name != "load-reload"]
+        assert report.exit_code == 0, report
+
+    def test_a_time_instead_of_a_number(self, deployment: Deployment) -> None:
+        """It sends window after window until the time is over."""
+        report = load(deployment.up(), LoadOptions(requests=None, seconds=3, window=8, longest_prompt=600))
+        assert proof(report, "load-answers").status == "proven", report
+        assert report.windows[-1].seconds >= 3
+        assert sum(window.answered for window in report.windows) > 0
+
+
+class TestFaults:
+    @pytest.mark.parametrize("how", ["exact", "logprobs"])
+    def test_a_decode_that_goes_wrong_in_the_middle(self, deployment: Deployment, how: str) -> None:
+        decode = deployment.up(verify=Verify.model_validate({"output": how})).engines["decode-0"]
+        report = load(deployment, on_window=after_window(1, lambda: decode.script(wrong_kv=1)))
+        output = proof(report, "load-output")
+        assert output.status == "failed"
+        assert report.exit_code == VerifyError.exit_code
+        first, second, third = report.windows
+        assert (first.different, second.different, third.different) == (0, second.compared, third.compared)
+        assert "requests 16-31: " in output.reason
+        assert "requests 0-15" not in output.reason
+        assert "logs/decode-0.log" in output.reason
+        # No other proof sees it: all went well but for the bytes.
+        assert {entry.status for entry in report.proofs if entry.name != "load-output"} == {"proven"}
+
+    def test_a_decode_that_computes_prompts_itself(self, deployment: Deployment) -> None:
+        report = load(deployment.up(cached=False, naive_proxy=("decode-0",)))
+        transfer = proof(report, "load-transfer")
+        assert transfer.status == "failed"
+        assert transfer.numbers["received by decode"] == 0
+        assert "requests 0-15: " in transfer.reason
+        assert proof(report, "load-output").status == "proven"
+
+    def test_a_transfer_that_fails(self, deployment: Deployment) -> None:
+        decode = deployment.up().engines["decode-0"]
+        report = load(deployment, on_window=after_window(1, lambda: decode.script(kv_fails=1)))
+        answers = proof(report, "load-answers")
+        assert answers.status == "failed"
+        assert "requests 16-31: " in answers.reason
+        assert "the load ended there" in answers.reason
+        assert [window.first for window in report.windows] == [0, 16]
+        assert proof(report, "load-output").status == "not-proven"
+
+    def test_a_cache_that_forgets(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pdserve.verify.cache._READ_SECONDS", 0.3)
+        prefill = deployment.up().engines["prefill-0"]
+        report = load(deployment, on_window=after_window(1, prefill.forget_external))
+        reload = proof(report, "load-reload")
+        assert reload.status == "failed"
+        assert "requests 16-31: " in reload.reason
+        assert "requests 32-47" not in reload.reason
+
+    def test_kv_that_no_decode_fetches(self, deployment: Deployment) -> None:
+        deployment.up(cached=False, naive_proxy=("decode-0", "prefill-0"), timeouts=Timeouts(transfer_abort_seconds=2))
+        clean = proof(load(deployment), "load-clean")
+        assert clean.status == "failed"
+        assert "prefill-0 (0 unfinished" in clean.reason
+
+    def test_locks_that_leak_in_lmcache(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pdserve.verify.load.proofs._UNLOCK_SECONDS", 0.3)
+        clean = proof(load(deployment.up(lmcache={"locked": 3})), "load-clean")
+        assert clean.status == "failed"
+        assert "LMCache still holds 3 chunks" in clean.reason
+
+    def test_a_model_that_ignores_its_context_proves_nothing(self, deployment: Deployment) -> None:
+        dummy: dict[str, object] = {"dummy_weights": 1}
+        output = proof(load(deployment.up(faults={"prefill": dummy, "decode": dummy})), "load-output")
+        assert output.status == "failed"
+        assert "does not change the answer" in output.reason
+
+
+class TestOpen:
+    def test_without_the_reset_endpoint_reloads_are_not_proven(self, deployment: Deployment) -> None:
+        report = load(deployment.up(cache_reset_endpoint=False))
+        assert proof(report, "load-reload").status == "not-proven"
+        assert report.exit_code == NotProvenError.exit_code
+
+    def test_a_single_window_has_no_reload(self, deployment: Deployment) -> None:
+        report = load(deployment.up(), LoadOptions(requests=8, longest_prompt=600))
+        assert "a smaller --window" in proof(report, "load-reload").reason
+
+    def test_a_model_too_short_for_a_shared_chunk(self, deployment: Deployment) -> None:
+        report = load(deployment.up(flags=(DETAILS, "--max-model-len", "256")))
+        assert (
+            "a prompt with one shared chunk takes 272 tokens, 239 are allowed" in proof(report, "load-answers").reason
+        )
+        assert report.exit_code == NotProvenError.exit_code
+
+    def test_a_dead_engine_is_sent_nothing(self, deployment: Deployment) -> None:
+        deployment.up().engines["decode-0"].end()
+        report = load(deployment)
+        assert proof(report, "endpoints").status == "failed"
+        assert {entry.status for entry in report.proofs[1:]} == {"not-proven"}
+        assert deployment.engines["prefill-0"].requests() == []
+
+    def test_a_load_without_a_request_proves_nothing(self, deployment: Deployment) -> None:
+        report = load(deployment.up(), LoadOptions(requests=None, seconds=0.0, window=8, longest_prompt=600))
+        assert "nothing was sent" in proof(report, "load-answers").reason
+        assert {entry.status for entry in report.proofs[1:]} == {"not-proven"}
+
+
+class TestOptions:
+    def test_options_of_a_load_need_it(self) -> None:
+        with pytest.raises(typer.BadParameter, match="--longest-prompt, --seed: only with --load"):
+            load_options({"requests": None, "longest_prompt": 100, "seed": 1}, load=False)
+
+    def test_none_of_them_is_the_usual_load(self) -> None:
+        assert load_options({"requests": None, "seed": None}, load=True) == LoadOptions()
+        assert load_options({"requests": None, "seed": None}, load=False) is None
+
+    def test_a_time_alone_has_no_number(self) -> None:
+        assert load_options({"requests": None, "seconds": 5.0}, load=True) == LoadOptions(requests=None, seconds=5.0)
+
+    def test_with_both_what_comes_first_ends_it(self) -> None:
+        both = load_options({"requests": 10, "seconds": 5.0}, load=True)
+        assert both == LoadOptions(requests=10, seconds=5.0)
