@@ -7,6 +7,7 @@
     ├── ServeError                       5    a process died while the deployment was serving
     ├── VerifyError                      6    a proof failed: the deployment runs but does not do what it should
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
+    ├── SourceDifferenceError            9    a recipe has less, or other, than the file that it comes from
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
@@ -108,6 +109,12 @@ class ReportedError(PdserveError):
 
     def render(self) -> str:
         return self.what
+
+
+class SourceDifferenceError(PdserveError):
+    """A recipe is valid, and what it serves is not what the file of another tool describes."""
+
+    exit_code = 9
 
 
 class CommandError(PdserveError):
