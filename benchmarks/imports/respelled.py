@@ -1,5 +1,5 @@
-"""A recipe of srt-slurm in schema 1, spelled as schema 2 has it: by the table that srt-slurm publishes (docs/legacy-v1.md
-of its 2.0). It serves the same."""
+"""A recipe of srt-slurm in schema 1, spelled as schema 2 has it, by the table that srt-slurm publishes
+(docs/legacy-v1.md of its 2.0). It serves the same."""
 
 from __future__ import annotations
 

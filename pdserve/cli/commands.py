@@ -200,13 +200,26 @@ def render(
 def import_(
     file: Annotated[
         Path | None,
-        typer.Argument(help="The launch: a recipe of srt-slurm (vllm backend).", show_default=False),
+        typer.Argument(help="The launch: a recipe of srt-slurm or of vLLM, or a shell script.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the recipe here instead of to stdout.")
     ] = None,
     variant: Annotated[
         str | None, typer.Option("--variant", help="Which deployment of a file that describes several.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="vLLM's recipes: b200, mi355x, ...")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="vLLM's recipes: pd_cluster, single_node_tp, ...")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", help="vLLM's recipes: exactly these; without it those that are on by default."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="vLLM's recipes: nodes of an instance.")] = None,
+    var: Annotated[
+        list[str] | None,
+        typer.Option("--var", metavar="NAME=VALUE", help="A shell script's variable: what its caller would set."),
     ] = None,
     check: Annotated[
         Path | None,
@@ -220,9 +233,10 @@ def import_(
     changes what is served, and with --check when the recipe departs from the launch.
     """
     from pdserve.cli.authoring import import_recipe
-    from pdserve.importing.formats import Choice
+    from pdserve.importing.choice import ImportChoice
 
-    choice = Choice(variant)
+    features = None if feature is None else tuple(feature)
+    choice = ImportChoice(variant, hardware, strategy, features, nodes, import_recipe.variables(var or []))
     if (check is None) != (against is None):
         raise typer.BadParameter("--check RECIPE and --against FILE belong together")
     if check is not None and against is not None:

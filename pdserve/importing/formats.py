@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pdserve.errors import RecipeError
-from pdserve.importing import srt_slurm
+from pdserve.importing import shell_script, srt_slurm, vllm_recipe
+from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.importing.recipe_draft import draft
 from pdserve.importing.variants import variants
 from pdserve.importing.yaml_tree import Tree, read
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What is chosen of a file that describes several deployments."""
-
-    variant: str | None = None
+TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
+"""Of vLLM's collection of recipes."""
 
 
-def imported(text: str, file: str, choice: Choice) -> Draft:
-    """The recipe that `text` describes. Raises RecipeError for what cannot become one."""
+def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, str] | None = None) -> Draft:
+    """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
+    Raises RecipeError for what cannot become a recipe."""
+    if shell_script.is_one(text) and not file.endswith((".yaml", ".yml")):
+        return draft(shell_script.launch(text, file, choice))
     tree = read(text, file)
+    if vllm_recipe.is_one(tree):
+        return draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice))
     if not srt_slurm.is_one(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
             where=f"{file}:1",
-            todo="give a recipe of srt-slurm with a vllm backend",
+            todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
     return _of_variants(variants(tree), file, choice.variant)
+
+
+def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
+    if TAXONOMY not in beside:
+        raise RecipeError(
+            f"no {TAXONOMY} in a folder above the file",
+            where=file,
+            cause="a recipe of vLLM's collection says little without the collection's hardware and strategies",
+            todo="give the file inside a checkout of vllm-project/recipes",
+        )
+    folder = f"{STRATEGIES}/"
+    strategies = [read(text, name) for name, text in beside.items() if name.startswith(folder)]
+    named = {str(one.get("name")): one for one in strategies}
+    return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), named)
 
 
 def _of_variants(trees: Mapping[str, Tree], file: str, name: str | None) -> Draft:

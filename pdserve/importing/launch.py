@@ -73,6 +73,7 @@ class Launch:
     model_path: Sourced | None = None
     revision: Sourced | None = None
     served_name: Sourced | None = None
+    """Where no role has a flag for it; None: the end of the model's name."""
     image: Sourced | None = None
     container: dict[str, Any] = field(default_factory=dict)
     """The section as a recipe has it; its leaves are Sourced."""

@@ -95,7 +95,7 @@ class _Writer:
         self.put(("model", "id"), None if launch.model_path else launch.model_id)
         self.put(("model", "revision"), launch.revision)
         names = [at for one in launch.roles.values() if (at := one.args.pop("served-model-name", None)) is not None]
-        served = launch.served_name or next(iter(names), None)
+        served = next(iter(names), launch.served_name)
         where = launch.model_path or launch.model_id
         if served is None and where is not None:
             served = Sourced(str(where.value).rstrip("/").rpartition("/")[2], f"end of {where.key}", where.line)

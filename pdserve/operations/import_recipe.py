@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pdserve.errors import RecipeError, SourceDifferenceError
 from pdserve.importing.annotated import annotated, line
+from pdserve.importing.choice import ImportChoice
 from pdserve.importing.compare import Departure, departures
-from pdserve.importing.formats import Choice, imported
+from pdserve.importing.formats import STRATEGIES, TAXONOMY, imported
 from pdserve.importing.launch import Draft
 from pdserve.operations.plan_recipe import load, plan_for
 from pdserve.recipe.load import yaml12
@@ -29,9 +30,9 @@ class ImportedRecipe:
     loaded: LoadedRecipe
 
 
-def import_file(file: Path, choice: Choice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
+def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
     """The recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
-    draft = imported(text_of(file), str(file), choice)
+    draft = imported(text_of(file), str(file), choice, _beside(file))
     text = annotated(draft)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{draft.document['name']}.yaml"
@@ -48,6 +49,15 @@ def import_file(file: Path, choice: Choice, environ: Mapping[str, str] = os.envi
                 evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
             ) from None
     return ImportedRecipe(text, draft, loaded)
+
+
+def _beside(file: Path) -> dict[str, str]:
+    """The files of the collection that `file` is in, by their paths there; empty where it is in none."""
+    for folder in file.absolute().parents:
+        if (folder / TAXONOMY).is_file():
+            there = [folder / TAXONOMY, *sorted((folder / STRATEGIES).glob("*.yaml"))]
+            return {str(path.relative_to(folder)): text_of(path) for path in there}
+    return {}
 
 
 def save(recipe: ImportedRecipe, out: Path) -> None:
@@ -74,7 +84,7 @@ def check_whole(recipe: ImportedRecipe, file: Path) -> None:
         )
 
 
-def compare(recipe: Path, file: Path, choice: Choice) -> None:
+def compare(recipe: Path, file: Path, choice: ImportChoice) -> None:
     """Raises SourceDifferenceError where the recipe departs from the file."""
     ours = load(recipe, (), ())
     source = import_file(file, choice)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import RecipeError
-from pdserve.importing.formats import Choice, imported
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.formats import imported
 from pdserve.importing.launch import Draft, Effect
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 
@@ -135,14 +136,14 @@ benchmark:
 
 def read(text: str, variant: str | None = None) -> Draft:
     """The draft of a launch file called launch.yaml."""
-    return imported(text, "launch.yaml", Choice(variant))
+    return imported(text, "launch.yaml", ImportChoice(variant))
 
 
 def whole(text: str, folder: Path, variant: str | None = None) -> ImportedRecipe:
     """The recipe as `pdserve import` prints it: loaded and planned."""
     file = folder / "launch.yaml"
     file.write_text(text)
-    return import_file(file, Choice(variant), environ={})
+    return import_file(file, ImportChoice(variant), environ={})
 
 
 def refused(text: str, variant: str | None = None) -> RecipeError:

@@ -68,7 +68,7 @@ def test_schema_2_says_the_same_as_schema_1(tmp_path: Path) -> None:
 def test_what_was_not_carried_over_is_listed_with_its_reason(text: str) -> None:
     draft = read(text)
     assert draft.losses() == []
-    lists = {effect: notes(draft, effect) for effect in ("replaced", "unused")}  # type: ignore[arg-type]
+    lists = {"replaced": notes(draft, "replaced"), "unused": notes(draft, "unused")}
     assert {"frontend", "benchmark", "model.precision", "environment.ETCD_LEASE_TTL"} <= lists["unused"].keys()
     ends = {key.rpartition(".")[2] for key in lists["replaced"]}
     assert {"VLLM_SERVER_DEV_MODE", "data-parallel-rpc-port", "enable-expert-parallel"} <= ends

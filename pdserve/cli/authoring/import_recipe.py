@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from pdserve.importing.annotated import line
-from pdserve.importing.formats import Choice
+from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
 
 
-def run(file: Path, out: Path | None, choice: Choice) -> None:
+def variables(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE`, several of them. Raises BadParameter."""
+    for text in texts:
+        if not text.partition("=")[0].isidentifier() or "=" not in text:
+            raise typer.BadParameter(f"--var {text}: write --var NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
     """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
     SourceDifferenceError for an import in part."""
     recipe = import_recipe.import_file(file, choice)
@@ -26,7 +35,7 @@ def run(file: Path, out: Path | None, choice: Choice) -> None:
     import_recipe.check_whole(recipe, file)
 
 
-def check(recipe: Path, file: Path, choice: Choice) -> None:
+def check(recipe: Path, file: Path, choice: ImportChoice) -> None:
     """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
     import_recipe.compare(recipe, file, choice)
     typer.echo(f"{recipe}: what {file} describes")
