@@ -24,7 +24,7 @@ from benchmarks.imports.respelled import respelled
 from pdserve.errors import PdserveError
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.formats import TAXONOMY
-from pdserve.importing.variants import variants
+from pdserve.importing.srt.variants import variants
 from pdserve.importing.yaml_tree import read
 from pdserve.operations.import_recipe import ImportedRecipe, import_file
 from pdserve.recipe.load.extends import text_of

@@ -6,7 +6,7 @@ A mapping that a section can make again becomes that section. Any other one is c
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ def carried(config: Config, *, raw: bool = False) -> Carried:
         mapping, replaced = _raw(config)
         return Carried({"kind": "raw", "config": mapping}, None, replaced)
     replaced = tuple((key, why) for key, why in _MADE_BY_PDSERVE.items() if _has(config, key))
+    replaced += tuple((key, _why_left_out(key)) for key in dict.fromkeys(_left_out(config)))
     return Carried(section, config.get("kv_load_failure_policy"), replaced)
 
 
@@ -114,6 +115,24 @@ def _leaf(config: Config) -> dict[str, Any] | None:
                 return None
             return {"kind": "lmcache-mp"}
     return None
+
+
+def _left_out(config: Config) -> Iterator[str]:
+    """Settings of the mapping that its section does not repeat."""
+    name, extra = config.get("kv_connector"), _extra(config)
+    for key, value in extra.items():
+        if (key, value) in _WITHOUT_MEANING.items() or str(key).startswith("lmcache.mp."):
+            yield str(key)
+    if name == "MooncakeStoreConnector":
+        yield from (key for key in _STORE_ALWAYS if key not in extra)
+    for child in _children(config):
+        yield from _left_out(child)
+
+
+def _why_left_out(key: str) -> str:
+    if key.startswith("lmcache.mp."):
+        return "the engines of a recipe find the LMCache server of their node (section lmcache)"
+    return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
 
 
 def _filled(kind: str, **settings: Any) -> dict[str, Any]:

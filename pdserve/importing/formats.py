@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.errors import RecipeError
-from pdserve.importing import shell_script, srt_slurm, vllm_recipe
+from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.importing.recipe_draft import draft
-from pdserve.importing.variants import variants
+from pdserve.importing.shell import script
+from pdserve.importing.srt import recipe
+from pdserve.importing.srt.variants import variants
 from pdserve.importing.yaml_tree import Tree, read
 
 TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
@@ -19,12 +21,12 @@ TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
 def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, str] | None = None) -> Draft:
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
-    if shell_script.is_one(text) and not file.endswith((".yaml", ".yml")):
-        return draft(shell_script.launch(text, file, choice))
+    if script.is_one(text) and not file.endswith((".yaml", ".yml")):
+        return draft(script.launch(text, file, choice))
     tree = read(text, file)
     if vllm_recipe.is_one(tree):
         return draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice))
-    if not srt_slurm.is_one(tree):
+    if not recipe.is_one(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
             where=f"{file}:1",
@@ -52,8 +54,8 @@ def _of_variants(trees: Mapping[str, Tree], file: str, name: str | None) -> Draf
     if name is not None:
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
-        return draft(srt_slurm.launch(trees[name]))
-    drafts = {one: draft(srt_slurm.launch(tree)) for one, tree in trees.items()}
+        return draft(recipe.launch(trees[name]))
+    drafts = {one: draft(recipe.launch(tree)) for one, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(_served(other) != _served(first) for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))

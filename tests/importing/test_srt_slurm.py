@@ -114,6 +114,29 @@ def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
     assert store.extra_args == {"eviction_ratio": 0.1}
 
 
+def test_a_service_of_lmcache_becomes_its_section(tmp_path: Path) -> None:
+    child = (
+        '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", '
+        '"kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 8750}}'
+    )
+    plain = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+    both = (
+        '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": ['
+        f"{plain}, {child}]}}}}"
+    )
+    service = '  - {name: l, type: lmcache-server, args: [--l1-size-gb, "16", --chunk-size, "256", --l1-align, "8"]}\n'
+    text = SCHEMA_2.replace(plain, both, 1).replace("      no-enable-prefix-caching: true\n", "")
+    recipe = whole(text.replace("services:\n", f"services:\n{service}"), tmp_path)
+    assert recipe.draft.losses() == []
+    assert recipe.draft.document["lmcache"] == {
+        "l1_size_gb": 16,
+        "chunk_size": 256,
+        "extra_args": {"l1-align": 8},
+        "on": ["prefill"],
+    }
+    assert any(key.endswith("lmcache.mp.port") for key in notes(recipe.draft, "replaced"))
+
+
 def test_a_mapping_that_no_section_can_make_stays_whole_on_both_roles(tmp_path: Path) -> None:
     child = ', "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"enforce_handshake_compat": false}'
     recipe = whole(with_store(SCHEMA_1.replace("      no-enable-prefix-caching: true\n", ""), child), tmp_path)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.errors import RecipeError
-from pdserve.importing import environment, srt_services
+from pdserve.importing import environment
 from pdserve.importing.flags import collected, flag
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.reading import Reading, whole
-from pdserve.importing.srt_job import read_job
+from pdserve.importing.srt import services
+from pdserve.importing.srt.job import read_job
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load import show
 from pdserve.recipe.load.problems import Path
@@ -69,7 +70,7 @@ def launch(tree: Tree) -> Launch:
     _model(reading, result)
     if not roles:
         raise RecipeError("no role has workers", where=f"{tree.file}:{tree.line('resources')}", todo=_NO_ROLE)
-    srt_services.read(reading, result, engine)
+    services.read(reading, result, engine)
     read_job(reading, result)
     _leave(reading, engine)
     result.notes.extend(reading.notes)

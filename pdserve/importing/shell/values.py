@@ -8,13 +8,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pdserve.importing.shell_lines import IN_QUOTES, SUM, SUM_END, plain
+from pdserve.importing.shell.lines import IN_QUOTES, SUM, SUM_END, plain
 
 _REFERENCE = re.compile(
     rf"([${IN_QUOTES}])(?:(?P<name>[A-Za-z_]\w*)|\{{(?P<braced>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]*))?\}})"
     rf"|{SUM}(?P<sum>[^{SUM_END}]*){SUM_END}"
 )
-_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 _UNREADABLE = re.compile(rf"[${IN_QUOTES}][\[({{#?!@*0-9$]|`")
 
 

@@ -15,8 +15,8 @@ from pdserve.importing import environment
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.flags import Flag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
-from pdserve.importing.shell_lines import IN_QUOTES, Command, commands
-from pdserve.importing.shell_values import (
+from pdserve.importing.shell.lines import IN_QUOTES, Command, commands
+from pdserve.importing.shell.values import (
     Unknown,
     UnknownValueError,
     Value,
