@@ -9,6 +9,7 @@
     │   └── NotProvenError               7    nothing is wrong, but a proof could not be carried out here
     ├── InvalidBenchError                9    a benchmark was made, and its figures do not count
     ├── DiagnosedError                  10    `pdserve doctor` sees why a run failed, or is slow
+    ├── SourceDifferenceError           11    a recipe has less, or other, than the file that it comes from
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
@@ -116,6 +117,12 @@ class ReportedError(PdserveError):
 
     def render(self) -> str:
         return self.what
+
+
+class SourceDifferenceError(PdserveError):
+    """A recipe is valid, and what it serves is not what the file of another tool describes."""
+
+    exit_code = 11
 
 
 class InvalidBenchError(PdserveError):

@@ -50,7 +50,8 @@ app = typer.Typer(
     help="One YAML recipe to a proven prefill/decode-disaggregated vLLM deployment.\n\n"
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
     "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, "
-    "9 figures of a benchmark do not count, 10 the doctor sees a cause, 130 Ctrl-C. "
+    "9 figures of a benchmark do not count, 10 the doctor sees a cause, 11 not all that an imported file serves, "
+    "130 Ctrl-C. "
     "`run` ends with the code of its command, or with 200 + one of these.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -237,6 +238,59 @@ def render(
     from pdserve.cli.render import run
 
     run(recipe, set_ or [], unset or [], as_json=json_, slurm=slurm)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The launch: a recipe of srt-slurm or of vLLM, or a shell script.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the recipe here instead of to stdout.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="Which deployment of a file that describes several.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="vLLM's recipes: b200, mi355x, ...")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="vLLM's recipes: pd_cluster, single_node_tp, ...")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", help="vLLM's recipes: exactly these; without it those that are on by default."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="vLLM's recipes: nodes of an instance.")] = None,
+    var: Annotated[
+        list[str] | None,
+        typer.Option("--var", metavar="NAME=VALUE", help="A shell script's variable: what its caller would set."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", metavar="RECIPE", help="Compare this recipe with the launch of --against instead."),
+    ] = None,
+    against: Annotated[Path | None, typer.Option("--against", metavar="FILE", help="The launch, for --check.")] = None,
+) -> None:
+    """Read the launch of another tool and print the recipe that it becomes, with the origin of each value.
+
+    Nothing is left out in silence: the recipe's first lines list what was not carried over. Exit 9 when some of that
+    changes what is served, and with --check when the recipe departs from the launch.
+    """
+    from pdserve.cli.authoring import import_recipe
+    from pdserve.importing.choice import ImportChoice
+
+    features = None if feature is None else tuple(feature)
+    choice = ImportChoice(variant, hardware, strategy, features, nodes, import_recipe.variables(var or []))
+    if (check is None) != (against is None):
+        raise typer.BadParameter("--check RECIPE and --against FILE belong together")
+    if check is not None and against is not None:
+        if file is not None or out is not None:
+            raise typer.BadParameter("--check compares and writes nothing: leave FILE and --out out")
+        import_recipe.check(check, against, choice)
+    elif file is None:
+        raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
+    else:
+        import_recipe.run(file, out, choice)
 
 
 @app.command()

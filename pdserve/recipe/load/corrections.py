@@ -228,7 +228,7 @@ def _text(wrong: Wrong) -> Correction | None:
     if "string_type" in wrong.kinds and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         return Correction("the key takes one text", None, Line(wrong.path, yaml12.flow(value[0])))
     if "string_pattern_mismatch" in wrong.kinds and isinstance(value, str):
-        if wrong.key == "name" and (fitting := _as_name(value)):
+        if wrong.key == "name" and (fitting := as_name(value)):
             return Correction(None, None, Line(wrong.path, yaml12.flow(fitting)))
         if wrong.key == "endpoint":
             return Correction(None, None, Line(wrong.path, yaml12.flow(f"http://{value}")))
@@ -253,7 +253,8 @@ def _default(wrong: Wrong) -> Correction:
     return Correction(None, None, examples.value(wrong.path, wrong.data, wrong.shape))
 
 
-def _as_name(text: str) -> str:
+def as_name(text: str) -> str:
+    """The name of a deployment that is closest to `text`; empty where nothing of it can be in one."""
     kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower())
     return "-".join(part for part in kept.split("-") if part)[:48].strip("-")
 

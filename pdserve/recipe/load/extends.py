@@ -59,7 +59,7 @@ def read(path: FilePath, interpolate: Interpolate) -> Document:
 
 def read_file(path: FilePath, what: str = "a recipe", chain: tuple[FilePath, ...] = ()) -> Document:
     """The file at `path` as it stands. `what` it should be is named in errors, and `chain`: who extends it."""
-    parsed = yaml12.parse(_text(path, chain), str(path))
+    parsed = yaml12.parse(text_of(path, chain), str(path))
     if parsed.data is None:
         raise RecipeError("the file is empty", where=str(path), todo="start with `schema: 1`")
     if not isinstance(parsed.data, dict):
@@ -142,7 +142,8 @@ class _MissingFileError(RecipeError):
     """A file that cannot be read: reported at the `extends` that names it, where there is one."""
 
 
-def _text(path: FilePath, chain: tuple[FilePath, ...]) -> str:
+def text_of(path: FilePath, chain: tuple[FilePath, ...] = ()) -> str:
+    """What is in the file; `chain`: the recipes that extend it. Raises RecipeError where it cannot be read."""
     what = f"{path} does not exist"
     try:
         if path.is_file():

@@ -11,7 +11,7 @@ _SECRET_WORDS = frozenset(
     {"TOKEN", "KEY", "KEYS", "APIKEY", "ACCESSKEY", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
     | {"PASSWORD", "PASSWD", "PASSPHRASE"}
 )
-_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "NAME", "THRESHOLD")
+_NOT_SECRET_ENDS = ("FILE", "PATH", "DIR", "ID", "IDS", "NAME", "THRESHOLD")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|pds-)[A-Za-z0-9_-]{20,}|(AKIA)[A-Z0-9]{16}\b)"
 )
@@ -21,7 +21,7 @@ _CREDENTIALS_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 
 def secret_name(name: str) -> bool:
     """Whether a variable or key of this name usually holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM,
-    MAX_TOKENS and SSL_KEY_FILE do not."""
+    MAX_TOKENS, SSL_KEY_FILE and long-prefill-token-threshold do not."""
     words = [w for w in re.split(r"[^A-Z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).upper()) if w]
     return bool(words) and words[-1] not in _NOT_SECRET_ENDS and not _SECRET_WORDS.isdisjoint(words)
 

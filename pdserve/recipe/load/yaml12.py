@@ -107,9 +107,9 @@ def parse(text: str, name: str) -> Parsed:
     return Parsed(data, walk.origins, frozenset(walk.quoted), tuple(walk.problems), walk.spellings)
 
 
-def dump(data: Mapping[str, Any]) -> str:
+def dump(data: Mapping[str, Any], width: int = 120) -> str:
     """YAML that `parse` reads back as equal data, in the order of the mapping."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def flow(data: Any) -> str:

@@ -1,0 +1,50 @@
+"""`pdserve import`"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from pdserve.importing.annotated import line
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.launch import Draft
+from pdserve.operations import import_recipe
+
+
+def variables(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE`, several of them. Raises BadParameter."""
+    for text in texts:
+        if not text.partition("=")[0].isidentifier() or "=" not in text:
+            raise typer.BadParameter(f"--var {text}: write --var NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
+    """Prints the recipe, or writes it to `out`; what was not carried over goes to stderr. Raises RecipeError, and
+    SourceDifferenceError for an import in part."""
+    recipe = import_recipe.import_file(file, choice)
+    if out is None:
+        typer.echo(recipe.text, nl=False)
+    else:
+        import_recipe.save(recipe, out)
+    for warning in dict.fromkeys(recipe.loaded.warnings):
+        typer.echo(f"warning: {warning.partition(': ')[2]}", err=True)
+    _report(recipe.draft, out)
+    import_recipe.check_whole(recipe, file)
+
+
+def check(recipe: Path, file: Path, choice: ImportChoice) -> None:
+    """Prints that the recipe is what the file describes. Raises SourceDifferenceError where it departs."""
+    import_recipe.compare(recipe, file, choice)
+    typer.echo(f"{recipe}: what {file} describes")
+
+
+def _report(draft: Draft, out: Path | None) -> None:
+    for note in draft.notes:
+        if note.effect == "confirm":
+            typer.echo(f"please confirm: {line(note)}", err=True)
+    others = sum(note.effect in ("replaced", "unused") for note in draft.notes)
+    where = "the recipe" if out is None else str(out)
+    typer.echo(f"{draft.file} ({draft.format}): the first lines of {where} list {others} further values", err=True)

@@ -1,0 +1,166 @@
+"""vLLM's --kv-transfer-config of another tool -> the connector of a recipe.
+
+A mapping that a section can make again becomes that section. Any other one is carried over whole, as `kind: raw`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.recipe.connectors.registry import MULTI_CLASS
+
+Config = Mapping[str, Any]
+_GIB = 1 << 30
+_MADE_BY_PDSERVE = {
+    "engine_id": "vLLM makes one for each engine, and two engines must not share it",
+    "kv_role": "pdserve names the side of each role",
+}
+_STORE_ALWAYS = {"load_async": True, "lookup_async": True}
+"""What MooncakeStoreSection writes."""
+_WITHOUT_MEANING = {"enable_offload": False, "enable_cross_layers_blocks": False}
+"""Their value is vLLM's default."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The connector of one role."""
+
+    section: dict[str, Any]
+    """As a recipe has it."""
+    load_failure: str | None
+    """The role's kv_load_failure_policy; None in a raw mapping, which has its own."""
+    replaced: tuple[tuple[str, str], ...]
+    """Keys that were left to pdserve or vLLM, and why."""
+
+
+def carried(config: Config, *, raw: bool = False) -> Carried:
+    """`config` as a section, or raw where no section can make it, or where the other role's is raw."""
+    section = None if raw else _section(config)
+    if section is None:
+        mapping, replaced = _raw(config)
+        return Carried({"kind": "raw", "config": mapping}, None, replaced)
+    replaced = tuple((key, why) for key, why in _MADE_BY_PDSERVE.items() if _has(config, key))
+    replaced += tuple((key, _why_left_out(key)) for key in dict.fromkeys(_left_out(config)))
+    return Carried(section, config.get("kv_load_failure_policy"), replaced)
+
+
+def needs_raw(config: Config) -> bool:
+    """Whether no section can make the mapping."""
+    return _section(config) is None
+
+
+def classes(config: Config) -> set[str]:
+    """vLLM's class names in the mapping."""
+    return {str(config.get("kv_connector")), *(name for child in _children(config) for name in classes(child))}
+
+
+def _section(config: Config) -> dict[str, Any] | None:
+    if config.get("kv_connector") == MULTI_CLASS:
+        if _extra(config).keys() - {"connectors"} or _others(config):
+            return None
+        children = [_leaf(child) for child in _children(config)]
+        if len(children) < 2 or any(child is None for child in children):
+            return None
+        return {"kind": "multi", "of": children}
+    return _leaf(config)
+
+
+def _others(config: Config) -> set[str]:
+    """Keys that no section knows."""
+    known = {"kv_connector", "kv_role", "engine_id", "kv_connector_extra_config", "kv_load_failure_policy"}
+    return set(config) - known
+
+
+def _leaf(config: Config) -> dict[str, Any] | None:
+    extra = {key: value for key, value in _extra(config).items() if (key, value) not in _WITHOUT_MEANING.items()}
+    others = _others(config)
+    match config.get("kv_connector"):
+        case "NixlConnector":
+            if others - {"kv_buffer_device"} or extra.keys() - {"backends", "kv_lease_duration"}:
+                return None
+            return _filled(
+                "nixl",
+                buffer_device=config.get("kv_buffer_device"),
+                backends=extra.get("backends"),
+                lease_seconds=extra.get("kv_lease_duration"),
+            )
+        case "MooncakeConnector":
+            if others or extra.keys() - {"mooncake_protocol", "num_workers", "device_name"}:
+                return None
+            return _filled(
+                "mooncake",
+                protocol=extra.get("mooncake_protocol"),
+                num_workers=extra.get("num_workers"),
+                device_name=extra.get("device_name") or None,
+            )
+        case "MooncakeStoreConnector":
+            same = all(extra.get(key, value) == value for key, value in _STORE_ALWAYS.items())
+            unknown = extra.keys() - _STORE_ALWAYS.keys() - {"save_decode_cache", "cache_prefix"}
+            if others or unknown or not same:
+                return None
+            return _filled(
+                "mooncake-store",
+                save_decode_cache=extra.get("save_decode_cache"),
+                cache_prefix=extra.get("cache_prefix") or None,
+            )
+        case "OffloadingConnector":
+            if others or extra.keys() - {"cpu_bytes_to_use"} or "cpu_bytes_to_use" not in extra:
+                return None
+            return _filled("offloading", cpu_gib=extra["cpu_bytes_to_use"] / _GIB)
+        case "LMCacheMPConnector":
+            if others - {"kv_connector_module_path"} or extra.keys() - {"lmcache.mp.host", "lmcache.mp.port"}:
+                return None
+            return {"kind": "lmcache-mp"}
+    return None
+
+
+def _left_out(config: Config) -> Iterator[str]:
+    """Settings of the mapping that its section does not repeat."""
+    name, extra = config.get("kv_connector"), _extra(config)
+    for key, value in extra.items():
+        if (key, value) in _WITHOUT_MEANING.items() or str(key).startswith("lmcache.mp."):
+            yield str(key)
+    if name == "MooncakeStoreConnector":
+        yield from (key for key in _STORE_ALWAYS if key not in extra)
+    for child in _children(config):
+        yield from _left_out(child)
+
+
+def _why_left_out(key: str) -> str:
+    if key.startswith("lmcache.mp."):
+        return "the engines of a recipe find the LMCache server of their node (section lmcache)"
+    return "the section always has it: true" if key in _STORE_ALWAYS else "it is vLLM's default"
+
+
+def _filled(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"kind": kind, **{key: value for key, value in settings.items() if value is not None}}
+
+
+def _raw(config: Config) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """The mapping without what vLLM ignores or refuses in a child."""
+    mapping = copy.deepcopy(dict(config))
+    replaced: list[tuple[str, str]] = []
+    if mapping.pop("engine_id", None) is not None:
+        replaced.append(("engine_id", _MADE_BY_PDSERVE["engine_id"]))
+    for child in _children(mapping):
+        for key in ("kv_load_failure_policy", "engine_id"):
+            if child.pop(key, None) is not None:
+                replaced.append((f"{child.get('kv_connector')}.{key}", "vLLM reads it at the top level only"))
+    return mapping, tuple(replaced)
+
+
+def _has(config: Config, key: str) -> bool:
+    return key in config or any(_has(child, key) for child in _children(config))
+
+
+def _extra(config: Config) -> dict[str, Any]:
+    extra = config.get("kv_connector_extra_config")
+    return extra if isinstance(extra, dict) else {}
+
+
+def _children(config: Config) -> list[dict[str, Any]]:
+    children = _extra(config).get("connectors")
+    return [child for child in children if isinstance(child, dict)] if isinstance(children, list) else []

@@ -1,0 +1,43 @@
+"""Variables of another tool's engines -> the env of a recipe."""
+
+from __future__ import annotations
+
+from pdserve.importing.launch import Launch, Sourced
+from pdserve.recipe.flags import env_instead
+from pdserve.recipe.load import show
+from pdserve.roles import EngineRole
+
+_HASH_SEED = "PYTHONHASHSEED"
+_DEVELOPMENT = "VLLM_SERVER_DEV_MODE"
+_MOONCAKE = ("MOONCAKE_CONFIG_PATH", "MOONCAKE_MASTER", "MOONCAKE_LOCAL_HOSTNAME", "MOONCAKE_TE_META_DATA_SERVER")
+_DYNAMO = ("DYN_", "DYNAMO_", "ETCD_", "NATS_")
+_UNUSED_BY_VLLM = "read by Dynamo, which a recipe does not start"
+
+
+def carried(env: dict[str, Sourced], launch: Launch, role: EngineRole | None) -> dict[str, Sourced]:
+    """What of `env` a recipe has as it stands; the rest becomes notes of the launch. `role` None: of all roles."""
+    kept: dict[str, Sourced] = {}
+    for name, at in env.items():
+        instead = env_instead(name, role or "engine")
+        if name == _HASH_SEED:
+            launch.hash_seed = at
+        elif name == _DEVELOPMENT:
+            why = "opens development endpoints without a key; for a test: engine.cache_reset_endpoint: true"
+            launch.note(at, why, "replaced")
+        elif name.startswith(_DYNAMO):
+            launch.note(at, _UNUSED_BY_VLLM, "unused")
+        elif instead is not None or name in _MOONCAKE:
+            launch.note(at, f"pdserve sets this variable: {instead or 'from the mooncake_store section'}", "replaced")
+        elif show.secret_name(name) or show.secret_value(at.value):
+            kept[name] = at.of({"secret": name})
+            launch.note(Sourced(None, at.key, at.line), f"a secret: export {name} before `pdserve up`", "confirm")
+        else:
+            kept[name] = at.of(_text(at.value))
+    return kept
+
+
+def _text(value: object) -> str | int:
+    """As the environment has it. A number that is written as it is read stays one."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, int) else str(value)

@@ -1,0 +1,75 @@
+"""Which tool a file was written for, and the recipe that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdserve.errors import RecipeError
+from pdserve.importing import vllm_recipe
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.launch import Draft
+from pdserve.importing.recipe_draft import draft
+from pdserve.importing.shell import script
+from pdserve.importing.srt import recipe
+from pdserve.importing.srt.variants import variants
+from pdserve.importing.yaml_tree import Tree, read
+
+TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
+"""Of vLLM's collection of recipes."""
+
+
+def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, str] | None = None) -> Draft:
+    """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
+    Raises RecipeError for what cannot become a recipe."""
+    if script.is_one(text) and not file.endswith((".yaml", ".yml")):
+        return draft(script.launch(text, file, choice))
+    tree = read(text, file)
+    if vllm_recipe.is_one(tree):
+        return draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice))
+    if not recipe.is_one(tree):
+        raise RecipeError(
+            "this is no launch that pdserve can read",
+            where=f"{file}:1",
+            todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
+        )
+    return _of_variants(variants(tree), file, choice.variant)
+
+
+def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
+    if TAXONOMY not in beside:
+        raise RecipeError(
+            f"no {TAXONOMY} in a folder above the file",
+            where=file,
+            cause="a recipe of vLLM's collection says little without the collection's hardware and strategies",
+            todo="give the file inside a checkout of vllm-project/recipes",
+        )
+    folder = f"{STRATEGIES}/"
+    strategies = [read(text, name) for name, text in beside.items() if name.startswith(folder)]
+    named = {str(one.get("name")): one for one in strategies}
+    return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), named)
+
+
+def _of_variants(trees: Mapping[str, Tree], file: str, name: str | None) -> Draft:
+    """The variant of that name; without a name the only one, or the first where all serve the same."""
+    if name is not None:
+        if name not in trees:
+            raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
+        return draft(recipe.launch(trees[name]))
+    drafts = {one: draft(recipe.launch(tree)) for one, tree in trees.items()}
+    first = next(iter(drafts.values()))
+    if any(_served(other) != _served(first) for other in drafts.values()):
+        raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
+    return first
+
+
+def _served(one: Draft) -> dict[str, object]:
+    return {key: value for key, value in one.document.items() if key not in ("name", "description")}
+
+
+def _choose(trees: Mapping[str, Tree]) -> str:
+    known = [name for name in trees if name]
+    if not known:
+        return "leave --variant out: the file describes one deployment"
+    shown = known[:20]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"give one of them with --variant: {' '.join(shown)}{more}"

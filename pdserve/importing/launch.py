@@ -1,0 +1,108 @@
+"""A launch that was read from a file of another tool: what each role runs, where each value was written, and what the
+file has that a recipe does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pdserve.roles import EngineRole
+
+Effect = Literal["served", "confirm", "replaced", "unused"]
+"""Of a value that was not carried over as it stands.
+
+served: without it something else is served, or the engines do not start; the import is partial.
+confirm: the file leaves it to its site (an alias, a mount); the recipe has the likely value.
+replaced: pdserve decides it, or has another word for the same.
+unused: it belongs to a benchmark, to the other tool's frontend or to its services; no engine reads it.
+"""
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A value and where it was written."""
+
+    value: Any
+    key: str
+    line: int
+
+    def of(self, value: Any) -> Sourced:
+        """Another value from the same place."""
+        return Sourced(value, self.key, self.line)
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.key}" if self.line else self.key
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that was not carried over as it stands. `shown` is fit to be printed."""
+
+    at: Sourced
+    why: str
+    effect: Effect
+
+
+@dataclass
+class EngineLaunch:
+    """What the engines of one role run."""
+
+    at: Sourced
+    """Where the role is described."""
+    instances: Sourced
+    devices: Sourced | None = None
+    """Devices of one instance, where the file says it beside the flags."""
+    args: dict[str, Sourced] = field(default_factory=dict)
+    """As a recipe has them, without the flags of the parallelism and of the connector."""
+    env: dict[str, Sourced] = field(default_factory=dict)
+    kv_transfer: Sourced | None = None
+    """vLLM's own mapping."""
+
+
+@dataclass
+class Launch:
+    """Everything that a recipe is made of."""
+
+    file: str
+    format: str
+    name: Sourced
+    platform: Sourced
+    devices_per_node: Sourced | None = None
+    model_id: Sourced | None = None
+    model_path: Sourced | None = None
+    revision: Sourced | None = None
+    served_name: Sourced | None = None
+    """Where no role has a flag for it; None: the end of the model's name."""
+    image: Sourced | None = None
+    container: dict[str, Any] = field(default_factory=dict)
+    """The section as a recipe has it; its leaves are Sourced."""
+    setup: list[Sourced] = field(default_factory=list)
+    slurm: dict[str, Any] = field(default_factory=dict)
+    exclude_nodes: list[Sourced] = field(default_factory=list)
+    engine_env: dict[str, Sourced] = field(default_factory=dict)
+    hash_seed: Sourced | None = None
+    store: dict[str, Any] = field(default_factory=dict)
+    lmcache: dict[str, Any] = field(default_factory=dict)
+    engine_seconds: Sourced | None = None
+    roles: dict[EngineRole, EngineLaunch] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def note(self, at: Sourced, why: str, effect: Effect) -> None:
+        """Add to what was not carried over."""
+        self.notes.append(Note(at, why, effect))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A recipe as data, with the origin of each of its values."""
+
+    document: dict[str, Any]
+    origins: Mapping[tuple[str | int, ...], str]
+    notes: tuple[Note, ...]
+    file: str
+    format: str
+
+    def losses(self) -> list[Note]:
+        """What changes what is served."""
+        return [note for note in self.notes if note.effect == "served"]

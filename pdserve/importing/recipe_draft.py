@@ -1,0 +1,219 @@
+"""A launch -> a recipe as data, with the origin of each value beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from pdserve.errors import RecipeError
+from pdserve.importing import connectors
+from pdserve.importing.launch import Draft, EngineLaunch, Launch, Note, Sourced
+from pdserve.importing.reading import whole
+from pdserve.recipe.flags import where_instead
+from pdserve.recipe.load.corrections import as_name
+from pdserve.recipe.load.environment import escape
+from pdserve.recipe.load.problems import Path
+from pdserve.roles import EngineRole
+
+_PARALLEL = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
+_JOB = "${SLURM_JOB_ID:-local}"
+
+
+def draft(launch: Launch) -> Draft:
+    """The recipe. Raises RecipeError where the launch has no way from prefill to decode."""
+    return _Writer(launch).draft()
+
+
+class _Writer:
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.document: dict[str, Any] = {}
+        self.origins: dict[Path, str] = {}
+        self.notes: list[Note] = list(launch.notes)
+
+    def draft(self) -> Draft:
+        launch = self.launch
+        self.put(("schema",), 1)
+        name = str(launch.name.value)
+        self.put(("name",), launch.name.of(as_name(name) or "imported"))
+        self.put(("description",), launch.name.of(f"{name}, from {launch.format}"))
+        self.put(("status",), "untested")
+        self.put(("platform",), launch.platform)
+        self.put(("devices_per_node",), launch.devices_per_node)
+        self.put(("image",), launch.image)
+        self.put(("mode",), "aggregated" if "aggregated" in launch.roles else "disaggregated")
+        self._model()
+        self.put(("setup",), launch.setup)
+        self.put(("engine", "hash_seed"), launch.hash_seed and launch.hash_seed.of(whole(launch.hash_seed.value)))
+        self.put(("engine", "env"), launch.engine_env)
+        self._same_length()
+        for role, one in launch.roles.items():
+            self._role(role, one)
+        self._connectors()
+        self.put(("lmcache",), launch.lmcache)
+        self.put(("mooncake_store",), launch.store)
+        self.put(("timeouts", "engine_seconds"), launch.engine_seconds)
+        self.put(("exclude_nodes",), launch.exclude_nodes)
+        self.put(("slurm",), launch.slurm)
+        if launch.image is not None:
+            self.put(("container",), launch.container)
+        return Draft(self.document, self.origins, tuple(self.notes), launch.file, launch.format)
+
+    def put(self, path: Path, value: Any) -> None:
+        """Set a value, or a mapping or list of them. None, and what is empty, is left out."""
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self.put((*path, key), item)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                self.put((*path, index), item)
+        elif isinstance(value, Sourced):
+            self.set(path, value.value)
+            if value.value is not None:
+                self.origins[path] = str(value)
+        else:
+            self.set(path, value)
+
+    def set(self, path: Path, value: Any) -> None:
+        """Set a value as it is, whatever it holds; None is left out."""
+        if value is None:
+            return
+        into: Any = self.document
+        for here, following in pairwise(path):
+            into = into.setdefault(here, [] if isinstance(following, int) else {})
+        if isinstance(into, list):
+            into.append(_written(value))
+        else:
+            into[path[-1]] = _written(value)
+
+    def note(self, at: Sourced, why: str, effect: Any) -> None:
+        self.notes.append(Note(at, why, effect))
+
+    def _model(self) -> None:
+        launch = self.launch
+        self.put(("model", "path"), launch.model_path)
+        self.put(("model", "id"), None if launch.model_path else launch.model_id)
+        self.put(("model", "revision"), launch.revision)
+        names = [at for one in launch.roles.values() if (at := one.args.pop("served-model-name", None)) is not None]
+        served = next(iter(names), launch.served_name)
+        where = launch.model_path or launch.model_id
+        if served is None and where is not None:
+            served = Sourced(str(where.value).rstrip("/").rpartition("/")[2], f"end of {where.key}", where.line)
+        if served is not None:
+            first = served.value[0] if isinstance(served.value, list) and served.value else served.value
+            self.put(("model", "served_name"), served.of(str(first)))
+            for other in names:
+                if other.value != served.value:
+                    self.note(other, f"clients use one name: {first}", "served")
+            if isinstance(served.value, list) and len(served.value) > 1:
+                self.note(served, f"clients use one name: {first}", "served")
+
+    def _same_length(self) -> None:
+        """Both roles must have one max-model-len. A request needs both, so the smaller one of decode holds already."""
+        roles = self.launch.roles
+        if "prefill" not in roles or "decode" not in roles:
+            return
+        first, second = (roles[name].args.get("max-model-len") for name in ("prefill", "decode"))
+        if first is None or second is None or first.value == second.value:
+            return
+        if not isinstance(first.value, int) or not isinstance(second.value, int) or second.value > first.value:
+            why = f"decode has {second.value}, and both roles must have the same: {first.value} is used"
+            self.note(second, why, "served")
+            roles["decode"].args["max-model-len"] = first
+        else:
+            why = f"decode takes {second.value} tokens at most, and each request goes through both: {second.value}"
+            self.note(first, why, "replaced")
+            roles["prefill"].args["max-model-len"] = second
+
+    def _role(self, role: EngineRole, one: EngineLaunch) -> None:
+        self.put((role, "instances"), one.instances.of(whole(one.instances.value) or 1))
+        sizes = {key: one.args.pop(flag, None) for key, flag in _PARALLEL.items()}
+        numbers = {key: (whole(at.value) if at is not None else None) or 1 for key, at in sizes.items()}
+        for key, at in sizes.items():
+            if at is not None and numbers[key] > 1:
+                self.put((role, "parallel", key), at.of(numbers[key]))
+        ranks = numbers["tp"] * numbers["pp"] * numbers["dp"]
+        expert = one.args.pop("enable-expert-parallel", None)
+        if expert is not None and expert.value is True:
+            if numbers["tp"] * numbers["dp"] > 1:
+                self.put((role, "parallel", "ep"), expert)
+            else:
+                self.note(expert, "there is one rank, which has all experts", "replaced")
+        self._nodes(role, one, ranks)
+        for name in list(one.args):
+            if (instead := where_instead(name, role)) is not None:
+                self.note(one.args.pop(name), f"pdserve sets --{name}: {instead}", "replaced")
+        self.put((role, "args"), one.args)
+        self.put((role, "env"), one.env)
+        for name, at in [*one.args.items(), *one.env.items()]:
+            if isinstance(at.value, str) and (left := _placeholders(at.value)):
+                self.note(at, f"{left} is filled in by srtctl, and a recipe has no word for it ({name})", "served")
+
+    def _nodes(self, role: EngineRole, one: EngineLaunch, ranks: int) -> None:
+        given = whole(one.devices.value) if one.devices is not None else None
+        if one.devices is not None and given is not None and given != ranks:
+            why = f"{given} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}"
+            self.note(one.devices, why, "served")
+        each = whole(self.launch.devices_per_node.value) if self.launch.devices_per_node is not None else None
+        if each and ranks > each:
+            at = one.devices or one.at
+            self.put((role, "parallel", "nodes"), at.of(-(-ranks // each)))
+
+    def _connectors(self) -> None:
+        roles = self.launch.roles
+        configs = {role: one.kv_transfer for role, one in roles.items() if one.kv_transfer is not None}
+        for role, at in list(configs.items()):
+            if not isinstance(at.value, dict):
+                self.note(at, "not a JSON object, so not read", "served")
+                del configs[role]
+            elif role == "aggregated" and at.value.get("kv_connector") == "NixlConnector":
+                self.note(at, "an aggregated engine moves KV to no other engine", "replaced")
+                del configs[role]
+        lacking = [role for role in roles if role in ("prefill", "decode") and role not in configs]
+        if lacking:
+            raise RecipeError(
+                f"{' and '.join(lacking)} have no KV connector",
+                where=f"{self.launch.file}:{roles[lacking[0]].at.line}",
+                cause="without one nothing moves KV from prefill to decode",
+                todo="add --kv-transfer-config to both roles of the file, and import again",
+            )
+        raw = any(connectors.needs_raw(at.value) for at in configs.values())
+        for role, at in configs.items():
+            carried = connectors.carried(at.value, raw=raw)
+            for key, value in carried.section.items():
+                self.set((role, "connector", key), value)
+            self.origins[(role, "connector")] = str(at)
+            if carried.load_failure is not None:
+                self.put((role, "kv_load_failure_policy"), at.of(carried.load_failure))
+            for key, why in carried.replaced:
+                self.note(Sourced(None, f"{at.key}: {key}", at.line), why, "replaced")
+        attached = [role for role, at in configs.items() if "LMCacheMPConnector" in connectors.classes(at.value)]
+        if attached and "l1_size_gb" in self.launch.lmcache:
+            self.put(("lmcache", "on"), [configs[role].of(role) for role in attached])
+        self._store_users(configs)
+
+    def _store_users(self, configs: dict[EngineRole, Sourced]) -> None:
+        users = [at for at in configs.values() if "MooncakeStoreConnector" in connectors.classes(at.value)]
+        if self.launch.store and not users:
+            at = next((value for value in self.launch.store.values() if isinstance(value, Sourced)), None)
+            self.launch.store.clear()
+            if at is not None:
+                self.note(at, "no engine of the file uses the store", "replaced")
+
+
+def _written(value: Any) -> Any:
+    """As a recipe has it: srtctl's {job_id} is a reference, and what looks like one is literal."""
+    if isinstance(value, dict):
+        return {key: _written(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    return escape(value).replace("{job_id}", _JOB) if isinstance(value, str) else value
+
+
+def _placeholders(text: str) -> str | None:
+    """The first {word} of a text that is no JSON."""
+    for part in text.split("{")[1:]:
+        word, closed, _ = part.partition("}")
+        if closed and word.isidentifier() and word != "job_id":
+            return f"{{{word}}}"
+    return None

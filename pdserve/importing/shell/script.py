@@ -1,0 +1,338 @@
+"""A shell script with lines `vllm serve` -> a launch. The script is read, never run.
+
+What is understood: assignments, arrays, `export`, `if` with simple tests, `${X:-default}`, arithmetic of whole numbers.
+What is not: loops, functions, `case`, commands in `$(...)`. A value that depends on those is asked for by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pdserve.errors import RecipeError
+from pdserve.importing import environment
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.flags import Flag, collected, from_argv
+from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing.shell.lines import IN_QUOTES, Command, commands
+from pdserve.importing.shell.values import (
+    Unknown,
+    UnknownValueError,
+    Value,
+    Variables,
+    depends_on,
+    expanded,
+    holds,
+)
+from pdserve.recipe.flags import env_instead, where_instead
+from pdserve.roles import EngineRole
+
+FORMAT = "shell script"
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_SERVE = ("vllm", "serve")
+_OPENED = ("for", "while", "until", "case", "select")
+_ROLES: Mapping[str, EngineRole] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """One line `vllm serve`: its words with their lines, and what is exported there."""
+
+    line: int
+    words: tuple[tuple[str, int], ...]
+    unknown: tuple[frozenset[str], ...]
+    """What the words that are not known depend on, in the order of their numbers."""
+    env: dict[str, Sourced]
+    conditions: frozenset[str]
+    """Variables that decide whether it is run, and are not known."""
+
+
+@dataclass
+class _Block:
+    """An open `if`, loop or function. runs: None where that is not known."""
+
+    kind: str
+    runs: bool | None
+    taken: bool | None
+    """Whether a branch before this one was run."""
+    names: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Reader:
+    file: str
+    variables: Variables
+    exported: dict[str, int] = field(default_factory=dict)
+    blocks: list[_Block] = field(default_factory=list)
+    servers: list[Server] = field(default_factory=list)
+    sourced: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool | None:
+        states = [block.runs for block in self.blocks]
+        return False if False in states else None if None in states else True
+
+    def read(self, command: Command) -> None:
+        words = [word.text for word in command]
+        if self._keyword(command, words):
+            return
+        if self.runs is False:
+            return
+        if words[0] in ("export", "local", "declare", "readonly", "typeset"):
+            exports = words[0] == "export"
+            self._assign([word for word in command[1:] if not word.text.startswith("-")], exports=exports)
+            return
+        if words[0] in ("source", ".") and len(words) > 1:
+            self.sourced.append((words[1], command[0].line))
+        start = next((i for i in range(len(words) - 1) if tuple(words[i : i + 2]) == _SERVE), None)
+        if start is not None:
+            self._serve(command, start)
+        elif _ASSIGNMENT.fullmatch(words[0]):
+            self._assign(command, exports=False)
+
+    def _keyword(self, command: Command, words: list[str]) -> bool:
+        """Opens, changes or closes a block; what follows on the line is read as a command of its own."""
+        first, rest = words[0], command[1:]
+        if first in ("if", "elif"):
+            test = [word for word in words[1:] if word != "then"]
+            result = holds(test, self.variables)
+            names = depends_on(test, self.variables)
+            if first == "if":
+                self.blocks.append(_Block("if", result, result, names))
+            elif self.blocks:
+                block = self.blocks[-1]
+                block.runs = None if block.taken is None else False if block.taken else result
+                block.taken = result if block.taken is False else block.taken
+                block.names |= names
+            return True
+        if first == "else" and self.blocks:
+            block = self.blocks[-1]
+            block.runs = None if block.taken is None else not block.taken
+        elif first in ("fi", "done", "esac", "}") and self.blocks:
+            self.blocks.pop()
+        elif first in _OPENED:
+            self.blocks.append(_Block(first, None, None))
+        elif first == "function" or (words[1:3] == ["(", ")"] and first.replace("-", "_").isidentifier()):
+            self.blocks.append(_Block("function", None, None))
+        elif first not in ("then", "do", "{"):
+            return False
+        if rest and first in ("then", "else", "do"):
+            self.read(rest)
+        return True
+
+    def _assign(self, command: Command, *, exports: bool) -> None:
+        index = 0
+        while index < len(command):
+            word = command[index]
+            index += 1
+            match = _ASSIGNMENT.fullmatch(word.text)
+            if match is None:
+                if exports and word.text.isidentifier():
+                    self.exported[word.text] = word.line
+                continue
+            name, adds, text = match.groups()
+            items: list[str] | None = None
+            if index < len(command) and command[index].text.startswith("("):
+                items, index = _until_closed(command, index)
+            self._set(name, text, items, adds=bool(adds), line=word.line)
+            if exports:
+                self.exported[name] = word.line
+
+    def _set(self, name: str, text: str, items: list[str] | None, *, adds: bool, line: int) -> None:
+        before = self.variables.get(name)
+        value: Value
+        try:
+            if items is not None:
+                value = list(expanded(items, self.variables))
+                value = [*before, *value] if adds and isinstance(before, list) else value
+            else:
+                # Without splitting: an assignment is one word, in quotes or not.
+                value = " ".join(expanded([text.replace("$", IN_QUOTES)], self.variables))
+                value = before + value if adds and isinstance(before, str) else value
+        except UnknownValueError as error:
+            value = Unknown(error.names or frozenset({name}))
+        if adds and isinstance(before, Unknown):
+            value = before
+        elif adds and before is None and items is None:
+            value = Unknown(frozenset({name}))  # the caller's, with more behind it
+        if self.runs is None:
+            value = Unknown(frozenset().union(*(block.names for block in self.blocks)) or frozenset({name}))
+        self.variables.set(name, value, line)
+
+    def _serve(self, command: Command, start: int) -> None:
+        words: list[tuple[str, int]] = []
+        unknown: list[frozenset[str]] = []
+        for word in command[start + 2 :]:
+            try:
+                words += [(text, word.line) for text in expanded([word.text], self.variables)]
+            except UnknownValueError as error:
+                # Whole words that may be several, or none, are no value of the flag before them.
+                several = "[@]" in word.text or (word.text.startswith("$") and not _takes_value(words))
+                name, equals, _ = word.text.partition("=")
+                before = f"{name}=" if equals and name.startswith("--") else "--unknown" if several else ""
+                words.append((f"{before}{_UNKNOWN}{len(unknown)}", word.line))
+                unknown.append(error.names)
+        env = self._environment(command[:start])
+        names = frozenset().union(*(block.names for block in self.blocks if block.runs is None))
+        self.servers.append(Server(command[0].line, tuple(words), tuple(unknown), env, names))
+
+    def _environment(self, prefix: Command) -> dict[str, Sourced]:
+        env: dict[str, Sourced] = {}
+        for name, line in self.exported.items():
+            env[name] = Sourced(self.variables.get(name), f"export {name}", line)
+        for word in prefix:
+            match = _ASSIGNMENT.fullmatch(word.text)
+            if match is not None:
+                try:
+                    value: Value = " ".join(expanded([match.group(3)], self.variables))
+                except UnknownValueError as error:
+                    value = Unknown(error.names)
+                env[match.group(1)] = Sourced(value, match.group(1), word.line)
+        return env
+
+
+_UNKNOWN = "\ue002"
+"""Begins a word whose value is not known; its number follows."""
+_NUMBER = re.compile(f"{_UNKNOWN}([0-9]+)")
+
+
+def is_one(text: str) -> bool:
+    """Whether the text looks like a script with a server of vLLM."""
+    return re.search(r"\bvllm\s+serve\b", text) is not None
+
+
+def launch(text: str, file: str, choice: ImportChoice) -> Launch:
+    """The launch. Raises RecipeError for what only running the script could tell."""
+    reader = _Reader(file, Variables(choice.variables))
+    for command in commands(text):
+        reader.read(command)
+    servers = reader.servers
+    if not servers:
+        raise RecipeError(
+            "no line `vllm serve` is run",
+            where=file,
+            cause="it is in a branch that is not taken, or in a program that the script calls",
+            todo="give the variables that lead to it: --var NAME=VALUE",
+        )
+    hardware = f"{choice.hardware or ''} {file.rpartition('/')[2]}".lower()
+    rocm = bool(re.search(r"(^|[^a-z])mi\d{3}", hardware)) or any("ROCM" in name for one in servers for name in one.env)
+    name = file.rpartition("/")[2].rpartition(".")[0] or "script"
+    at = Sourced(name, "the file's name", 0)
+    result = Launch(file, FORMAT, at, at.of("rocm" if rocm else "cuda"))
+    why = "a script names no hardware: taken from its name and variables; --hardware says it"
+    result.note(result.platform, why, "confirm")
+    for server in servers:
+        _add(result, server)
+    for name, line in reader.sourced:
+        result.note(Sourced(name, f"source {name.rpartition('/')[2]}", line), "it is not read", "confirm")
+    return result
+
+
+def _takes_value(words: list[tuple[str, int]]) -> bool:
+    """Whether the last word is a flag that has no value yet."""
+    return bool(words) and words[-1][0].startswith("--") and "=" not in words[-1][0] and _UNKNOWN not in words[-1][0]
+
+
+def _add(result: Launch, server: Server) -> None:
+    at = Sourced(None, "vllm serve", server.line)
+    flags: list[tuple[Flag, Sourced]] = []
+    model: Sourced | None = None
+    missing: dict[str, int] = {}
+    for index, one in from_argv([text for text, _ in server.words]):
+        here = Sourced(None, f"--{one.name}" if isinstance(one, Flag) else "vllm serve", server.words[index][1])
+        names = _unknown(one, server)
+        if names is not None and isinstance(one, Flag) and where_instead(one.name, "engine") and not _needed(one.name):
+            result.note(here, "its value is not known, and pdserve sets it", "replaced")
+        elif names is not None:
+            missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
+        elif isinstance(one, Flag):
+            flags.append((one, here))
+        elif index == 0:
+            model = here.of(one)
+        else:
+            result.note(here, "a word that belongs to no flag", "served")
+    _check_known(missing, result.file)
+    one_engine = EngineLaunch(at, at.of(1), args=collected(flags))
+    given = one_engine.args.pop("model", None)
+    one_engine.kv_transfer = one_engine.args.pop("kv-transfer-config", None)
+    role = _role(result, server, one_engine)
+    env = {name: value for name, value in server.env.items() if not isinstance(value.value, Unknown | None)}
+    for name in server.env.keys() - env.keys():
+        instead = env_instead(name, role)
+        why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
+        result.note(server.env[name], why, "served" if instead is None else "replaced")
+    one_engine.env = environment.carried(env, result, role)
+    _model(result, model or given, server)
+    result.roles[role] = one_engine
+    for name in sorted(server.conditions):
+        result.note(at, f"run only under a condition on {name}", "confirm")
+
+
+def _unknown(one: Flag | str, server: Server) -> frozenset[str] | None:
+    """The variables that a word depends on; None where it is known."""
+    texts = [one] if isinstance(one, str) else [one.name, *(one.value if isinstance(one.value, list) else [one.value])]
+    numbers = [int(number) for text in texts for number in _NUMBER.findall(str(text))]
+    return frozenset().union(*(server.unknown[number] for number in numbers)) if numbers else None
+
+
+def _needed(name: str) -> bool:
+    """Whether a recipe has the flag's value under another key."""
+    return name.endswith("parallel-size") or name in ("model", "served-model-name", "revision", "kv-transfer-config")
+
+
+def _check_known(missing: Mapping[str, int], file: str) -> None:
+    if not missing:
+        return
+    variables = [name for name in missing if name.isidentifier()]
+    given = " ".join(f"--var {name}=..." for name in variables)
+    raise RecipeError(
+        f"the script does not say what {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}",
+        where=f"{file}:{min(missing.values())}",
+        cause="its caller gives it, or a command or a loop that is not run here",
+        todo=f"give: {given}" if variables else "write the value into a copy of the script, and import that",
+    )
+
+
+def _role(result: Launch, server: Server, one: EngineLaunch) -> EngineRole:
+    """By the side that its connector names; a server without one does both."""
+    config = one.kv_transfer.value if one.kv_transfer is not None else None
+    side = str(config.get("kv_role")) if isinstance(config, dict) else ""
+    role = _ROLES.get(side, "aggregated")
+    if role in result.roles:
+        raise RecipeError(
+            f"a second server of the role {role}",
+            where=f"{result.file}:{server.line}",
+            cause="kv_role names prefill (kv_producer) and decode (kv_consumer); one script describes one of each",
+            todo="give the variables that choose one of them (--var NAME=VALUE), or import a copy without the other",
+        )
+    return role
+
+
+def _model(result: Launch, model: Sourced | None, server: Server) -> None:
+    if model is None:
+        raise RecipeError(
+            "the line names no model",
+            where=f"{result.file}:{server.line}",
+            todo="write it behind `vllm serve`, and import again",
+        )
+    result.served_name = model  # as vLLM does without --served-model-name
+    if str(model.value).startswith("/"):
+        result.model_path = model
+    else:
+        result.model_id = model
+
+
+def _until_closed(command: Command, index: int) -> tuple[list[str], int]:
+    """The words in the brackets that open at `index`, and the index behind them."""
+    depth, items = 0, []
+    while index < len(command):
+        word = command[index]
+        index += 1
+        if word.is_operator:
+            depth += word.text.count("(") - word.text.count(")")
+            if depth <= 0:
+                break
+        else:
+            items.append(word.text)
+    return items, index

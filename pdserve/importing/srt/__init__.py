@@ -1,0 +1,1 @@
+"""srt-slurm: its recipes of both schemas, their jobs, services and variants."""

@@ -1,0 +1,103 @@
+"""What runs beside the engines of an srt-slurm recipe: a Mooncake store, LMCache servers, and what Dynamo needs.
+
+In schema 1 the store is `backend.mooncake_kv_store`; in schema 2 it is an entry of `services`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdserve.importing import environment
+from pdserve.importing.flags import Flag, from_argv
+from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.reading import Reading
+from pdserve.importing.sizes import gib
+from pdserve.recipe.load.problems import Path
+
+_DYNAMO = ("etcd", "nats")
+_LMCACHE = {
+    "l1-size-gb": "l1_size_gb",
+    "chunk-size": "chunk_size",
+    "max-workers": "max_workers",
+    "l1-read-ttl-seconds": "l1_read_ttl_seconds",
+    "l1-init-size-gb": "l1_init_size_gb",
+}
+"""Flags of its server -> keys of the lmcache section."""
+_MASTER_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "embedded", "enable_offload": False}
+"""Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
+
+
+def read(reading: Reading, launch: Launch, engine: Path) -> None:
+    """The sections `mooncake_store` and `lmcache`."""
+    store = (*engine, "mooncake_kv_store")
+    if isinstance(reading.tree.get(*store), dict):
+        reading.leave((*store, "container"), "the master runs in the engines' container", "replaced")
+        launch.engine_env.update(environment.carried(reading.mapping(*store, "env"), launch, None))
+        _store(reading, launch, (*store, "store_config"), (*store, "master_extra_args"))
+    services = reading.tree.get("services")
+    for index, service in enumerate(services if isinstance(services, list) else ()):
+        if isinstance(service, dict):
+            _service(reading, launch, ("services", index), service)
+
+
+def _service(reading: Reading, launch: Launch, path: Path, service: dict[str, Any]) -> None:
+    kind = str(service.get("type", service.get("name", "generic")))
+    for key in ("name", "type"):
+        reading.take(*path, key)
+    if kind in _DYNAMO:
+        reading.leave(path, "a service of Dynamo", "unused")
+    elif kind == "mooncake-master":
+        reading.leave((*path, "container"), "the master runs in the engines' container", "replaced")
+        reading.leave((*path, "placement"), "the master runs on the first node", "replaced")
+        _store(reading, launch, (*path, "options", "store_config"), (*path, "args"))
+    elif kind == "lmcache-server":
+        _lmcache(reading, launch, path)
+    else:
+        reading.leave(path, f"a recipe has no process of the type {kind}", "served")
+
+
+def _store(reading: Reading, launch: Launch, config: Path, master: Path) -> None:
+    values = reading.mapping(*config)
+    sizes = {"global_segment_size": "segment_gib", "local_buffer_size": "buffer_gib"}
+    for key, at in values.items():
+        if key in sizes:
+            size = gib(at.value)
+            if size is None:
+                launch.note(at, "not a size that Mooncake reads", "served")
+            else:
+                launch.store[sizes[key]] = at.of(size)
+        elif key in ("protocol", "device_name"):
+            launch.store[key] = at
+        elif key in _MASTER_FILE and at.value == _MASTER_FILE[key]:
+            launch.note(at, "pdserve writes this file with the same value, or it is vLLM's default", "replaced")
+        elif key == "master_server_address":
+            launch.note(at, "pdserve writes the address of the first node", "replaced")
+        else:
+            launch.note(at, "the mooncake_store section has no such setting", "served")
+    for at, one in _words(reading, master):
+        if isinstance(one, Flag):
+            launch.store.setdefault("extra_args", {})[one.name.replace("-", "_")] = at.of(one.value)
+        else:
+            launch.note(at.of(one), "no flag of the store's master", "served")
+
+
+def _lmcache(reading: Reading, launch: Launch, path: Path) -> None:
+    words = _words(reading, (*path, "args"))
+    reading.leave((*path, "placement"), "a server runs on each node of the roles that use it", "replaced")
+    reading.leave((*path, "env"), "the server gets the hash seed of the engines, and little else", "replaced")
+    reading.leave((*path, "preamble"), "limits are those of the agent; preflight checks memlock", "replaced")
+    for at, one in words:
+        if not isinstance(one, Flag):
+            launch.note(at.of(one), "no flag of LMCache's server", "served")
+        elif one.name in _LMCACHE:
+            launch.lmcache[_LMCACHE[one.name]] = at.of(one.value)
+        else:
+            launch.lmcache.setdefault("extra_args", {})[one.name] = at.of(one.value)
+
+
+def _words(reading: Reading, path: Path) -> list[tuple[Sourced, Flag | str]]:
+    """The flags of a list of words, with their place."""
+    at = reading.take(*path)
+    words = at.value if at is not None and isinstance(at.value, list) else []
+    return [(at, one) for _, one in from_argv([str(word) for word in words])] if at is not None else []

@@ -1,0 +1,348 @@
+"""A recipe of vLLM's own collection (models/ORG/NAME.yaml) -> a launch: of one variant, on one hardware, with one
+strategy and a set of features.
+
+The collection puts the command line together from layers (src/lib/command-synthesis.js there, 8959cf6): base, variant,
+strategy, the recipe's changes of the strategy, hardware, features; of a flag given twice the later one holds. The
+layers are the same here, in that order.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdserve.errors import RecipeError
+from pdserve.importing import environment
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.flags import Flag, collected, from_argv
+from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing.yaml_tree import Tree
+from pdserve.recipe.load.problems import Path, dotted
+from pdserve.roles import EngineRole
+
+FORMAT = "vLLM recipes"
+_NODES = ("$IFACE_NAME", "$PREFILL_NODE_1", "$DECODE_NODE_1", "$HEAD_IP")
+_IMAGES = {"NVIDIA": ("nvidia", "vllm/vllm-openai:latest"), "AMD": ("amd", "vllm/vllm-openai-rocm:latest")}
+_TRAY_ONLY = (
+    "VLLM_USE_NCCL_SYMM_MEM",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_MNNVL_ENABLE",
+    "NCCL_NVLS_ENABLE",
+    "UCX_NET_DEVICES",
+)
+"""Variables that the collection leaves out on other hardware than GB200 and GB300."""
+_TRAYS = ("gb200", "gb300")
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What lies beside a recipe: the hardware, and the strategies by name."""
+
+    taxonomy: Tree
+    strategies: Mapping[str, Tree]
+
+
+@dataclass
+class _Layers:
+    """The flags and variables of one role, layer by layer."""
+
+    flags: list[tuple[Flag, Sourced]] = field(default_factory=list)
+    env: dict[str, Sourced] = field(default_factory=dict)
+
+    def add(self, tree: Tree, path: Path) -> None:
+        """The flags of the list at `path`, if it is there."""
+        words = tree.get(*path)
+        if not isinstance(words, list):
+            return
+        # A flag and its value are one item at times.
+        split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
+        for index, one in from_argv([part for part, _ in split]):
+            at = Sourced(None, _key(tree, path), tree.line(*path, split[index][1]))
+            if isinstance(one, Flag):
+                self.flags.append((one, at))
+
+    def add_env(self, tree: Tree, path: Path) -> None:
+        """The variables of the mapping at `path`."""
+        values = tree.get(*path)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            self.env[name] = Sourced(value, _key(tree, (*path, name)), tree.line(*path, name))
+
+    def flag(self, name: str, value: Any, at: Sourced) -> None:
+        """One more flag."""
+        self.flags.append((Flag(name, value), at))
+
+
+def is_one(tree: Tree) -> bool:
+    """Whether the file looks like a recipe of the collection."""
+    return isinstance(tree.get("model"), dict) and tree.has("model", "model_id") and tree.has("variants")
+
+
+def launch(tree: Tree, beside: Collection, choice: ImportChoice) -> Launch:
+    """The launch. Raises RecipeError for a choice that the recipe does not offer, naming those that it does."""
+    return _Composer(tree, beside, choice).launch()
+
+
+class _Composer:
+    def __init__(self, tree: Tree, beside: Collection, choice: ImportChoice) -> None:
+        self.tree = tree
+        self.taxonomy = beside.taxonomy
+        if tree.has("omni"):
+            raise RecipeError(
+                "the recipe is for vLLM-Omni",
+                where=f"{tree.file}:{tree.line('omni')}",
+                cause="its server has other flags and routes than vLLM's, and pdserve does not start it",
+                todo="import a recipe without `omni`",
+            )
+        self.variant = self._choice("variant", choice.variant or "default", tree.get("variants") or {})
+        compatible = tree.get("compatible_strategies") or []
+        wanted = choice.strategy or tree.get("default_strategy") or (compatible or ["single_node_tp"])[0]
+        self.strategy = self._choice("strategy", wanted, [name for name in compatible if name in beside.strategies])
+        self.plan = beside.strategies[self.strategy]
+        profiles = self.taxonomy.get("hardware_profiles") or {}
+        offered = [name for name, profile in profiles.items() if self._runs_on(name, profile)]
+        self.hardware = self._choice("hardware", choice.hardware or self._usual(offered), offered)
+        self.profile: dict[str, Any] = profiles[self.hardware]
+        self.gpus = int(self.profile.get("gpu_count") or 1)
+        known = list(tree.get("features") or {})
+        opt_in = tree.get("opt_in_features") or []
+        chosen = choice.features if choice.features is not None else [one for one in known if one not in opt_in]
+        self.features = [self._choice("feature", name, known) for name in chosen]
+        self.nodes = choice.nodes
+        self.generation = self._generation()
+
+    def launch(self) -> Launch:
+        brand = str(self.profile.get("brand"))
+        if brand not in _IMAGES:
+            raise RecipeError(
+                f"the hardware {self.hardware} is of {brand}",
+                where=self.tree.file,
+                cause="pdserve starts engines on NVIDIA and AMD devices, and on CPUs",
+                todo="choose other hardware with --hardware",
+            )
+        at = Sourced(self.hardware, f"hardware {self.hardware}", 0)
+        name = f"{self.tree.get('meta', 'slug') or 'model'}-{self.hardware}-{self.strategy}-{self.variant}"
+        result = Launch(self.tree.file, FORMAT, at.of(name), at.of("rocm" if brand == "AMD" else "cuda"))
+        result.devices_per_node = at.of(self.gpus)
+        result.model_id = self._model()
+        result.served_name = result.model_id
+        result.image = self._image(brand)
+        result.container["kind"] = Sourced("docker", "vLLM's recipes start docker", 0)
+        roles: tuple[EngineRole, ...] = ("aggregated",)
+        if self.plan.get("deploy_type") == "pd_cluster":
+            roles = ("prefill", "decode")
+        for role in roles:
+            result.roles[role] = self._role(role, result)
+        self._notes(result)
+        return result
+
+    def _runs_on(self, name: str, profile: Mapping[str, Any]) -> bool:
+        """Hardware that the recipe does not name is taken to do, except for that of few users."""
+        said = self.tree.get("meta", "hardware", name)
+        return said != "unsupported" and (said is not None or not profile.get("restricted"))
+
+    def _usual(self, offered: list[str]) -> str:
+        """What the collection's page begins with."""
+        precise = str(self.tree.get("variants", self.variant, "precision")).endswith("fp4")
+        wanted = [self.tree.get("meta", "default_hardware"), *(["b200", "gb200"] if precise else []), "h200"]
+        return next((str(name) for name in wanted if name in offered), (offered or ["h200"])[0])
+
+    def _choice(self, what: str, name: str, offered: Any) -> str:
+        if name not in offered:
+            raise RecipeError(
+                f"the recipe has no {what} {name}",
+                where=self.tree.file,
+                todo=f"give --{what} one of: {', '.join(map(str, offered)) or 'none is there'}",
+            )
+        return name
+
+    def _generation(self) -> str:
+        value = self.profile.get("generation") or self.profile.get("gpu_generation")
+        return str(value[0] if isinstance(value, list) else value)
+
+    def _model(self) -> Sourced:
+        for path in (("variants", self.variant, "model_id"), ("model", "model_id")):
+            if (value := self.tree.get(*path)) is not None:
+                return Sourced(value, dotted(path), self.tree.line(*path))
+        raise RecipeError("the recipe names no model", where=self.tree.file, todo="set model.model_id in it")
+
+    def _image(self, brand: str) -> Sourced:
+        key, usual = _IMAGES[brand]
+        for path in (("variants", self.variant, "docker_image"), ("model", "docker_image")):
+            value = self.tree.get(*path)
+            if isinstance(value, str) and brand == "NVIDIA":
+                return Sourced(value, dotted(path), self.tree.line(*path))
+            if isinstance(value, dict) and isinstance(value.get(key), str):
+                return Sourced(value[key], dotted((*path, key)), self.tree.line(*path, key))
+        nightly = usual.replace(":latest", ":nightly") if self.tree.get("model", "nightly_required") is True else usual
+        return Sourced(nightly, "the image that vLLM's recipes take", 0)
+
+    def _role(self, role: EngineRole, result: Launch) -> EngineLaunch:
+        layers = _Layers()
+        tree, part = self.tree, None if role == "aggregated" else role
+        layers.add(tree, ("model", "base_args"))
+        layers.add_env(tree, ("model", "base_env"))
+        variant: Path = ("variants", self.variant)
+        for own in (variant, (*variant, "hardware_overrides", self.hardware)):
+            layers.add(tree, (*own, "extra_args"))
+            layers.add_env(tree, (*own, "extra_env"))
+        layers.add(self.plan, (part, "vllm_args") if part else ("vllm_args",))
+        layers.add_env(self.plan, (part, "env") if part else ("env",))
+        self._parallelism(role, layers)
+        changes: Path = ("strategy_overrides", self.strategy)
+        for own in ((*changes, part),) if part else (changes,):
+            layers.add(tree, (*own, "extra_args"))
+            layers.add(tree, (*own, "vllm_args"))
+        layers.add_env(tree, (*changes, "env"))
+        layers.add_env(tree, (*changes, part, "env") if part else (*changes, "extra_env"))
+        for own in self._hardware(changes, part):
+            layers.add(tree, (*own, "extra_args"))
+            layers.add_env(tree, (*own, "extra_env"))
+        for path in self._features():
+            layers.add(tree, path)
+        env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
+        one = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
+        one.env = environment.carried(env, result, role)
+        one.args = collected(layers.flags)
+        one.kv_transfer = one.args.pop("kv-transfer-config", None)
+        return one
+
+    def _kept(self, name: str, at: Sourced, result: Launch) -> bool:
+        if any(node in str(at.value) for node in _NODES):
+            result.note(at, "pdserve knows the nodes' addresses; a network is named by network.interface", "replaced")
+            return False
+        if name in _TRAY_ONLY and self.hardware not in _TRAYS:
+            result.note(at, "vLLM's recipes set it on GB200 and GB300 only", "replaced")
+            return False
+        return True
+
+    def _parallelism(self, role: EngineRole, layers: _Layers) -> None:
+        at = Sourced(None, f"strategy {self.strategy} on {self.gpus} devices a node", 0)
+        if role != "aggregated":
+            self._pool(role, layers, at)
+            return
+        flag = str(self.plan.get("parallel_flag") or "--tensor-parallel-size").lstrip("-")
+        if self.plan.get("deploy_type") != "multi_node":
+            layers.flag(flag, self._single_node_size(), at)
+            return
+        nodes = self._number_of_nodes()
+        layout = self.plan.get("parallelism")
+        if layout in ("tp_pp", "tp_dp"):
+            layers.flag("tensor-parallel-size", self.gpus, at)
+            layers.flag("pipeline-parallel-size" if layout == "tp_pp" else "data-parallel-size", nodes, at)
+        else:
+            layers.flag(flag, self.gpus * nodes, at)
+
+    def _number_of_nodes(self) -> int:
+        if self.nodes is None:
+            raise RecipeError(
+                f"the strategy {self.strategy} needs a number of nodes",
+                where=self.tree.file,
+                todo="give --nodes 2, or more",
+            )
+        return self.nodes
+
+    def _pool(self, role: EngineRole, layers: _Layers, at: Sourced) -> None:
+        changes = self.tree.get("strategy_overrides", self.strategy, role) or {}
+        own = self.plan.get(role) or {}
+        nodes = self.nodes or self._for_hardware(changes.get("nodes")) or 1
+        mode = changes.get("parallelism") or own.get("parallelism") or "tp"
+        allowed = self.tree.get("strategy_overrides", self.strategy, "pool_modes")
+        if isinstance(allowed, list) and allowed and mode not in allowed:
+            mode = allowed[0]
+        if mode == "dep":
+            tp = int(changes.get("tp") or own.get("tp") or 1)
+            layers.flag("tensor-parallel-size", tp, at)
+            layers.flag("data-parallel-size", nodes * max(1, self.gpus // tp), at)
+        else:
+            layers.flag("tensor-parallel-size", nodes * self.gpus, at)
+        if mode in ("dep", "tep"):
+            layers.flag("enable-expert-parallel", True, at)
+
+    def _single_node_size(self) -> int:
+        """A declared size, else one device where the weights fit on it, else all of the node."""
+        if self.strategy != "single_node_tp":
+            return self.gpus
+        for raw in (
+            self.tree.get("variants", self.variant, "tp"),
+            self.tree.get("strategy_overrides", self.strategy, "tp"),
+        ):
+            if isinstance(size := self._for_hardware(raw), int) and size > 0:
+                return min(size, self.gpus)
+        weights = self.tree.get("variants", self.variant, "vram_minimum_gb") or 0
+        each = (self.profile.get("vram_gb") or 0) / self.gpus
+        return 1 if weights and each and weights <= each else self.gpus
+
+    def _for_hardware(self, value: Any) -> Any:
+        """A value, or one of a mapping by device, generation, maker or default."""
+        if not isinstance(value, dict):
+            return value
+        keys = (self.hardware, self.generation, str(self.profile.get("brand")).lower(), "default")
+        return next((value[key] for key in keys if key in value), None)
+
+    def _hardware(self, changes: Path, part: str | None) -> Iterator[Path]:
+        """A strategy's change for the generation takes the place of the recipe's and the variant's; one for the exact
+        device comes on top."""
+        if (own := self._of_generation((*changes, "hardware_overrides"))) is not None:
+            yield own
+        else:
+            for base in ((), ("variants", self.variant)):
+                if (general := self._of_generation((*base, "hardware_overrides"))) is not None:
+                    yield general
+        yield (*changes, "hardware_overrides", self.hardware)
+        if part:
+            yield (*changes, part, "hardware_overrides", self.hardware)
+
+    def _of_generation(self, path: Path) -> Path | None:
+        maker = ["nvidia"] if self.profile.get("brand") == "NVIDIA" else []
+        return next(((*path, key) for key in [self.generation, *maker] if self.tree.get(*path, key)), None)
+
+    def _features(self) -> Iterator[Path]:
+        for name in self.features:
+            path: Path = ("features", name)
+            allowed = self.tree.get(*path, "strategies")
+            if isinstance(allowed, list) and allowed and self.strategy not in allowed:
+                continue
+            if isinstance(self.tree.get(*path, "modes"), dict):
+                if (mode := self._mode(path)) is None:
+                    continue
+                path = mode
+            own = self._of_generation((*path, "hardware_overrides"))
+            yield (*own, "args") if own is not None and self.tree.has(*own, "args") else (*path, "args")
+
+    def _mode(self, path: Path) -> Path | None:
+        modes = self.tree.get(*path, "modes")
+        usable = [
+            key
+            for key, mode in modes.items()
+            if self.variant in (mode.get("variants") or [self.variant])
+            and "unsupported" not in [(mode.get("hardware") or {}).get(k) for k in (self.generation, self.hardware)]
+        ]
+        own = self.tree.get("variants", self.variant, "default_modes", path[-1])
+        wanted = [key for key in (own, self.tree.get(*path, "default_mode")) if key in usable]
+        chosen = (wanted or usable or [None])[0]
+        return None if chosen is None else (*path, "modes", chosen)
+
+    def _notes(self, result: Launch) -> None:
+        for name in self.features:
+            if self.tree.has("features", name, "companion"):
+                at = Sourced(None, f"features.{name}.companion", self.tree.line("features", name, "companion"))
+                result.note(at, "a process beside the engines, which is not started", "served")
+        if self.plan.has("router"):
+            at = Sourced(None, _key(self.plan, ("router",)), self.plan.line("router"))
+            result.note(at, "pdserve has a proxy of its own (section proxy)", "unused")
+        for key in ("dependencies", "extra_install"):
+            if self.tree.has(key):
+                at = Sourced(None, key, self.tree.line(key))
+                result.note(at, "installed by hand there; the image must have it, or setup of the recipe", "confirm")
+
+
+def _parts(word: str) -> list[str]:
+    return shlex.split(word) if word.startswith("--") and " " in word and "{" not in word else [word]
+
+
+def _key(tree: Tree, path: Path) -> str:
+    """The key, with the file where it is not the recipe itself."""
+    name = tree.file.rpartition("/")[2]
+    return f"{name} {dotted(path)}" if tree.get("deploy_type") is not None else dotted(path)

@@ -1,0 +1,117 @@
+"""Reading the launch file of another tool: the recipe that it becomes, checked, and where a recipe departs from it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.errors import RecipeError, SourceDifferenceError
+from pdserve.importing.annotated import annotated, line
+from pdserve.importing.choice import ImportChoice
+from pdserve.importing.compare import Departure, departures
+from pdserve.importing.formats import STRATEGIES, TAXONOMY, imported
+from pdserve.importing.launch import Draft
+from pdserve.operations.plan_recipe import load, plan_for
+from pdserve.recipe.load import yaml12
+from pdserve.recipe.load.extends import text_of
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.load.problems import dotted, locate
+
+
+@dataclass(frozen=True)
+class ImportedRecipe:
+    """A recipe that loads, its text, and what the file has beside it."""
+
+    text: str
+    draft: Draft
+    loaded: LoadedRecipe
+
+
+def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
+    """The recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
+    draft = imported(text_of(file), str(file), choice, _beside(file))
+    text = annotated(draft)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{draft.document['name']}.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            loaded = load_recipe(path, environ=environ)
+            plan_for(loaded, None, run_dir="RUN_DIR", run_id="RUN_ID")
+        except RecipeError as error:
+            raise RecipeError(
+                "the recipe that this file becomes is not valid",
+                where=str(file),
+                cause="the file combines what pdserve refuses",
+                todo="change the file as the lines below say, and import again",
+                evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
+            ) from None
+    return ImportedRecipe(text, draft, loaded)
+
+
+def _beside(file: Path) -> dict[str, str]:
+    """The files of the collection that `file` is in, by their paths there; empty where it is in none."""
+    for folder in file.absolute().parents:
+        if (folder / TAXONOMY).is_file():
+            there = [folder / TAXONOMY, *sorted((folder / STRATEGIES).glob("*.yaml"))]
+            return {str(path.relative_to(folder)): text_of(path) for path in there}
+    return {}
+
+
+def save(recipe: ImportedRecipe, out: Path) -> None:
+    """Write the recipe to a new file. Raises RecipeError where there is one already."""
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(recipe.text)
+    except FileExistsError:
+        todo = "choose another name, or remove the file; an import overwrites nothing"
+        raise RecipeError("the file is there already", where=str(out), todo=todo) from None
+    except OSError as error:
+        todo = "choose a folder that is there and that you can write to"
+        raise RecipeError(f"the recipe cannot be written: {error.strerror}", where=str(out), todo=todo) from error
+
+
+def check_whole(recipe: ImportedRecipe, file: Path) -> None:
+    """Raises SourceDifferenceError where the recipe lacks something that changes what is served."""
+    if losses := recipe.draft.losses():
+        raise SourceDifferenceError(
+            f"imported in part: {_values(len(losses))} not carried over, and what is served may differ",
+            where=str(file),
+            todo="add to the recipe what it lacks; its first lines repeat this list",
+            evidence=tuple(line(note) for note in losses),
+        )
+
+
+def compare(recipe: Path, file: Path, choice: ImportChoice) -> None:
+    """Raises SourceDifferenceError where the recipe departs from the file."""
+    ours = load(recipe, (), ())
+    source = import_file(file, choice)
+    if not (differing := departures(ours.recipe, source.loaded.recipe)):
+        return
+    number = f"{len(differing)} {'value' if len(differing) == 1 else 'values'}"
+    raise SourceDifferenceError(
+        f"it departs from {file} in {number}",
+        where=str(recipe),
+        todo=f"change the recipe, or keep what is meant; `pdserve import {file}` prints what the file becomes",
+        evidence=tuple(_departure(one, ours, source) for one in differing),
+    )
+
+
+def _departure(one: Departure, ours: LoadedRecipe, source: ImportedRecipe) -> str:
+    here = locate(one.path, ours.origins)
+    end = next((one.path[:end] for end in range(len(one.path), 0, -1) if one.path[:end] in source.draft.origins), None)
+    there = f" (line {source.draft.origins[end]})" if end is not None and one.source is not None else ""
+    return f"{dotted(one.path)}: {_shown(one.recipe)} ({here}), in the source {_shown(one.source)}{there}"
+
+
+def _shown(value: object, limit: int = 100) -> str:
+    if value is None:
+        return "not set"
+    text = yaml12.flow(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _values(number: int) -> str:
+    return "one value was" if number == 1 else f"{number} values were"

@@ -1,0 +1,223 @@
+"""Recipes of srt-slurm, both schemas, become recipes that serve the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.importing.compare import departures
+from pdserve.recipe.connectors.nixl import NixlSection
+from tests.importing.kit import SCHEMA_1, SCHEMA_2, notes, read, refused, whole
+
+STORE = """\
+  mooncake_kv_store:
+    env: {MC_TE_METRIC: "0"}
+    master_extra_args: [--eviction_ratio=0.10]
+    store_config:
+      metadata_server: P2PHANDSHAKE
+      global_segment_size: 96GB
+      local_buffer_size: 4GB
+      protocol: rdma
+      device_name: mlx5_0,mlx5_1
+"""
+MULTI = (
+    '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
+    '"kv_connector_extra_config": {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_both"%s}, '
+    '{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", '
+    '"kv_connector_extra_config": {"load_async": true, "lookup_async": true}}]}}'
+)
+
+
+def with_store(text: str, child: str = "") -> str:
+    plain = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+    return text.replace(plain, MULTI % child).replace("  connector: null\n", f"  connector: null\n{STORE}")
+
+
+def test_the_roles_the_model_and_the_job_are_carried_over(tmp_path: Path) -> None:
+    recipe = whole(SCHEMA_1, tmp_path).loaded.recipe
+    assert recipe.name == "small-model-1p2d"
+    assert (recipe.platform, recipe.devices_per_node, recipe.mode) == ("cuda", 4, "disaggregated")
+    assert (recipe.model.id, recipe.model.served_name) == ("org/small-model", "small-model")
+    assert recipe.prefill is not None
+    assert recipe.decode is not None
+    assert (recipe.prefill.instances, recipe.decode.instances) == (1, 2)
+    prefill, decode = recipe.prefill.parallel, recipe.decode.parallel
+    assert (prefill.tp, prefill.dp, prefill.ep, prefill.nodes) == (1, 4, True, 1)
+    assert (decode.tp, decode.dp, decode.ep, decode.nodes) == (8, 1, False, 2)
+    assert recipe.prefill.args == {
+        "enable-prefix-caching": False,
+        "max-model-len": 4096,
+        "compilation-config": {"cudagraph_mode": "PIECEWISE"},
+    }
+    assert recipe.decode.args == {"max-model-len": 4096, "max-num-seqs": 64}
+    assert recipe.prefill.env == {"NCCL_CUMEM_ENABLE": "1", "CACHE_DIR": "/tmp/cache-local"}
+    assert recipe.prefill.connector == recipe.decode.connector == NixlSection()
+    assert recipe.engine.hash_seed == 7
+    assert recipe.timeouts.engine_seconds == 3600
+    assert (recipe.slurm.time, recipe.slurm.options, recipe.exclude_nodes) == ("8:00:00", ["--mem=0"], ["gpu7"])
+    assert recipe.container is not None
+    assert (recipe.container.kind, recipe.image) == ("pyxis", "registry.example/vllm:v1")
+
+
+def test_schema_2_says_the_same_as_schema_1(tmp_path: Path) -> None:
+    assert departures(whole(SCHEMA_1, tmp_path).loaded.recipe, whole(SCHEMA_2, tmp_path).loaded.recipe) == []
+
+
+@pytest.mark.parametrize("text", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+def test_what_was_not_carried_over_is_listed_with_its_reason(text: str) -> None:
+    draft = read(text)
+    assert draft.losses() == []
+    lists = {"replaced": notes(draft, "replaced"), "unused": notes(draft, "unused")}
+    assert {"frontend", "benchmark", "model.precision", "environment.ETCD_LEASE_TTL"} <= lists["unused"].keys()
+    ends = {key.rpartition(".")[2] for key in lists["replaced"]}
+    assert {"VLLM_SERVER_DEV_MODE", "data-parallel-rpc-port", "enable-expert-parallel"} <= ends
+
+
+@pytest.mark.parametrize("text", [SCHEMA_1, SCHEMA_2], ids=["schema 1", "schema 2"])
+def test_each_value_of_the_file_is_in_the_recipe_or_in_a_list(text: str) -> None:
+    """A key that nobody expects is not lost either: it counts as something that changes what is served."""
+    draft = read(text + "wholly_new: {nested: 1}\n")
+    assert [note.at.key for note in draft.losses()] == ["wholly_new.nested"]
+
+
+def test_a_flag_that_is_false_is_not_turned_off() -> None:
+    """srtctl passes nothing for it, and a recipe would pass --no-enable-expert-parallel."""
+    draft = read(SCHEMA_1.replace("max-num-seqs: 64", "enforce-eager: false"))
+    assert "enforce-eager" not in draft.document["decode"]["args"]
+    assert "backend.vllm_config.decode.enforce-eager" in notes(draft, "replaced")
+
+
+def test_a_smaller_length_of_decode_holds_for_prefill() -> None:
+    draft = read(SCHEMA_1.replace("max-model-len: 4096\n      max-num-seqs", "max-model-len: 2048\n      max-num-seqs"))
+    assert draft.document["prefill"]["args"]["max-model-len"] == 2048
+    assert draft.losses() == []
+
+
+def test_a_larger_length_of_decode_is_a_loss() -> None:
+    draft = read(SCHEMA_1.replace("max-model-len: 4096\n      max-num-seqs", "max-model-len: 8192\n      max-num-seqs"))
+    assert draft.document["decode"]["args"]["max-model-len"] == 4096
+    assert [note.at.value for note in draft.losses()] == [8192]
+
+
+def test_a_store_beside_nixl_becomes_sections(tmp_path: Path) -> None:
+    recipe = whole(with_store(SCHEMA_1.replace("      no-enable-prefix-caching: true\n", "")), tmp_path)
+    assert recipe.draft.losses() == []
+    assert recipe.draft.document["prefill"]["connector"] == {
+        "kind": "multi",
+        "of": [{"kind": "nixl"}, {"kind": "mooncake-store"}],
+    }
+    assert recipe.draft.document["prefill"]["kv_load_failure_policy"] == "recompute"
+    store = recipe.loaded.recipe.mooncake_store
+    assert store is not None
+    assert (store.segment_gib, store.buffer_gib, store.device_name) == (96, 4, "mlx5_0,mlx5_1")
+    assert store.extra_args == {"eviction_ratio": 0.1}
+
+
+def test_a_service_of_lmcache_becomes_its_section(tmp_path: Path) -> None:
+    child = (
+        '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", '
+        '"kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 8750}}'
+    )
+    plain = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+    both = (
+        '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": ['
+        f"{plain}, {child}]}}}}"
+    )
+    service = '  - {name: l, type: lmcache-server, args: [--l1-size-gb, "16", --chunk-size, "256", --l1-align, "8"]}\n'
+    text = SCHEMA_2.replace(plain, both, 1).replace("      no-enable-prefix-caching: true\n", "")
+    recipe = whole(text.replace("services:\n", f"services:\n{service}"), tmp_path)
+    assert recipe.draft.losses() == []
+    assert recipe.draft.document["lmcache"] == {
+        "l1_size_gb": 16,
+        "chunk_size": 256,
+        "extra_args": {"l1-align": 8},
+        "on": ["prefill"],
+    }
+    assert any(key.endswith("lmcache.mp.port") for key in notes(recipe.draft, "replaced"))
+
+
+def test_a_mapping_that_no_section_can_make_stays_whole_on_both_roles(tmp_path: Path) -> None:
+    child = ', "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"enforce_handshake_compat": false}'
+    recipe = whole(with_store(SCHEMA_1.replace("      no-enable-prefix-caching: true\n", ""), child), tmp_path)
+    for role in ("prefill", "decode"):
+        connector = recipe.draft.document[role]["connector"]
+        assert connector["kind"] == "raw"
+        nixl = connector["config"]["kv_connector_extra_config"]["connectors"][0]
+        assert nixl["kv_connector_extra_config"] == {"enforce_handshake_compat": False}
+        assert "kv_load_failure_policy" not in nixl
+    assert any("kv_load_failure_policy" in key for key in notes(recipe.draft, "replaced"))
+    assert recipe.draft.losses() == []
+
+
+def test_parsers_of_dynamo_become_those_of_vllm() -> None:
+    draft = read(SCHEMA_1.replace("max-num-seqs: 64", "dyn-tool-call-parser: minimax_m3\n      dyn-thing: x"))
+    args = draft.document["decode"]["args"]
+    assert (args["tool-call-parser"], args["enable-auto-tool-choice"]) == ("minimax_m3", True)
+    assert [note.at.key.rpartition(".")[2] for note in draft.losses()] == ["dyn-thing"]
+
+
+def test_a_secret_is_named_and_its_value_is_nowhere(tmp_path: Path) -> None:
+    text = SCHEMA_1.replace('NCCL_CUMEM_ENABLE: "1"', "HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz")
+    recipe = whole(text, tmp_path)
+    assert recipe.draft.document["prefill"]["env"]["HF_TOKEN"] == {"secret": "HF_TOKEN"}
+    assert "abcdefghij" not in recipe.text
+
+
+def test_an_alias_of_the_site_is_to_be_confirmed() -> None:
+    draft = read(SCHEMA_1.replace("hf:org/small-model", "small").replace("registry.example/vllm:v1", "nightly"))
+    assert draft.document["model"]["id"] == "small"
+    assert set(notes(draft, "confirm")) == {"model.path", "model.container"}
+
+
+def test_an_unknown_setup_script_is_a_loss_and_the_known_one_installs_numactl() -> None:
+    unknown = read(f"{SCHEMA_1}setup_script: other.sh\n")
+    assert [note.at.key for note in unknown.losses()] == ["setup_script"]
+    known = f"{SCHEMA_1}setup_script: vllm-container-deps.sh\n"
+    assert "setup" not in read(known).document
+    bound = read(known.replace("max-num-seqs: 64", "numa-bind: true"))
+    assert [words[0] for words in bound.document["setup"]] == ["apt-get", "apt-get"]
+    assert bound.losses() == []
+
+
+def test_a_mount_with_a_variable_of_the_site_is_to_be_confirmed() -> None:
+    draft = read(f"{SCHEMA_1}container_mounts:\n  /data: /data\n  $HOME/x: /x\n")
+    assert draft.document["container"]["mounts"] == ["/data:/data"]
+    assert list(notes(draft, "confirm")) == ["container_mounts.$HOME/x"]
+
+
+def test_a_placeholder_that_srtctl_fills_in_is_a_loss() -> None:
+    draft = read(SCHEMA_1.replace("/tmp/cache-{job_id}", "/tmp/{node}"))
+    assert len(draft.losses()) == 2
+
+
+def test_devices_that_the_flags_do_not_use_are_a_loss() -> None:
+    draft = read(SCHEMA_1.replace("gpus_per_decode: 8", "gpus_per_decode: 16"))
+    assert [note.at.key for note in draft.losses()] == ["resources.gpus_per_decode"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("type: vllm", "type: sglang", "the engine is sglang"),
+        ("name: Small", "schema: 3\nname: Small", "schema 3"),
+        (SCHEMA_1, "just text", "no mapping"),
+        (SCHEMA_1, "a: [1", "is not closed"),
+        (SCHEMA_1, "a: &x [*x]", "nested too deeply"),
+        (SCHEMA_1, "services: {}", "no launch"),
+    ],
+)
+def test_what_is_no_deployment_of_vllm_is_refused(old: str, new: str, what: str) -> None:
+    assert old in SCHEMA_1
+    assert what in str(refused(SCHEMA_1.replace(old, new)))
+
+
+def test_roles_without_a_connector_are_refused() -> None:
+    text = "\n".join(line for line in SCHEMA_1.splitlines() if "kv-transfer-config" not in line)
+    assert "no KV connector" in refused(text).what
+
+
+def test_srt_slurms_default_connector_is_nixl() -> None:
+    without = ("kv-transfer-config", "connector: null")
+    lines = [line for line in SCHEMA_1.splitlines() if not any(word in line for word in without)]
+    assert read("\n".join(lines)).document["decode"]["connector"] == {"kind": "nixl"}
