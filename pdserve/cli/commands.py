@@ -147,9 +147,37 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
 ) -> None:
     """The state of every process, and what the engines report. Exit 5 when degraded or failed."""
-    from pdserve.cli.status import run
+    from pdserve.cli.observe.status import run
 
     run(name, as_json=json_, watch=watch)
+
+
+@app.command()
+def monitoring(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made if it is not there.")],
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The recipe, if it takes one node; without one, the plan of a deployment.", show_default=False
+        ),
+    ] = None,
+    deployment: Annotated[
+        str | None, typer.Option("--deployment", metavar="NAME", help="The deployment, if there are several.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="The node that Prometheus runs on; that of the proxy unless given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that have other contents.")] = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Write prometheus.yml, alerts.yml and Grafana's dashboard.json for a deployment.
+
+    Prometheus gets every /metrics that it reaches from its node: those of the proxy, the engines, and LMCache there.
+    """
+    from pdserve.cli.observe.monitoring import run
+
+    run(recipe, set_ or [], unset or [], deployment=deployment, node=node, out=out, force=force)
 
 
 @app.command()
