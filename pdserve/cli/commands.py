@@ -144,12 +144,28 @@ def down(name: NameArgument = None) -> None:
 def status(
     name: NameArgument = None,
     json_: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, with what happened in the last minute.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option("--interval", min=0.5, metavar="SECONDS", help="With --watch: every 2 s unless given."),
+    ] = None,
 ) -> None:
-    """The state of every process, and what the engines report. Exit 5 when degraded or failed."""
+    """The state of every process, and what the engines report. Exit 5 when degraded or failed.
+
+    With --watch: on a terminal a table that is redrawn, otherwise plain lines, with --json a line of JSON each time.
+    """
+    if watch:
+        from pdserve.cli.observe.watch import run as run_watch
+
+        run_watch(name, as_json=json_, interval=2.0 if interval is None else interval)
+        return
+    if interval is not None:
+        raise typer.BadParameter("--interval belongs to --watch")
     from pdserve.cli.observe.status import run
 
-    run(name, as_json=json_, watch=watch)
+    run(name, as_json=json_)
 
 
 @app.command()

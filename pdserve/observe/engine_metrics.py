@@ -26,7 +26,11 @@ _FAILED_TRANSFERS = (
     "vllm:mooncake_num_failed_transfers_total",
     "vllm:mooncake_num_failed_recvs_total",
 )
+_L1 = "lmcache_mp_l1"
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+Page = list[Sample] | str
+"""The samples of a /metrics, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,11 @@ def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) ->
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:
     """`url` is http://host:port. /metrics needs no key."""
-    samples = await read_metrics(url, client)
+    return engine_figures(url, await read_metrics(url, client))
+
+
+def engine_figures(url: str, samples: Page) -> EngineSnapshot:
+    """From the /metrics of an engine."""
     if isinstance(samples, str):
         return EngineSnapshot(url, error=samples)
     sources: dict[str, int] = {}
@@ -207,8 +215,20 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))
     samples = await read_metrics(http_url, client)
+    return snapshot if isinstance(samples, str) else _with_lookups(snapshot, samples)
+
+
+def lmcache_figures(http_url: str, samples: Page) -> LmcacheSnapshot:
+    """From the /metrics of a server alone: each /status makes it check its allocator and log four lines, which is too
+    much for who asks every two seconds."""
     if isinstance(samples, str):
-        return snapshot
+        return LmcacheSnapshot(http_url, error=samples)
+    used, ratio = total(samples, f"{_L1}_memory_usage_bytes"), _fold(samples, f"{_L1}_usage_ratio", max)
+    size = round(used / ratio) if used and ratio else None
+    return _with_lookups(LmcacheSnapshot(http_url, bytes_used=used, bytes_total=size), samples)
+
+
+def _with_lookups(snapshot: LmcacheSnapshot, samples: Iterable[Sample]) -> LmcacheSnapshot:
     return replace(
         snapshot,
         requested_tokens=total(samples, "lmcache_mp_lookup_requested_tokens_total"),
@@ -236,7 +256,7 @@ async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.
     )
 
 
-async def read_metrics(url: str, client: httpx.AsyncClient) -> list[Sample] | str:
+async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
     """The samples of /metrics, or why there are none."""
     try:
         response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)
