@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pdserve.observe.engine_metrics import Page, engine_figures, lmcache_figures, read_metrics
+from prometheus_client.samples import Sample
+
+from pdserve.observe.engine_metrics import Page, engine_figures, lmcache_figures, read_metrics, total
 from pdserve.observe.last_minute import CacheMinute, EngineMinute, Traffic, cache_minute, engine_minute, traffic
 from pdserve.observe.status import Endpoints, StatusView, endpoint_client, endpoints, recorded
 from pdserve.observe.store_metrics import store_figures
 from pdserve.observe.window import Window
+from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.run.directory import RunDir, find
 
 _KEPT_EVENTS = 50
@@ -28,6 +31,8 @@ class Frame:
     engines: dict[str, EngineMinute]
     caches: dict[str, CacheMinute]
     waiting_at_proxy: int | None
+    proxy_error: str | None
+    """Why the proxy, which should answer, shows no figures."""
     events: tuple[dict[str, Any], ...]
     """The last ones of the run."""
     news: tuple[dict[str, Any], ...]
@@ -65,6 +70,7 @@ class Watch:
         at = endpoints(view) if view.launcher_lives else Endpoints({}, {}, {}, None)
         pages = asyncio.run(self._pages(view, at))
         self._window.add(time.monotonic(), pages)
+        proxy = pages.get("proxy")
         events, self._offset = run.read_events(self._offset)
         self._events.extend(events)
         return Frame(
@@ -77,7 +83,8 @@ class Watch:
             traffic=traffic(self._window, _writers(view)),
             engines={name: engine_minute(self._window, name) for name in at.engines},
             caches={name: cache_minute(self._window, name) for name in at.caches},
-            waiting_at_proxy=_waiting(pages.get("proxy")),
+            waiting_at_proxy=None if isinstance(proxy, str) else _waiting(proxy),
+            proxy_error=proxy if isinstance(proxy, str) else None,
             events=tuple(self._events),
             news=tuple(events),
         )
@@ -94,7 +101,5 @@ def _writers(view: StatusView) -> list[str]:
     return [process.name for process in view.plan.processes if process.role in ("decode", "aggregated")]
 
 
-def _waiting(page: Page | None) -> int | None:
-    if page is None or isinstance(page, str):
-        return None
-    return round(sum(sample.value for sample in page if sample.name == "pdserve_proxy_queue_depth"))
+def _waiting(page: list[Sample] | None) -> int | None:
+    return None if page is None else total(page, f"{PREFIX}queue_depth") or 0

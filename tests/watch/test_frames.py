@@ -86,6 +86,7 @@ def frame(planned: Plan, *, traffic: Traffic = BUSY, phases: dict[str, str] | No
         "engines": {"decode-0": DECODE},
         "caches": {"lmcache-0": CacheMinute(0.3, 12.0, 4.0, None)},
         "waiting_at_proxy": 3,
+        "proxy_error": None,
         "events": (event,),
         "news": (event,),
     }
@@ -133,6 +134,11 @@ def test_failed_transfers_and_preemptions_are_noted() -> None:
     text = screen(frame(ONE_NODE, engines={"decode-0": minute}))
     assert "decode-0: 2 failed KV transfers in the last minute" in text
     assert "decode-0: 4 preemptions in the last minute" in text
+
+
+def test_a_proxy_that_does_not_answer_is_noted() -> None:
+    text = screen(frame(ONE_NODE, traffic=QUIET, proxy_error="no answer within 3 s"))
+    assert "proxy: no answer within 3 s" in text
 
 
 def test_many_notes_end_with_the_command_that_has_all() -> None:

@@ -55,11 +55,12 @@ def render(frame: Frame) -> Group:
     """For a terminal. What needs a look comes first: where the terminal ends, the rest is not shown."""
     first, *rest = heading(frame.view)
     parts: list[Text | Table] = [Text(f"{datetime.now():%H:%M:%S} {first}", style=_PHASE_STYLES[frame.view.healthy])]
-    parts += [Text(line) for line in (*rest, *traffic_lines(frame), "")]
+    parts += [Text(line) for line in (*rest, *traffic_lines(frame))]
+    parts += [Text(line, style="yellow") for line in notes(frame)]
+    parts.append(Text(""))
     parts += [_table(frame, _ENGINE_COLUMNS, engine_rows(frame)), Text("")]
     if caches := cache_rows(frame):
         parts += [_table(frame, _CACHE_COLUMNS, caches), Text("")]
-    parts += [Text(line, style="yellow") for line in notes(frame)]
     for event in frame.events[-_EVENTS:]:
         if (line := _event_line(event)) is not None:
             parts.append(Text(line, style=EVENT_STYLES.get(event["event"], "")))
@@ -158,7 +159,8 @@ def notes(frame: Frame) -> list[str]:
     lines = [f"left behind: {line}" for line in view.left]
     lines += [f"node {name} is lost: {node.lost}" for name, node in view.state.nodes.items() if node.lost]
     lines += [f"{name}: {process.note}" for name, process in view.state.processes.items() if process.note]
-    errors = [(name, report.error) for name, report in view.engines.items()]
+    errors = [("proxy", frame.proxy_error)]
+    errors += [(name, report.error) for name, report in view.engines.items()]
     errors += [(name, report.error) for name, report in view.caches.items()]
     errors += [(name, report.error) for name, report in view.stores.items()]
     lines += [f"{name}: {error}" for name, error in errors if error is not None]
