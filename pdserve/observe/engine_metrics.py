@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 3.0
 VERIFY_SALT = "pdserve-verify-"
 """With which every `cache_salt` of `pdserve verify` begins."""
 _STORE = "vllm:mooncake_store_operation"
-_FAILED_TRANSFERS = (
+FAILED_TRANSFERS = (
     "vllm:nixl_num_failed_transfers_total",
     "vllm:mooncake_num_failed_transfers_total",
     "vllm:mooncake_num_failed_recvs_total",
@@ -165,7 +165,7 @@ def engine_figures(url: str, samples: Page) -> EngineSnapshot:
         block_size=_block_size(samples),
         store=_store_use(samples),
         preemptions=total(samples, "vllm:num_preemptions_total"),
-        failed_transfers=_sum_of(samples, _FAILED_TRANSFERS),
+        failed_transfers=_sum_of(samples, FAILED_TRANSFERS),
     )
 
 

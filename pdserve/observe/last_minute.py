@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdserve.observe.engine_metrics import FAILED_TRANSFERS
 from pdserve.observe.window import Window
 from pdserve.pd.telemetry.metrics_page import PREFIX
 
 _PROXY = "proxy"
 _TTFT, _ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 _SOURCES = "vllm:prompt_tokens_by_source_total"
-_FAILURES: tuple[tuple[str, dict[str, str]], ...] = (
-    ("vllm:nixl_num_failed_transfers_total", {}),
-    ("pdserve_patch_effects_total", {"patch": "mooncake-pulls", "effect": "pulls-failed"}),
-)
-"""NIXL's own count; Mooncake has none before vLLM 0.33, and the patch of its pulls counts them."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,9 @@ def _of_proxy(window: Window) -> Traffic:
 
 def engine_minute(window: Window, name: str) -> EngineMinute:
     """Of one engine, its data-parallel ranks together."""
-    failures = [window.increase(name, metric, **labels) for metric, labels in _FAILURES]
+    failed = _sum([window.increase(name, metric) for metric in FAILED_TRANSFERS])
+    if failed is None:  # of Mooncake before vLLM 0.33, where the patch of its pulls counts them
+        failed = window.increase(name, "pdserve_patch_effects_total", patch="mooncake-pulls", effect="pulls-failed")
     return EngineMinute(
         computed=window.rate(name, _SOURCES, source="local_compute"),
         received=window.rate(name, _SOURCES, source="external_kv_transfer"),
@@ -136,7 +134,7 @@ def engine_minute(window: Window, name: str) -> EngineMinute:
             window, name, "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"
         ),
         preemptions=window.increase(name, "vllm:num_preemptions_total"),
-        failed_transfers=_sum(failures),
+        failed_transfers=failed,
     )
 
 
