@@ -145,12 +145,56 @@ def down(name: NameArgument = None) -> None:
 def status(
     name: NameArgument = None,
     json_: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, with what happened in the last minute.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option("--interval", min=0.5, metavar="SECONDS", help="With --watch: every 2 s unless given."),
+    ] = None,
 ) -> None:
-    """The state of every process, and what the engines report. Exit 5 when degraded or failed."""
-    from pdserve.cli.status import run
+    """The state of every process, and what the engines report. Exit 5 when degraded or failed.
 
-    run(name, as_json=json_, watch=watch)
+    With --watch: on a terminal a table that is redrawn, otherwise plain lines, with --json a line of JSON each time.
+    """
+    if watch:
+        from pdserve.cli.observe.watch import run as run_watch
+
+        run_watch(name, as_json=json_, interval=2.0 if interval is None else interval)
+        return
+    if interval is not None:
+        raise typer.BadParameter("--interval belongs to --watch")
+    from pdserve.cli.observe.status import run
+
+    run(name, as_json=json_)
+
+
+@app.command()
+def monitoring(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made if it is not there.")],
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The recipe, if it takes one node; without one, the plan of a deployment.", show_default=False
+        ),
+    ] = None,
+    deployment: Annotated[
+        str | None, typer.Option("--deployment", metavar="NAME", help="The deployment, if there are several.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="The node that Prometheus runs on; that of the proxy unless given.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that have other contents.")] = False,
+    set_: SetOption = None,
+    unset: UnsetOption = None,
+) -> None:
+    """Write prometheus.yml, alerts.yml and Grafana's dashboard.json for a deployment.
+
+    Prometheus gets every /metrics that it reaches from its node: those of the proxy, the engines, and LMCache there.
+    """
+    from pdserve.cli.observe.monitoring import run
+
+    run(recipe, set_ or [], unset or [], deployment=deployment, node=node, out=out, force=force)
 
 
 @app.command()
@@ -273,7 +317,7 @@ def import_(
 ) -> None:
     """Read the launch of another tool and print the recipe that it becomes, with the origin of each value.
 
-    Nothing is left out in silence: the recipe's first lines list what was not carried over. Exit 9 when some of that
+    Nothing is left out in silence: the recipe's first lines list what was not carried over. Exit 11 when some of that
     changes what is served, and with --check when the recipe departs from the launch.
     """
     from pdserve.cli.authoring import import_recipe

@@ -15,7 +15,7 @@ from pdserve.errors import NotOursError, StateError
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir
 
-_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
+EVENT_STYLES = {"ready": "green", "died": "bold red", "late": "bold red", "failed": "bold red", "up": "bold green"}
 _QUIET_SECONDS = 15.0
 """Progress of one process is printed at most so often; other news always."""
 
@@ -64,8 +64,8 @@ class Console:
         kind = event["event"]
         if kind == "progress" and not self._news(event["name"]):
             return
-        if (text := _TEXTS.get(kind, lambda _: None)(event)) is not None:
-            self._line(text, style=_STYLES.get(kind))
+        if (text := event_text(event)) is not None:
+            self._line(text, style=EVENT_STYLES.get(kind))
             if kind == "up" and self._begun is not None:
                 self._ready(event, self._begun[1])
         if kind == "failed" and event.get("kept") and self._begun is not None and _serves_here(self._begun[0]):
@@ -100,6 +100,12 @@ class Console:
 
     def _line(self, text: str, style: str | None = None) -> None:
         self._out.print(Text(f"[{time.monotonic() - self._began:6.1f}s] {text}", style=style or ""))
+
+
+def event_text(event: dict[str, Any]) -> str | None:
+    """An event of the history as a line. None: it is not for people."""
+    text: str | None = _TEXTS.get(event["event"], lambda _: None)(event)
+    return text
 
 
 def _serves_here(run: RunDir) -> bool:

@@ -21,12 +21,16 @@ _TIMEOUT_SECONDS = 3.0
 VERIFY_SALT = "pdserve-verify-"
 """With which every `cache_salt` of `pdserve verify` begins."""
 _STORE = "vllm:mooncake_store_operation"
-_FAILED_TRANSFERS = (
+FAILED_TRANSFERS = (
     "vllm:nixl_num_failed_transfers_total",
     "vllm:mooncake_num_failed_transfers_total",
     "vllm:mooncake_num_failed_recvs_total",
 )
+_L1 = "lmcache_mp_l1"
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+Page = list[Sample] | str
+"""The samples of a /metrics, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,11 @@ def view_client(mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None) ->
 
 async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot:
     """`url` is http://host:port. /metrics needs no key."""
-    samples = await read_metrics(url, client)
+    return engine_figures(url, await read_metrics(url, client))
+
+
+def engine_figures(url: str, samples: Page) -> EngineSnapshot:
+    """From the /metrics of an engine."""
     if isinstance(samples, str):
         return EngineSnapshot(url, error=samples)
     sources: dict[str, int] = {}
@@ -159,7 +167,7 @@ async def engine_snapshot(url: str, client: httpx.AsyncClient) -> EngineSnapshot
         block_size=_block_size(samples),
         store=_store_use(samples),
         preemptions=total(samples, "vllm:num_preemptions_total"),
-        failed_transfers=_sum_of(samples, _FAILED_TRANSFERS),
+        failed_transfers=_sum_of(samples, FAILED_TRANSFERS),
     )
 
 
@@ -210,8 +218,20 @@ async def lmcache_snapshot(http_url: str, client: httpx.AsyncClient) -> LmcacheS
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return LmcacheSnapshot(http_url, error=_why(error))
     samples = await read_metrics(http_url, client)
+    return snapshot if isinstance(samples, str) else _with_lookups(snapshot, samples)
+
+
+def lmcache_figures(http_url: str, samples: Page) -> LmcacheSnapshot:
+    """From the /metrics of a server alone: each /status makes it check its allocator and log four lines, which is too
+    much for who asks every two seconds."""
     if isinstance(samples, str):
-        return snapshot
+        return LmcacheSnapshot(http_url, error=samples)
+    used, ratio = total(samples, f"{_L1}_memory_usage_bytes"), _fold(samples, f"{_L1}_usage_ratio", max)
+    size = round(used / ratio) if used and ratio else None
+    return _with_lookups(LmcacheSnapshot(http_url, bytes_used=used, bytes_total=size), samples)
+
+
+def _with_lookups(snapshot: LmcacheSnapshot, samples: Iterable[Sample]) -> LmcacheSnapshot:
     return replace(
         snapshot,
         requested_tokens=total(samples, "lmcache_mp_lookup_requested_tokens_total"),
@@ -239,7 +259,7 @@ async def lmcache_salt_use(http_url: str, salts: Collection[str], client: httpx.
     )
 
 
-async def read_metrics(url: str, client: httpx.AsyncClient) -> list[Sample] | str:
+async def read_metrics(url: str, client: httpx.AsyncClient) -> Page:
     """The samples of /metrics, or why there are none."""
     try:
         response = await client.get(f"{url}/metrics", timeout=_TIMEOUT_SECONDS)

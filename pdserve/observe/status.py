@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import httpx
 
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot, engine_snapshot, lmcache_snapshot
 from pdserve.observe.remote_http import client, loopback_of, seen_from_here
@@ -98,6 +100,15 @@ class StatusView:
 
 def look(run: RunDir) -> StatusView:
     """Reads the run directory and asks the live endpoints; what does not answer has the reason in its row."""
+    view = recorded(run)
+    if not view.launcher_lives:
+        return view
+    reports = asyncio.run(_ask(run, view))
+    return replace(view, engines=reports.engines, caches=reports.caches, stores=reports.stores)
+
+
+def recorded(run: RunDir) -> StatusView:
+    """By the run directory and the PIDs of this machine alone; no endpoint is asked."""
     state, plan = run.read_state(), run.read_plan()
     alive = lives(run, state)
     here = {name for name, node in state.nodes.items() if is_here(node.hostname, node.place)}
@@ -115,9 +126,6 @@ def look(run: RunDir) -> StatusView:
             process.note = "its PID is gone; the launcher has not reported it"
             # What the launcher believes does not matter: it may be stopped, or have lost its agents.
             phase = "degraded" if phase == "ready" else phase
-    silent = silence(run, state)
-    patience = _TAKEN_SECONDS if silent is None else 0.0
-    reports = asyncio.run(_ask(run, state, seen_from_here(plan, state), taken_within=patience))
     patches = {process.name: records(run, process.name) for process in plan.processes if process.patches}
     return StatusView(
         state,
@@ -125,12 +133,9 @@ def look(run: RunDir) -> StatusView:
         phase,
         str(run.path),
         [],
-        engines=reports.engines,
-        caches=reports.caches,
-        stores=reports.stores,
         launcher_lives=True,
         patches=patches,
-        silence=silent,
+        silence=silence(run, state),
     )
 
 
@@ -143,29 +148,64 @@ class _Reports:
     stores: dict[str, StoreSnapshot]
 
 
-async def _ask(run: RunDir, state: DeploymentState, plan: Plan, *, taken_within: float) -> _Reports:
+@dataclass(frozen=True)
+class Endpoints:
+    """Process -> the URL of what it reports, as `endpoint_client` reaches it from here. Only of those that answer."""
+
+    engines: dict[str, str]
+    caches: dict[str, str]
+    stores: dict[str, str]
+    proxy: str | None
+    """None: it does not answer, or is vllm-router, whose figures have other names."""
+
+
+def endpoints(view: StatusView) -> Endpoints:
+    """Of the processes that live and answer by the record."""
+    state, plan = view.state, seen_from_here(view.plan, view.state)
+
     def answers(name: str) -> bool:
         return name in state.processes and state.processes[name].phase in ("ready", "degraded", "draining")
 
-    engines = {
-        process.name: f"http://{process.probe.host}:{process.probe.port}"
-        for process in plan.processes
-        if isinstance(process.probe, HttpProbe) and process.is_engine and answers(process.name)
-    }
-    caches = {server.process: server.http_url for server in plan.lmcache if answers(server.process)}
-    stores = {
-        process.name: loopback_of(process, process.ports["http"], state)
-        for process in plan.processes
-        if process.is_store_master and answers(process.name)
-    }
-    async with client(run, state, taken_within=taken_within) as everywhere:
+    return Endpoints(
+        engines={
+            process.name: f"http://{process.probe.host}:{process.probe.port}"
+            for process in plan.processes
+            if isinstance(process.probe, HttpProbe) and process.is_engine and answers(process.name)
+        },
+        caches={server.process: server.http_url for server in plan.lmcache if answers(server.process)},
+        stores={
+            process.name: loopback_of(process, process.ports["http"], state)
+            for process in plan.processes
+            if process.is_store_master and answers(process.name)
+        },
+        proxy=_proxy_url(plan, state) if plan.proxy_kind == "pdserve" and answers("proxy") else None,
+    )
+
+
+def endpoint_client(run: RunDir, view: StatusView) -> httpx.AsyncClient:
+    """For the URLs of `endpoints`. It does not wait for a launcher that stands still."""
+    return client(run, view.state, taken_within=_TAKEN_SECONDS if view.silence is None else 0.0)
+
+
+def _proxy_url(plan: Plan, state: DeploymentState) -> str:
+    proxy = plan.process("proxy")
+    node = state.nodes.get(proxy.node)
+    if not plan.proxy_on_loopback or node is None or is_here(node.hostname, node.place):
+        return plan.proxy_url
+    url = loopback_of(proxy, plan.proxy.port, state)
+    return url if plan.proxy.tls is None else url.replace("http:", "https:", 1)
+
+
+async def _ask(run: RunDir, view: StatusView) -> _Reports:
+    at = endpoints(view)
+    async with endpoint_client(run, view) as everywhere:
         seen, kept, pooled = await asyncio.gather(
-            asyncio.gather(*(engine_snapshot(url, everywhere) for url in engines.values())),
-            asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in caches.values())),
-            asyncio.gather(*(store_snapshot(url, everywhere) for url in stores.values())),
+            asyncio.gather(*(engine_snapshot(url, everywhere) for url in at.engines.values())),
+            asyncio.gather(*(lmcache_snapshot(url, everywhere) for url in at.caches.values())),
+            asyncio.gather(*(store_snapshot(url, everywhere) for url in at.stores.values())),
         )
     return _Reports(
-        dict(zip(engines, seen, strict=True)),
-        dict(zip(caches, kept, strict=True)),
-        dict(zip(stores, pooled, strict=True)),
+        dict(zip(at.engines, seen, strict=True)),
+        dict(zip(at.caches, kept, strict=True)),
+        dict(zip(at.stores, pooled, strict=True)),
     )

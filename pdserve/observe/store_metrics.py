@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from pdserve.observe.engine_metrics import read_metrics, total
+from pdserve.observe.engine_metrics import Page, read_metrics, total
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class StoreSnapshot:
 
 async def store_snapshot(url: str, client: httpx.AsyncClient) -> StoreSnapshot:
     """`url` is http://host:port of the master's HTTP side."""
-    samples = await read_metrics(url, client)
+    return store_figures(url, await read_metrics(url, client))
+
+
+def store_figures(url: str, samples: Page) -> StoreSnapshot:
+    """From the /metrics of a master."""
     if isinstance(samples, str):
         return StoreSnapshot(url, error=samples)
     return StoreSnapshot(

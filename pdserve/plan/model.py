@@ -324,11 +324,16 @@ class Plan(Frozen):
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.proxy.port}"
 
     @property
+    def proxy_on_loopback(self) -> bool:
+        """Whether only its own node reaches it."""
+        return self.proxy.host in ("127.0.0.1", "localhost", "::1")
+
+    @property
     def proxy_place(self) -> str:
         """Where its URL holds, for people: empty if everywhere that the nodes' network reaches."""
         proxy = self.process("proxy")
         here = all(isinstance(node.reach, Local) for node in self.nodes)
-        if here or self.proxy.host not in ("127.0.0.1", "localhost", "::1"):
+        if here or not self.proxy_on_loopback:
             return ""
         return f" on {proxy.node} only (proxy.host opens it to others)"
 

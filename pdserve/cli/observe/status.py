@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +23,7 @@ from pdserve.run.directory import LIVES_SECONDS, find, home
 from pdserve.run.presence import Silence
 
 _COLUMNS = ("process", "role", "node", "pid", "state", "uptime", "ports", "report")
-_STYLES = {
+STATE_STYLES = {
     "ready": "green",
     "done": "green",
     "dead": "bold red",
@@ -33,23 +31,11 @@ _STYLES = {
     "starting": "cyan",
     "draining": "yellow",
 }
-_WATCH_SECONDS = 2.0
 
 
-def run(name: str | None, *, as_json: bool, watch: bool) -> None:
+def run(name: str | None, *, as_json: bool) -> None:
     """Exit 0 only for a deployment that is ready; ServeError's code for every other one."""
-    run_dir = find(home(os.environ), name)
-    while watch and not sys.stdout.isatty():
-        _print(look(run_dir), as_json=as_json)
-        typer.echo("")
-        sys.stdout.flush()
-        time.sleep(_WATCH_SECONDS)
-    if watch:
-        with Live(_render(look(run_dir)), refresh_per_second=4, screen=True) as live:
-            while True:
-                time.sleep(_WATCH_SECONDS)
-                live.update(_render(look(run_dir)))
-    view = look(run_dir)
+    view = look(find(home(os.environ), name))
     _print(view, as_json=as_json)
     if not view.healthy:
         raise typer.Exit(ServeError.exit_code)
@@ -64,7 +50,7 @@ def _print(view: StatusView, *, as_json: bool) -> None:
         _plain(view)
 
 
-def _head(view: StatusView) -> list[str]:
+def head(view: StatusView) -> list[str]:
     state = view.state
     lines = [f"{state.name}: {view.phase}" + (f" ({state.note})" if state.note else "")]
     if view.silence is not None:
@@ -140,7 +126,7 @@ def _row(view: StatusView, name: str) -> tuple[str, ...]:
         process.node,
         str(process.id.pid) if process.id else "-",
         process.phase,
-        "-" if uptime is None else _duration(uptime),
+        "-" if uptime is None else duration(uptime),
         " ".join(f"{purpose}:{port}" for purpose, port in view.ports(name).items()),
         _report(view, name),
     )
@@ -167,9 +153,9 @@ def _engine(engine: EngineSnapshot) -> str:
     store = engine.store
     pool = "" if store is None else f" pool stored {store.stored} loaded {store.loaded} failed {store.failed} keys"
     return (
-        f"running {_number(engine.running)} waiting {_number(engine.waiting)} kv {_percent(engine.kv_cache_usage)} "
-        f"prefix hits {_percent(engine.prefix_hit_rate)} external hits {_percent(engine.external_hit_rate)} "
-        f"received {_number(engine.received_tokens)} tokens{pool}"
+        f"running {number(engine.running)} waiting {number(engine.waiting)} kv {percent(engine.kv_cache_usage)} "
+        f"prefix hits {percent(engine.prefix_hit_rate)} external hits {percent(engine.external_hit_rate)} "
+        f"received {number(engine.received_tokens)} tokens{pool}"
     )
 
 
@@ -177,25 +163,25 @@ def _cache(cache: LmcacheSnapshot) -> str:
     if cache.error is not None:
         return cache.error
     used = "?" if cache.bytes_used is None else f"{cache.bytes_used / 2**20:.1f} MiB"
-    return f"workers {_number(cache.workers)} objects {_number(cache.objects)} stored {used}"
+    return f"workers {number(cache.workers)} objects {number(cache.objects)} stored {used}"
 
 
 def _store(store: StoreSnapshot) -> str:
     if store.error is not None:
         return store.error
     sizes = ["?" if size is None else f"{size / 2**20:.1f}" for size in (store.bytes_used, store.bytes_total)]
-    return f"clients {_number(store.clients)} keys {_number(store.keys)} used {sizes[0]} of {sizes[1]} MiB"
+    return f"clients {number(store.clients)} keys {number(store.keys)} used {sizes[0]} of {sizes[1]} MiB"
 
 
-def _number(value: int | None) -> str:
+def number(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
@@ -215,12 +201,12 @@ def _address(exposure: Exposure) -> str:
 
 def _render(view: StatusView) -> Table:
     outer = Table.grid()
-    for line in _head(view):
+    for line in head(view):
         outer.add_row(Text(line))
     table = Table(*_COLUMNS, header_style="bold")
     for name in view.state.processes:
         row = _row(view, name)
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
     outer.add_row(table)
     for line in _open_ports(view):
         outer.add_row(Text(line, style="dim"))
@@ -229,7 +215,7 @@ def _render(view: StatusView) -> Table:
 
 def _plain(view: StatusView) -> None:
     """For pipes: one process a line, tab separated, then what is open."""
-    for line in _head(view):
+    for line in head(view):
         typer.echo(line)
     typer.echo("\t".join(_COLUMNS))
     for name in view.state.processes:

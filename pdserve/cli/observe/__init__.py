@@ -1,0 +1,1 @@
+"""Verbs that look at a running deployment, or let other programs do so."""

@@ -1,0 +1,124 @@
+"""prometheus.yml of a plan: every /metrics of the deployment that Prometheus reaches from one of the nodes.
+
+Labels of a target must not be labels of its own series: Prometheus would rename those. So the proxy's target has no
+`role`, which the proxy's series have for the worker that they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+
+from pdserve.plan.model import HttpProbe, Plan, Process
+from pdserve.plan.proxy.pdserve_proxy import WILDCARDS
+
+PROMETHEUS_FILE = "prometheus.yml"
+ALERTS_FILE = "alerts.yml"
+DASHBOARD_FILE = "dashboard.json"
+_INTERVAL = "10s"
+"""The proxy makes its page 20 times a second at most, and an engine's takes milliseconds."""
+_TIMEOUT = "5s"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Job = Literal["pdserve-proxy", "vllm-router", "vllm", "lmcache", "mooncake-store"]
+
+
+@dataclass(frozen=True)
+class ScrapeTarget:
+    """One /metrics."""
+
+    job: Job
+    process: str
+    node: str
+    host: str
+    port: int
+    role: str | None = None
+    """Of an engine."""
+    scheme: Literal["http", "https"] = "http"
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as Prometheus takes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def reached_from(self, node: str) -> bool:
+        """Whether Prometheus on that node can ask it: loopback is only on its own node."""
+        return self.node == node or self.host not in _LOOPBACK
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What a Prometheus on one node asks, and what it cannot reach."""
+
+    node: str
+    targets: tuple[ScrapeTarget, ...]
+    unreachable: tuple[ScrapeTarget, ...]
+    """On the loopback of other nodes."""
+
+
+def scrape(plan: Plan, node: str) -> Scrape:
+    """All targets of the plan, by whether a Prometheus on `node` reaches them."""
+    targets = tuple(_targets(plan, node))
+    reached = tuple(target for target in targets if target.reached_from(node))
+    return Scrape(node, reached, tuple(target for target in targets if target not in reached))
+
+
+def prometheus_yml(plan: Plan, asked: Scrape) -> str:
+    """The file for `prometheus --config.file`; the alerts are a file beside it."""
+    jobs: dict[tuple[Job, str], list[ScrapeTarget]] = {}
+    for target in asked.targets:
+        jobs.setdefault((target.job, target.scheme), []).append(target)
+    document: dict[str, Any] = {
+        "global": {"scrape_interval": _INTERVAL, "scrape_timeout": _TIMEOUT, "evaluation_interval": _INTERVAL},
+        "rule_files": [ALERTS_FILE],
+        "scrape_configs": [_job(plan, job, scheme, targets) for (job, scheme), targets in jobs.items()],
+    }
+    head = f"# {plan.name}, for a Prometheus on {asked.node}. Made by `pdserve monitoring`: make it again after `up`.\n"
+    left_out = "".join(
+        f"# Not here: {target.process} on {target.node}, which listens on the loopback of its node.\n"
+        for target in asked.unreachable
+    )
+    return head + left_out + yaml.safe_dump(document, sort_keys=False)
+
+
+def _job(plan: Plan, job: Job, scheme: str, targets: list[ScrapeTarget]) -> dict[str, Any]:
+    # The certificate names what clients call the proxy, and Prometheus asks by address.
+    tls = {"scheme": "https", "tls_config": {"insecure_skip_verify": True}} if scheme == "https" else {}
+    return {
+        "job_name": job,
+        **tls,
+        "static_configs": [{"targets": [t.address], "labels": _labels(plan, t)} for t in targets],
+    }
+
+
+def _labels(plan: Plan, target: ScrapeTarget) -> dict[str, str]:
+    labels = {"deployment": plan.name, "process": target.process, "node": target.node}
+    return labels if target.role is None else {**labels, "role": target.role}
+
+
+def _targets(plan: Plan, node: str) -> Iterator[ScrapeTarget]:
+    yield _proxy(plan, plan.process("proxy"), node)
+    for process in plan.processes:
+        if process.is_engine and isinstance(process.probe, HttpProbe):
+            yield ScrapeTarget("vllm", process.name, process.node, process.probe.host, process.probe.port, process.role)
+        elif process.is_store_master:
+            yield ScrapeTarget("mooncake-store", process.name, process.node, "127.0.0.1", process.ports["http"])
+    for server in plan.lmcache:
+        url = urlsplit(server.http_url)
+        place = plan.process(server.process).node
+        yield ScrapeTarget("lmcache", server.process, place, url.hostname or "127.0.0.1", url.port or 80)
+
+
+def _proxy(plan: Plan, proxy: Process, node: str) -> ScrapeTarget:
+    if plan.proxy_kind == "vllm-router":
+        return ScrapeTarget("vllm-router", proxy.name, proxy.node, "127.0.0.1", proxy.ports["metrics"])
+    # Where it listens on every address, loopback is the one that `proxy.allowed_hosts` never refuses.
+    host, everywhere = plan.proxy.host, plan.proxy.host in WILDCARDS
+    if everywhere:
+        host = WILDCARDS[plan.proxy.host] if node == proxy.node else plan.node(proxy.node).address
+    scheme: Literal["http", "https"] = "http" if plan.proxy.tls is None else "https"
+    return ScrapeTarget("pdserve-proxy", proxy.name, proxy.node, host, plan.proxy.port, scheme=scheme)

@@ -1,0 +1,104 @@
+"""No alert and no panel asks for a series that nothing exports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdserve.monitoring.alerts import ALERTS
+from pdserve.monitoring.panels import ROWS
+from pdserve.patches.registry import REGISTRY
+from pdserve.pd.telemetry.metrics import Metrics
+from pdserve.pd.telemetry.metrics_page import COUNTERS, GAUGES, PREFIX, STAGES
+from tests.monitoring.expressions import ALL, NAMES, Expression
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "http"
+TARGET = {"deployment", "process", "node", "role", "job", "instance"}
+SERIES_OF_COUNTS = ("_total", "_bucket", "_sum", "_count")
+GAUGES_BY_ANOTHER_NAME = {"master_key_count"}
+"""A gauge of mooncake_master, in spite of its name."""
+
+
+EACH = [pytest.param(expression, id=expression.where) for expression in ALL]
+
+
+def exported_by_the_proxy() -> dict[str, set[str]]:
+    """Series of the page that a proxy makes -> their labels."""
+    metrics = Metrics()
+    for name, (_, labels) in COUNTERS.items():
+        metrics.count(name, labels)  # each label has its own name as its value
+    metrics.read_gauges_from(lambda: [(name, labels, 1.0) for name, (_, labels) in GAUGES.items()])
+    for stage in STAGES:
+        getattr(metrics, stage).observe(0.1)
+    families = text_string_to_metric_families(metrics.page(keys=True).decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def test_the_names_that_expressions_have_are_seen() -> None:
+    read = Expression("", 'sum by (a) (rate(vllm:b_total{c="up{d}"}[5m])) / 0.01 * lmcache_mp_e > up{f=""}')
+    assert read.metrics == {"vllm:b_total", "lmcache_mp_e", "up"}
+    assert read.counted == {"vllm:b_total"}
+
+
+def test_the_proxy_exports_all_that_is_asked_of_it() -> None:
+    asked = {name for name in NAMES if name.startswith(PREFIX)}
+    assert asked
+    assert asked <= exported_by_the_proxy().keys()
+
+
+@pytest.mark.parametrize("expression", EACH)
+def test_a_rate_is_of_what_counts_up(expression: Expression) -> None:
+    """The rate of a gauge is a number too, and means nothing."""
+    assert all(name.endswith(SERIES_OF_COUNTS) for name in expression.counted)
+    counts = {name for name in expression.metrics if name.endswith(SERIES_OF_COUNTS)} - GAUGES_BY_ANOTHER_NAME
+    assert counts == expression.counted
+
+
+@pytest.mark.parametrize("expression", EACH)
+def test_series_of_the_proxy_are_grouped_by_labels_that_they_have(expression: Expression) -> None:
+    known = exported_by_the_proxy()
+    grouped = {
+        label.strip() for labels in re.findall(r"by \(([^)]*)\)", expression.expr) for label in labels.split(",")
+    }
+    for name in expression.metrics & known.keys():
+        assert grouped <= known[name] | TARGET - {"role"}, f"{name} has {sorted(known[name])}"
+
+
+@pytest.mark.parametrize("page", ["vllm-0.32.0-decode", "vllm-0.32.0-prefill", "lmcache-0.5.6"])
+def test_recorded_pages_have_what_engines_export_from_their_start(page: str) -> None:
+    families = text_string_to_metric_families((RECORDED / f"{page}.metrics").read_text())
+    series = {sample.name for family in families for sample in family.samples}
+    asked = {
+        "vllm": {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_by_source_total"},
+        "lmca": {"lmcache_mp_l1_usage_ratio", "lmcache_mp_lookup_hit_tokens_total"},
+    }[page[:4]]
+    assert asked <= NAMES
+    assert asked <= series
+
+
+def test_effects_that_alerts_wait_for_are_counted_by_a_patch() -> None:
+    effects = {(patch.name, effect) for patch in REGISTRY for effect in patch.effects}
+    alerts = [alert.expr for alert in ALERTS if "pdserve_patch_effects" in alert.expr]
+    assert len(alerts) == 2
+    for name in ("pulls-failed", "peers-lost"):
+        assert name in alerts[0]
+        assert ("mooncake-pulls", name) in effects
+    assert "out-of-sockets" in alerts[1]
+    assert ("mooncake-pulls", "out-of-sockets") in effects
+
+
+def test_every_alert_has_a_name_of_its_own_and_a_fix() -> None:
+    names = [alert.name for alert in ALERTS]
+    assert len(set(names)) == len(names)
+    for alert in ALERTS:
+        assert len(alert.fix) > 20, alert.name
+        assert "{{ $labels.deployment }}" in alert.summary + alert.fix, alert.name
+
+
+def test_no_two_panels_of_a_row_have_one_title() -> None:
+    for row in ROWS:
+        titles = [panel.title for panel in row.panels]
+        assert len(set(titles)) == len(titles)

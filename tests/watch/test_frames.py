@@ -1,0 +1,170 @@
+"""What `status --watch` shows of one look, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pdserve.cli.observe.watch import plain, render
+from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
+from pdserve.observe.last_minute import CacheMinute, EngineMinute, Latency, Traffic
+from pdserve.observe.status import StatusView
+from pdserve.observe.watch import Frame
+from pdserve.plan.model import Plan
+from pdserve.run.state import DeploymentState, NodeState, ProcessState
+from pdserve.system.procfs import ProcessId
+from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
+
+SELF = ProcessId(pid=os.getpid(), start_ticks=1)
+BUSY = Traffic(
+    measured_by="proxy",
+    seconds=60.0,
+    requests=12.0,
+    errors=0.5,
+    refused=0.0,
+    failovers=0.0,
+    prompt_tokens=20000.0,
+    cached_prompt_tokens=15000.0,
+    output_tokens=900.0,
+    ttft=Latency(720, 0.21, 0.4, 0.8, 600.0),
+    itl=Latency(9000, 0.5, 9.0, 10.0, 10.0),
+    kv_transfer=Latency(0, None, None, None, 600.0),
+)
+QUIET = Traffic("engines", 0.0, *[None] * 10)
+DECODE = EngineMinute(0.0, 5000.0, 900.0, 0.0, 1.0, 0.0, None)
+
+
+def frame(planned: Plan, *, traffic: Traffic = BUSY, phases: dict[str, str] | None = None, **changes: Any) -> Frame:
+    """A deployment that serves; `phases` of processes that are not ready, `changes` of the frame."""
+    nodes = {
+        node.name: NodeState(agent=SELF, guard=SELF, hostname=node.name, lost="" if node.name != "lost" else "gone")
+        for node in planned.nodes
+    }
+    processes = {
+        process.name: ProcessState.model_validate(
+            {
+                "role": process.role,
+                "node": process.node,
+                "phase": (phases or {}).get(process.name, "ready"),
+                "started_at": time.time() - 65,
+                "note": "SIGKILL\x1b]0;title\x07" if process.name in (phases or {}) else "",
+            }
+        )
+        for process in planned.processes
+    }
+    state = DeploymentState(
+        name="test",
+        run_id="r1",
+        phase="ready",
+        host="host0",
+        launcher=SELF,
+        nodes=nodes,
+        processes=processes,
+        endpoint="http://127.0.0.1:8000",
+        started_at=time.time() - 65,
+    )
+    view = StatusView(
+        state,
+        planned,
+        "degraded" if phases else "ready",
+        "/run/r1",
+        [],
+        engines={"decode-0": EngineSnapshot("", running=7, waiting=2, kv_cache_usage=0.41)},
+        caches={"lmcache-0": LmcacheSnapshot("", bytes_used=3 << 30, bytes_total=4 << 30)},
+        launcher_lives=True,
+    )
+    event = {"at": 0.0, "event": "ready", "name": "decode-0", "seconds": 3.0}
+    whole: dict[str, Any] = {
+        "view": view,
+        "traffic": traffic,
+        "engines": {"decode-0": DECODE},
+        "caches": {"lmcache-0": CacheMinute(0.3, 12.0, 4.0, None)},
+        "waiting_at_proxy": 3,
+        "proxy_error": None,
+        "events": (event,),
+        "news": (event,),
+    }
+    return Frame(**{**whole, **changes})
+
+
+def screen(shown: Frame, width: int = 100) -> str:
+    terminal = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    terminal.print(render(shown))
+    assert isinstance(terminal.file, io.StringIO)
+    return terminal.file.getvalue()
+
+
+ONE_NODE = plan(recipe(with_lmcache()))
+TWO_NODES = plan(recipe(on_gpus(8, 8), with_lmcache()), *hosts(8, 8))
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_load_kv_hits_latencies_and_events_are_there_at_any_width(width: int) -> None:
+    text = " ".join(screen(frame(ONE_NODE), width).split())
+    assert "test: ready endpoint: http://127.0.0.1:8000/v1" in text
+    assert "last 60 s (proxy): requests 12/s errors 0.5/s 429 0/s second attempts 0/s waiting 3" in text
+    assert "tokens: prompt 20,000/s (cached 75%) answer 900/s" in text
+    assert "TTFT 210/400/800 ms ITL 0.5/9.0/>10.0 s KV transfer, at most -" in text
+    assert "decode-0 ready 1m05s 7 2 41% 0% 100% 0/s 5,000/s 900/s" in text
+    assert "lmcache-0 ready 1m05s 75% 30% 12/s 4.0/s -" in text
+    assert "decode-0 ready after 3.0 s" in text
+
+
+def test_on_several_nodes_each_process_has_its_own() -> None:
+    text = screen(frame(TWO_NODES))
+    assert "prefill-0@host0" in text
+    assert "decode-0@host1" in text
+
+
+def test_what_is_not_ready_comes_first_with_its_reason() -> None:
+    text = screen(frame(ONE_NODE, phases={"decode-0": "dead"}))
+    assert text.index("decode-0   dead") < text.index("prefill-0  ready")
+    assert "decode-0: SIGKILL" in text
+    assert "\x1b]0;" not in text, "a note must not set the terminal's title"
+
+
+def test_failed_transfers_and_preemptions_are_noted() -> None:
+    minute = EngineMinute(0.0, 0.0, 0.0, None, None, 4.0, 2.0)
+    text = screen(frame(ONE_NODE, engines={"decode-0": minute}))
+    assert "decode-0: 2 failed KV transfers in the last minute" in text
+    assert "decode-0: 4 preemptions in the last minute" in text
+
+
+def test_a_proxy_that_does_not_answer_is_noted() -> None:
+    text = screen(frame(ONE_NODE, traffic=QUIET, proxy_error="no answer within 3 s"))
+    assert "proxy: no answer within 3 s" in text
+
+
+def test_many_notes_end_with_the_command_that_has_all() -> None:
+    many = plan(recipe({"decode": {"instances": 12}}))
+    dead = {f"decode-{number}": "dead" for number in range(12)}
+    lines = plain(frame(many, phases=dead))
+    assert "and 6 more: pdserve status test" in lines
+
+
+def test_a_first_look_has_no_figures_yet() -> None:
+    assert "clients: no figures yet" in plain(frame(ONE_NODE, traffic=QUIET))
+
+
+def test_a_pipe_gets_tabs_and_only_new_events() -> None:
+    lines = plain(frame(ONE_NODE, news=()))
+    assert lines[0] == "test: ready"
+    assert next(line for line in lines if line.startswith("decode-0\t")).split("\t")[3:6] == ["7", "2", "41%"]
+    assert not any("ready after" in line for line in lines)
+
+
+def test_json_is_one_line_with_the_keys_of_status_and_the_last_minute() -> None:
+    line = json.dumps(frame(ONE_NODE).to_json(), allow_nan=False)
+    assert "\n" not in line
+    read = json.loads(line)
+    assert read["phase"] == "ready"
+    assert read["processes"]["decode-0"]["engine"]["running"] == 7
+    assert read["last_minute"]["traffic"]["ttft"]["p90"] == 0.4
+    assert read["last_minute"]["engines"]["decode-0"]["received"] == 5000
+    assert [event["event"] for event in read["events"]] == ["ready"]

@@ -1,0 +1,135 @@
+"""Figures of the last minute from pages as proxy, engines and LMCache export them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pdserve.observe import last_minute
+from pdserve.observe.last_minute import cache_minute, engine_minute, traffic
+from pdserve.observe.window import Window
+from pdserve.pd.telemetry.metrics import Metrics
+from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "http"
+
+
+def page(text: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def recorded(name: str, times: float = 1) -> list[Sample]:
+    """A page that was recorded, with every figure so many times as large."""
+    samples = page((RECORDED / name).read_text())
+    return [sample._replace(value=sample.value * times) for sample in samples]
+
+
+def seen_twice(process: str, first: list[Sample], last: list[Sample]) -> Window:
+    """Ten seconds apart."""
+    window = Window()
+    window.add(0, {process: first})
+    window.add(10, {process: last})
+    return window
+
+
+def test_clients_are_seen_through_the_proxy() -> None:
+    metrics = Metrics()
+    before = page(metrics.page().decode())
+    for name, labels, amount in (
+        ("requests", ("/v1/completions", "200"), 38),
+        ("requests", ("/v1/completions", "502"), 2),
+        ("errors", ("worker",), 2),
+        ("errors", ("client",), 5),
+        ("admission_rejections", ("decode", "full"), 10),
+        ("failovers", ("prefill", "connect"), 1),
+        ("prompt_tokens", (), 1000),
+        ("cached_prompt_tokens", (), 250),
+        ("completion_tokens", (), 400),
+    ):
+        metrics.count(name, labels, amount)
+    for _ in range(40):
+        metrics.ttft.observe(0.2)
+    shown = traffic(seen_twice("proxy", before, page(metrics.page().decode())), ["decode-0"])
+    assert (shown.measured_by, shown.seconds) == ("proxy", 10)
+    assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (4, 0.2, 1, 0.1)
+    assert (shown.prompt_tokens, shown.cached_prompt_tokens, shown.output_tokens) == (100, 25, 40)
+    assert shown.ttft is not None
+    assert shown.ttft.count == 40
+    assert shown.ttft.p50 is not None
+    assert 0.1 < shown.ttft.p50 <= 0.25
+    assert shown.itl is not None
+    assert (shown.itl.count, shown.itl.p50) == (0, None)
+
+
+def test_an_idle_proxy_has_no_errors_rather_than_unknown_ones() -> None:
+    idle = page(Metrics().page().decode())
+    shown = traffic(seen_twice("proxy", idle, idle), [])
+    assert (shown.requests, shown.errors, shown.refused, shown.failovers) == (0, 0, 0, 0)
+
+
+def test_without_figures_of_a_proxy_those_of_the_engines_count() -> None:
+    name = "vllm-0.32.0-decode.metrics"
+    shown = traffic(seen_twice("decode-0", recorded(name), recorded(name, 2)), ["decode-0"])
+    assert shown.measured_by == "engines"
+    assert shown.seconds == 10
+    assert shown.errors is None
+    assert shown.output_tokens == 7
+
+
+def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
+    name = "vllm:inter_token_latency_seconds_bucket"
+    window = Window()
+    for at, count in ((0, 0), (10, 8)):
+        text = f'{name}{{le="0.01"}} {count}\n{name}{{le="0.1"}} {count}\n{name}{{le="+Inf"}} {count}\n'
+        window.add(at, {"decode-0": page(text), "decode-1": page(text)})
+    itl = traffic(window, ["decode-0", "decode-1"]).itl
+    assert itl is not None
+    assert itl.count == 16
+    assert itl.p50 is not None
+    assert 0 < itl.p50 <= 0.01
+
+
+def test_nothing_that_answered_is_no_traffic_at_all() -> None:
+    shown = traffic(Window(), ["decode-0"])
+    assert (shown.seconds, shown.requests, shown.ttft) == (0, None, None)
+
+
+def test_an_engine_by_source_and_hit_rates() -> None:
+    name = "vllm-0.32.0-prefill.metrics"
+    minute = engine_minute(seen_twice("prefill-0", recorded(name), recorded(name, 2)), "prefill-0")
+    assert (minute.computed, minute.received) == (568.3, 51.2)
+    assert minute.prefix_hit_rate == 0
+    assert minute.external_hit_rate == 512 / 6195
+    assert minute.preemptions == 0
+    assert minute.failed_transfers is None
+
+
+def test_failed_transfers_are_counted_by_nixl_or_by_the_patch_of_mooncakes_pulls() -> None:
+    patch = 'pdserve_patch_effects_total{patch="mooncake-pulls",effect="pulls-failed"} '
+    other = 'pdserve_patch_effects_total{patch="mooncake-pulls",effect="pulls-withdrawn"} 9\n'
+    window = seen_twice("decode-0", page(f"{patch}1\n"), page(f"{patch}4\n{other}"))
+    assert engine_minute(window, "decode-0").failed_transfers == 3
+    nixl = "vllm:nixl_num_failed_transfers_total "
+    assert engine_minute(seen_twice("d", page(f"{nixl}1\n"), page(f"{nixl}3\n")), "d").failed_transfers == 2
+
+
+def test_a_cache_over_all_its_salts() -> None:
+    name = "lmcache-0.5.6.metrics"
+    minute = cache_minute(seen_twice("lmcache-0", recorded(name), recorded(name, 2)), "lmcache-0")
+    assert minute.hit_rate is not None
+    assert 0 < minute.hit_rate < 1
+    assert minute.stored
+    assert minute.evicted is None
+
+
+def test_every_series_of_the_proxy_that_is_read_is_one_of_its_page() -> None:
+    source = Path(last_minute.__file__).read_text()
+    counters = set(re.findall(r'(?<!window\.)rate\("(\w+)"', source))
+    stages = set(re.findall(r'\{PREFIX\}(\w+)_seconds"', source))
+    assert len(counters) > 5
+    assert len(stages) == 3
+    assert counters <= COUNTERS.keys()
+    assert stages <= STAGES.keys()

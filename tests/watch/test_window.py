@@ -1,0 +1,144 @@
+"""What was added within the last minute: by counters that may begin again, and by histograms."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pdserve.observe.window import Distribution, Window
+from pdserve.pd.telemetry.metrics import Metrics
+
+
+def page(text: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def filled(*readings: tuple[float, str]) -> Window:
+    """A window of one process, p."""
+    window = Window(seconds=60)
+    for at, text in readings:
+        window.add(at, {"p": page(text)})
+    return window
+
+
+def test_one_reading_is_no_rate() -> None:
+    window = filled((0, "a_total 5\n"))
+    assert window.seconds("p") == 0
+    assert window.increase("p", "a_total") is None
+    assert window.rate("p", "a_total") is None
+
+
+def test_a_rate_is_the_increase_by_the_time_between_first_and_last() -> None:
+    window = filled((0, "a_total 5\n"), (2, "a_total 5\n"), (10, "a_total 25\n"))
+    assert window.increase("p", "a_total") == 20
+    assert window.rate("p", "a_total") == 2
+
+
+def test_readings_older_than_the_window_do_not_count() -> None:
+    window = filled((0, "a_total 0\n"), (50, "a_total 100\n"), (100, "a_total 100\n"), (110, "a_total 100\n"))
+    assert window.seconds("p") == 60
+    assert window.increase("p", "a_total") == 0
+
+
+def test_a_process_that_began_again_counts_from_its_new_life() -> None:
+    window = filled((0, "a_total 100\n"), (10, "a_total 7\n"))
+    assert window.increase("p", "a_total") is None
+    window.add(20, {"p": page("a_total 9\n")})
+    assert window.increase("p", "a_total") == 2
+    assert window.seconds("p") == 10
+
+
+def test_a_series_that_disappeared_is_a_new_life_too() -> None:
+    window = filled((0, 'a_total{x="1"} 3\n'), (10, 'a_total{x="2"} 5\n'))
+    assert window.increase("p", "a_total") is None
+
+
+def test_a_series_that_appears_counts_from_zero() -> None:
+    """A proxy has no series of a status before the first answer with it."""
+    window = filled((0, 'a_total{s="200"} 10\n'), (10, 'a_total{s="200"} 10\na_total{s="500"} 4\n'))
+    assert window.increase("p", "a_total") == 4
+    assert window.increase("p", "a_total", s="500") == 4
+    assert window.increase("p", "a_total", s="404") is None
+
+
+def test_what_does_not_answer_is_forgotten() -> None:
+    window = filled((0, "a_total 0\n"), (10, "a_total 10\n"))
+    window.add(12, {"p": "not listening"})
+    assert window.increase("p", "a_total") is None
+    window.add(14, {"p": page("a_total 12\n")})
+    window.add(16, {"p": page("a_total 14\n")})
+    assert window.rate("p", "a_total") == 1
+    window.add(18, {})
+    assert window.seconds("p") == 0
+
+
+def test_gauges_are_not_counted() -> None:
+    assert filled((0, "a 5\n"), (10, "a 3\n")).increase("p", "a") is None
+
+
+# Histograms ----------------------------------------------------------------------------------------------------------
+
+
+def observed(*seconds: float) -> Metrics:
+    metrics = Metrics()
+    for value in seconds:
+        metrics.ttft.observe(value)
+    return metrics
+
+
+def ttft(window: Window, *processes: str) -> Distribution:
+    seen = window.distribution(processes, "pdserve_proxy_ttft_seconds")
+    assert seen is not None
+    return seen
+
+
+def test_only_the_observations_of_the_window_count() -> None:
+    """Ten slow requests before it, four fast ones in it."""
+    metrics = observed(*[50.0] * 10)
+    window = Window()
+    window.add(0, {"p": page(metrics.page().decode())})
+    for _ in range(4):
+        metrics.ttft.observe(0.02)
+    window.add(10, {"p": page(metrics.page().decode())})
+    seen = ttft(window, "p")
+    assert seen.count == 4
+    assert seen.quantile(0.5) == pytest.approx(0.0175)  # in the middle of 0.01 to 0.025
+    assert seen.largest_bound == 600
+
+
+def test_processes_are_seen_together() -> None:
+    window = Window()
+    window.add(0, {"a": page(observed().page().decode()), "b": page(observed().page().decode())})
+    window.add(1, {"a": page(observed(0.02).page().decode()), "b": page(observed(0.02, 3).page().decode())})
+    assert ttft(window, "a", "b").count == 3
+    assert window.distribution(["c"], "pdserve_proxy_ttft_seconds") is None
+
+
+def test_without_observations_there_is_no_quantile() -> None:
+    window = Window()
+    for at in (0, 1):
+        window.add(at, {"p": page(observed().page().decode())})
+    assert ttft(window, "p").quantile(0.5) is None
+
+
+def test_what_is_beyond_all_bounds_is_estimated_as_the_largest() -> None:
+    assert Distribution(((1.0, 0.0), (10.0, 0.0), (float("inf"), 3.0))).quantile(0.99) == 10.0
+
+
+@given(st.lists(st.floats(0, 500), min_size=1))
+def test_an_estimate_is_in_the_bucket_of_the_true_quantile(values: list[float]) -> None:
+    window = Window()
+    window.add(0, {"p": page(observed().page().decode())})
+    window.add(1, {"p": page(observed(*values).page().decode())})
+    seen = ttft(window, "p")
+    true = sorted(values)[max(0, -(-len(values) // 2) - 1)]
+    bounds = [0.0, *(bound for bound, _ in seen.buckets)]
+    (low, high) = next((a, b) for a, b in itertools.pairwise(bounds) if true <= b)
+    estimate = seen.quantile(0.5)
+    assert estimate is not None
+    assert low <= estimate <= high
