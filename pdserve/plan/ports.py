@@ -58,7 +58,7 @@ TABLE: dict[str, Row] = {
     "mooncake_master": Row("rpc", "master of the Mooncake store", "1", "engines"),
     "mooncake_master_http": Row("http", "master of the Mooncake store", "1", "launcher, over loopback"),
     # Rendezvous, and with dp > 1 the RPC of its engines.
-    "dp_master": Row("dp_master", "leader of an instance that spans nodes", "1, or 2 with dp", "its followers"),
+    "dp_master": Row("dp_master", "leader of an instance of several processes", "1 or 2", "the others"),
 }
 """Recipe key under `ports` -> what takes its ports. The first process of a node gets the port of the recipe, each
 further one what follows."""

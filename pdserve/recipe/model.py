@@ -126,7 +126,7 @@ class Ports(ConnectorPorts, HttpPorts):
     mooncake_master_http: Port = Field(
         default=9003, description="Health and figures of that master (no authentication: stays on loopback)."
     )
-    dp_master: Port = Field(default=29500, description="Rendezvous of an instance that spans nodes.")
+    dp_master: Port = Field(default=29500, description="Rendezvous of an instance of several processes.")
 
 
 class Timeouts(Strict):

@@ -15,10 +15,16 @@ from pdserve.roles import ENGINE_ROLES
 from tests.plan.golden import shipped_plan
 
 KIMI = "kimi-mi355x-2node"
-OTHERS = ("minimax-m3-mi355x-lmcache", "gpt-oss-h200-1p3d", "qwen36-27b-lmcache", "minimax-m3-gb300-store")
+OTHERS = (
+    "minimax-m3-mi355x-lmcache",
+    "gpt-oss-h200-1p3d",
+    "qwen36-27b-lmcache",
+    "minimax-m3-gb300-store",
+    "deepseek-r1-wide-ep",
+)
 DATA = Path(__file__).with_name("launches_data")
 _OURS_ALONE = "PDSERVE_"
-_ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST", "host", "NO_PROXY", "no_proxy"}
+_ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST", "host", "data-parallel-address", "NO_PROXY", "no_proxy"}
 """They differ from node to node; in the plan they are examples."""
 
 _KIMI_HEAD = """\

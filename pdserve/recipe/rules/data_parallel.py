@@ -49,10 +49,10 @@ def _divided(where: Path, parallel: Parallel) -> Iterator[Problem]:
 
 def caches(recipe: Recipe) -> Iterator[Problem]:
     """An LMCache server counts the workers of whole instances, and each API server looks up for its own ranks."""
-    section = recipe.lmcache
-    for name, role in recipe.roles() if section is not None else ():
-        parallel = role.parallel
-        if section is not None and name in section.on and parallel.load_balancing != "internal":
+    if recipe.lmcache is None:
+        return
+    for name, role in recipe.roles():
+        if name in recipe.lmcache.on and role.parallel.load_balancing != "internal":
             yield Problem(
                 (name, "parallel", "load_balancing"),
                 f"{name} attaches to LMCache, which pdserve connects to instances with one API server only",
