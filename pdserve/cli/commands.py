@@ -116,6 +116,12 @@ def up(
 def run_(
     recipe: RecipeArgument,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its arguments, after `--`.")],
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Submit all of it to Slurm as a job from here, wait for it and follow it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started (with --slurm: the script), start nothing.")
+    ] = False,
     cluster: ClusterOption = None,
     this_machine: ThisMachineOption = False,
     set_: SetOption = None,
@@ -126,11 +132,13 @@ def run_(
     The command runs here, with the proxy's URL (without /v1) in PDSERVE_ENDPOINT, the model's name in PDSERVE_MODEL and
     a key in PDSERVE_API_KEY. Its output is forwarded; pdserve's own goes to stderr. Whatever ends first, the deployment
     is taken down: also after Ctrl-C, a TERM, or a death in the deployment, which ends the command. Codes of pdserve's
-    own errors are 200 + those of the other verbs.
+    own errors are 200 + those of the other verbs. With --slurm the command runs on the first node of the job, in the
+    folder from which that was submitted, and all output is that of the job.
     """
-    from pdserve.cli.run import run
+    from pdserve.cli.run import run, run_in_slurm
 
-    run(recipe, command, set_ or [], unset or [], cluster=cluster, this_machine=this_machine)
+    verb = run_in_slurm if slurm else run
+    verb(recipe, command, set_ or [], unset or [], cluster=cluster, this_machine=this_machine, dry=dry_run)
 
 
 @app.command()

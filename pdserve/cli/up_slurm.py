@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from pdserve.operations.submit import submit_and_follow
+from pdserve.operations.submit import submission, submit_and_follow
 
 _AGAINST = {
     "--dry-run": "--slurm submits the job, --dry-run starts nothing: `pdserve render {recipe} --slurm` prints the "
@@ -33,4 +33,4 @@ def run(
             raise typer.BadParameter(_AGAINST[option].format(recipe=recipe or "RECIPE"))
     if recipe is None:
         raise typer.BadParameter("--slurm submits the job of a recipe: type `pdserve up RECIPE --slurm`")
-    submit_and_follow(recipe, set_, unset, partial(typer.echo, nl=False), detach=detach)
+    submit_and_follow(submission(recipe, set_, unset), partial(typer.echo, nl=False), detach=detach)

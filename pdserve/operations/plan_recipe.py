@@ -123,7 +123,7 @@ def recipe_words(recipe: Path, set_: Sequence[str], unset: Sequence[str]) -> lis
     return [str(recipe), *(word for option in options for word in option)]
 
 
-def batch_script(planned: Planned, words: Sequence[str]) -> str:
-    """The script that sbatch takes, on its stdin too; errors name the recipe's lines."""
+def batch_script(planned: Planned, words: Sequence[str], *, command: Sequence[str] = ()) -> str:
+    """The script that sbatch takes, on its stdin too; errors name the recipe's lines. `command`: of `pdserve run`."""
     with located(planned.loaded):
-        return render_sbatch(planned.loaded.recipe, planned.plan, words)
+        return render_sbatch(planned.loaded.recipe, planned.plan, words, command=command)

@@ -1,4 +1,4 @@
-"""`pdserve up --slurm`: submits the job of a recipe from a login node and follows it."""
+"""`pdserve up --slurm` and `run --slurm`: submits the job of a recipe from a login node and follows it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.errors import PdserveError, ReportedError, StateError
@@ -28,21 +29,44 @@ Print = Callable[[str], None]
 """Gets text as the job has written it, line ends included."""
 
 
-def submit_and_follow(recipe: Path, set_: Sequence[str], unset: Sequence[str], show: Print, *, detach: bool) -> None:
-    """Returns when the job is over, or with `detach` once the deployment is ready. Raises ReportedError with the job's
-    own exit code when it fails."""
+@dataclass(frozen=True)
+class Submission:
+    """A job that is not submitted yet."""
+
+    name: str
+    """Of the deployment."""
+    script: str
+
+
+def submission(recipe: Path, set_: Sequence[str], unset: Sequence[str], command: Sequence[str] = ()) -> Submission:
+    """The job that brings the recipe up; with a `command` it runs that, and takes the deployment down."""
     loaded = load(recipe, set_, unset)
     planned = plan_for(loaded, None, run_dir=f"run-{recipe.stem}", run_id="rendered")
     words = recipe_words(recipe.absolute(), set_, unset)
-    last_run(home(os.environ), loaded.recipe.name)  # a record that is not ours is refused before a job waits for it
-    job = submit(batch_script(planned, words))
-    show(f"submitted job {job}; pdserve down {loaded.recipe.name} stops it in order, scancel {job} at once\n")
-    following = _Following(job, loaded.recipe.name, show, detach=detach)
+    return Submission(loaded.recipe.name, batch_script(planned, words, command=command))
+
+
+def submit_and_follow(wanted: Submission, show: Print, *, detach: bool = False) -> None:
+    """Returns when the job is over, or with `detach` once the deployment is ready. Raises JobError with the job's own
+    exit code when it fails."""
+    last_run(home(os.environ), wanted.name)  # a record that is not ours is refused before a job waits for it
+    job = submit(wanted.script)
+    show(f"submitted job {job}; pdserve down {wanted.name} stops it in order, scancel {job} at once\n")
+    following = _Following(job, wanted.name, show, detach=detach)
     try:
         following.until_over()
     except KeyboardInterrupt:
         following.stop()
         raise
+
+
+class JobError(ReportedError):
+    """A job that did not end well; its output has been shown."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(f"job {job.id} ended: {job.state.lower()}; its output: {job.output}", job.exit_code or 1)
+        self.has_code = job.exit_code != 0
+        """Whether the exit code is its script's: Slurm gives none to a job that its time limit ends."""
 
 
 class _Following:
@@ -107,9 +131,7 @@ class _Following:
         while self._show(job) or (self._offset == 0 and time.monotonic() < deadline):
             time.sleep(_POLL_SECONDS)
         if job.state != "COMPLETED":
-            raise ReportedError(
-                f"job {job.id} ended: {job.state.lower()}; its output: {job.output}", job.exit_code or 1
-            )
+            raise JobError(job)
 
     def _show(self, job: Job) -> bool:
         """Prints what is new in the job's output; False if nothing is."""

@@ -1,4 +1,5 @@
-"""Fetching the weights: one process a node that hosts an engine, done before anything else starts.
+"""Fetching the weights: one process a node and a model that its engines load, done before anything else starts. The
+models are the recipe's own and the one that writes drafts for it.
 
 Engines of one node that look into different caches (another HF_HOME or --download-dir) get one each. Nodes that share
 a cache folder each have their own process; which of them downloads is settled by a lock in the folder.
@@ -13,6 +14,7 @@ from pdserve.plan.environment import weights_env
 from pdserve.plan.model import ExitProbe, Process
 from pdserve.plan.nodes.placement import Instance
 from pdserve.recipe import effective
+from pdserve.recipe.hub_models import HubModel, hub_models
 from pdserve.recipe.model import Recipe, Role
 
 START_STAGE = -1
@@ -28,21 +30,19 @@ def weights_processes(
     recipe: Recipe, instances: Sequence[Instance], *, run_dir: str, python: str, hosts: Sequence[str]
 ) -> Iterator[Process]:
     """None for a local model, and where the recipe leaves it to the engines."""
-    if not effective.downloads(recipe):
-        return
-    model = recipe.model
-    wanted: dict[tuple[str, object], Role] = {}
+    wanted: dict[tuple[str, object, HubModel], Role] = {}
     for instance in instances:
         for share in instance.shares:
-            wanted.setdefault((share.node.name, _cache_of(recipe, instance.role)), instance.role)
-    for index, ((node, _), role) in enumerate(wanted.items()):
+            for model in hub_models(recipe, instance.role):
+                wanted.setdefault((share.node.name, _cache_of(recipe, instance.role), model), instance.role)
+    for index, ((node, _, model), role) in enumerate(wanted.items()):
         name = f"weights-{index}"
         yield Process(
             name=name,
             role="weights",
             node=node,
             argv=(
-                *(python, "-m", "pdserve.weights", "--model", model.id or ""),
+                *(python, "-m", "pdserve.weights", "--model", model.id),
                 *(("--revision", model.revision) if model.revision is not None else ()),
                 *_own_flags(recipe, role),
                 *("--record", posixpath.join(run_dir, RECORDS, f"{name}.json")),

@@ -60,7 +60,8 @@ def submit(script: str) -> str:
             "--slurm: there is no sbatch on this machine's PATH",
             cause="it is no login node of a Slurm cluster, or Slurm's commands are in a folder that PATH lacks "
             "(module load slurm)",
-            todo="run the command on a login node, or take `pdserve render RECIPE --slurm > job.sh` there; "
+            todo="run the command on a login node, or take the script there (`pdserve render RECIPE --slurm`, or "
+            "`pdserve run RECIPE --slurm --dry-run -- COMMAND`); "
             "without Slurm: `pdserve up RECIPE` for this machine, `--cluster FILE` for hosts that ssh reaches",
         )
     tool = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)

@@ -109,13 +109,21 @@ def publishes_kv_events(recipe: Recipe, name: EngineRole) -> bool:
 
 def on_hub(recipe: Recipe) -> bool:
     """Whether the model comes from the hub: a folder does not, nor s3://..., nor ModelScope's."""
-    modelscope = str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower()
-    return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and modelscope not in ("1", "true")
+    return bool(_HUB_ID.fullmatch(recipe.model.id or "")) and not _from_modelscope(recipe)
+
+
+def fetches(recipe: Recipe) -> bool:
+    """Whether models of the hub are fetched before the engines start."""
+    return recipe.model.download and not _from_modelscope(recipe)
 
 
 def downloads(recipe: Recipe) -> bool:
-    """Whether the model is fetched from the hub before the engines start."""
+    """Whether the recipe's own model is."""
     return recipe.model.download and on_hub(recipe)
+
+
+def _from_modelscope(recipe: Recipe) -> bool:
+    return str(recipe.engine.env.get("VLLM_USE_MODELSCOPE", "")).lower() in ("1", "true")
 
 
 def roles(recipe: Recipe) -> Iterator[tuple[EngineRole, Role, AnyConnector | None]]:

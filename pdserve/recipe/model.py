@@ -35,7 +35,8 @@ class Model(Strict):
         default=True,
         description="With an `id` of the hub: fetch what vLLM needs of it before the engines start, once for each node "
         "(and once for all nodes that share a cache folder), with progress and a check of the disk. With "
-        "HF_HUB_OFFLINE=1 it only checks that all is there. false, and with any other id (s3://..., ModelScope): each "
+        "HF_HUB_OFFLINE=1 it only checks that all is there. So is the model that writes drafts, where "
+        "`speculative-config` names one of the hub. false, and with any other id (s3://..., ModelScope): each "
         "engine finds it by itself.",
     )
     served_name: str = Field(description="The one name that clients use; engines, proxy and canary agree on it.")

@@ -73,6 +73,18 @@ def test_a_job_ends_with_the_code_of_its_command(job: Lab) -> None:
     assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
+def test_from_a_login_node_the_whole_run_is_submitted_and_ends_with_the_commands_code(job: Lab) -> None:
+    program = job.folder / "ask.py"
+    program.write_text(ASK + "raise SystemExit(3)\n")
+    recipe = job.recipe(slurm__options=["--gres=none"])
+    argv = [*PDSERVE, "run", str(recipe), "--slurm", "--", sys.executable, str(program)]
+    done = job.cluster.run(LOGIN, argv, env=job.env, cwd=job.folder, timeout=2 * LIMIT)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "models 200" in done.stdout
+    stopped = [line.split()[2] for line in done.stdout.splitlines() if " stopped in " in line]
+    assert stopped == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+
+
 def test_a_term_to_the_batch_script_ends_command_and_deployment_in_order(job: Lab) -> None:
     program = job.folder / "wait.py"
     program.write_text("import signal\nprint('the command waits', flush=True)\nsignal.pause()\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# minimax-m3-gb300-store: disaggregated, cuda, 10 processes on 4 node(s).
+# minimax-m3-gb300-store: disaggregated, cuda, 14 processes on 4 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: the recipe minimax-m3-gb300-store is untested on the hardware that it names
 # warning: the proxy listens on 127.0.0.1 of node0, the first node of the job: no client on the login node or on another node reaches it; set proxy.host: 0.0.0.0 with proxy.auth.keys_file (pdserve new-key NAME --file FILE), which then decides who may ask, or run the clients on that node
@@ -51,8 +51,8 @@ run_weights_0() {
     --record /run/pdserve/minimax-m3-gb300-store/weights/weights-0.json
 }
 
-# weights-1 (weights) on node1: start stage -1, no devices
-#   ports: none; log: logs/weights-1@node1.log
+# weights-1 (weights) on node0: start stage -1, no devices
+#   ports: none; log: logs/weights-1@node0.log
 #   ready: it has ended with code 0
 run_weights_1() {
   unset engine_key
@@ -71,18 +71,18 @@ run_weights_1() {
   export UCX_RNDV_PIPELINE_ERROR_HANDLING=y
   export VLLM_ALLREDUCE_USE_SYMM_MEM=0
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
-  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=mnnvl
+  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=trtllm
   export VLLM_FLOAT32_MATMUL_PRECISION=high
   export VLLM_MOONCAKE_LOAD_RECV_THREADS=20
   export VLLM_USE_NCCL_SYMM_MEM=0
   export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
   exec python -m pdserve.weights \
-    --model nvidia/MiniMax-M3-NVFP4 \
+    --model Inferact/MiniMax-M3-EAGLE3-GQA \
     --record /run/pdserve/minimax-m3-gb300-store/weights/weights-1.json
 }
 
-# weights-2 (weights) on node2: start stage -1, no devices
-#   ports: none; log: logs/weights-2@node2.log
+# weights-2 (weights) on node1: start stage -1, no devices
+#   ports: none; log: logs/weights-2@node1.log
 #   ready: it has ended with code 0
 run_weights_2() {
   unset engine_key
@@ -111,8 +111,8 @@ run_weights_2() {
     --record /run/pdserve/minimax-m3-gb300-store/weights/weights-2.json
 }
 
-# weights-3 (weights) on node3: start stage -1, no devices
-#   ports: none; log: logs/weights-3@node3.log
+# weights-3 (weights) on node1: start stage -1, no devices
+#   ports: none; log: logs/weights-3@node1.log
 #   ready: it has ended with code 0
 run_weights_3() {
   unset engine_key
@@ -137,8 +137,128 @@ run_weights_3() {
   export VLLM_USE_NCCL_SYMM_MEM=0
   export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
   exec python -m pdserve.weights \
-    --model nvidia/MiniMax-M3-NVFP4 \
+    --model Inferact/MiniMax-M3-EAGLE3-GQA \
     --record /run/pdserve/minimax-m3-gb300-store/weights/weights-3.json
+}
+
+# weights-4 (weights) on node2: start stage -1, no devices
+#   ports: none; log: logs/weights-4@node2.log
+#   ready: it has ended with code 0
+run_weights_4() {
+  unset engine_key
+  export MC_ENABLE_DEST_DEVICE_AFFINITY=1
+  export MC_STORE_CLIENT_METRIC=1
+  export MC_STORE_CLIENT_METRIC_INTERVAL=5
+  export MC_TE_METRIC=0
+  export NCCL_CUMEM_ENABLE=1
+  export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3
+  export NCCL_MNNVL_ENABLE=1
+  export NCCL_NVLS_ENABLE=1
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  export PYTHONUNBUFFERED=1
+  export UCX_CUDA_IPC_ENABLE_MNNVL=y
+  export UCX_MEMTYPE_CACHE=n
+  export UCX_RNDV_PIPELINE_ERROR_HANDLING=y
+  export VLLM_ALLREDUCE_USE_SYMM_MEM=0
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=mnnvl
+  export VLLM_FLOAT32_MATMUL_PRECISION=high
+  export VLLM_MOONCAKE_LOAD_RECV_THREADS=20
+  export VLLM_USE_NCCL_SYMM_MEM=0
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  exec python -m pdserve.weights \
+    --model nvidia/MiniMax-M3-NVFP4 \
+    --record /run/pdserve/minimax-m3-gb300-store/weights/weights-4.json
+}
+
+# weights-5 (weights) on node2: start stage -1, no devices
+#   ports: none; log: logs/weights-5@node2.log
+#   ready: it has ended with code 0
+run_weights_5() {
+  unset engine_key
+  export MC_ENABLE_DEST_DEVICE_AFFINITY=1
+  export MC_STORE_CLIENT_METRIC=1
+  export MC_STORE_CLIENT_METRIC_INTERVAL=5
+  export MC_TE_METRIC=0
+  export NCCL_CUMEM_ENABLE=1
+  export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3
+  export NCCL_MNNVL_ENABLE=1
+  export NCCL_NVLS_ENABLE=1
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  export PYTHONUNBUFFERED=1
+  export UCX_CUDA_IPC_ENABLE_MNNVL=y
+  export UCX_MEMTYPE_CACHE=n
+  export UCX_RNDV_PIPELINE_ERROR_HANDLING=y
+  export VLLM_ALLREDUCE_USE_SYMM_MEM=0
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=mnnvl
+  export VLLM_FLOAT32_MATMUL_PRECISION=high
+  export VLLM_MOONCAKE_LOAD_RECV_THREADS=20
+  export VLLM_USE_NCCL_SYMM_MEM=0
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  exec python -m pdserve.weights \
+    --model Inferact/MiniMax-M3-EAGLE3-GQA \
+    --record /run/pdserve/minimax-m3-gb300-store/weights/weights-5.json
+}
+
+# weights-6 (weights) on node3: start stage -1, no devices
+#   ports: none; log: logs/weights-6@node3.log
+#   ready: it has ended with code 0
+run_weights_6() {
+  unset engine_key
+  export MC_ENABLE_DEST_DEVICE_AFFINITY=1
+  export MC_STORE_CLIENT_METRIC=1
+  export MC_STORE_CLIENT_METRIC_INTERVAL=5
+  export MC_TE_METRIC=0
+  export NCCL_CUMEM_ENABLE=1
+  export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3
+  export NCCL_MNNVL_ENABLE=1
+  export NCCL_NVLS_ENABLE=1
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  export PYTHONUNBUFFERED=1
+  export UCX_CUDA_IPC_ENABLE_MNNVL=y
+  export UCX_MEMTYPE_CACHE=n
+  export UCX_RNDV_PIPELINE_ERROR_HANDLING=y
+  export VLLM_ALLREDUCE_USE_SYMM_MEM=0
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=mnnvl
+  export VLLM_FLOAT32_MATMUL_PRECISION=high
+  export VLLM_MOONCAKE_LOAD_RECV_THREADS=20
+  export VLLM_USE_NCCL_SYMM_MEM=0
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  exec python -m pdserve.weights \
+    --model nvidia/MiniMax-M3-NVFP4 \
+    --record /run/pdserve/minimax-m3-gb300-store/weights/weights-6.json
+}
+
+# weights-7 (weights) on node3: start stage -1, no devices
+#   ports: none; log: logs/weights-7@node3.log
+#   ready: it has ended with code 0
+run_weights_7() {
+  unset engine_key
+  export MC_ENABLE_DEST_DEVICE_AFFINITY=1
+  export MC_STORE_CLIENT_METRIC=1
+  export MC_STORE_CLIENT_METRIC_INTERVAL=5
+  export MC_TE_METRIC=0
+  export NCCL_CUMEM_ENABLE=1
+  export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3
+  export NCCL_MNNVL_ENABLE=1
+  export NCCL_NVLS_ENABLE=1
+  export NO_PROXY=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  export PYTHONUNBUFFERED=1
+  export UCX_CUDA_IPC_ENABLE_MNNVL=y
+  export UCX_MEMTYPE_CACHE=n
+  export UCX_RNDV_PIPELINE_ERROR_HANDLING=y
+  export VLLM_ALLREDUCE_USE_SYMM_MEM=0
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_FLASHINFER_ALLREDUCE_BACKEND=mnnvl
+  export VLLM_FLOAT32_MATMUL_PRECISION=high
+  export VLLM_MOONCAKE_LOAD_RECV_THREADS=20
+  export VLLM_USE_NCCL_SYMM_MEM=0
+  export no_proxy=127.0.0.1,localhost,::1,198.51.100.1,198.51.100.2,198.51.100.3,198.51.100.4
+  exec python -m pdserve.weights \
+    --model Inferact/MiniMax-M3-EAGLE3-GQA \
+    --record /run/pdserve/minimax-m3-gb300-store/weights/weights-7.json
 }
 
 # mooncake-master (mooncake-master) on node0: start stage 0, no devices
@@ -672,6 +792,10 @@ case "${1:-}" in
   weights-1) run_weights_1 ;;
   weights-2) run_weights_2 ;;
   weights-3) run_weights_3 ;;
+  weights-4) run_weights_4 ;;
+  weights-5) run_weights_5 ;;
+  weights-6) run_weights_6 ;;
+  weights-7) run_weights_7 ;;
   mooncake-master) run_mooncake_master ;;
   prefill-0) run_prefill_0 ;;
   decode-0) run_decode_0 ;;
@@ -681,6 +805,7 @@ case "${1:-}" in
   @node0)
     trap stop_all EXIT
     finish weights-0 logs/weights-0@node0.log
+    finish weights-1 logs/weights-1@node0.log
     await_all
     launch mooncake-master logs/mooncake-master@node0.log http://127.0.0.1:9003/health
     await_all
@@ -692,7 +817,8 @@ case "${1:-}" in
     ;;
   @node1)
     trap stop_all EXIT
-    finish weights-1 logs/weights-1@node1.log
+    finish weights-2 logs/weights-2@node1.log
+    finish weights-3 logs/weights-3@node1.log
     await_all
     launch decode-0 logs/decode-0@node1.log http://198.51.100.2:8200/health
     await_all
@@ -701,7 +827,8 @@ case "${1:-}" in
     ;;
   @node2)
     trap stop_all EXIT
-    finish weights-2 logs/weights-2@node2.log
+    finish weights-4 logs/weights-4@node2.log
+    finish weights-5 logs/weights-5@node2.log
     await_all
     launch decode-1 logs/decode-1@node2.log http://198.51.100.3:8200/health
     await_all
@@ -710,7 +837,8 @@ case "${1:-}" in
     ;;
   @node3)
     trap stop_all EXIT
-    finish weights-3 logs/weights-3@node3.log
+    finish weights-6 logs/weights-6@node3.log
+    finish weights-7 logs/weights-7@node3.log
     await_all
     launch decode-2 logs/decode-2@node3.log http://198.51.100.4:8200/health
     await_all
@@ -720,7 +848,7 @@ case "${1:-}" in
   *)
     echo "usage: $0 NAME        one process, in the foreground" >&2
     echo "       $0 @NODE       all processes of a node, in order, until one ends or Ctrl-C" >&2
-    echo "names: weights-0 weights-1 weights-2 weights-3 mooncake-master prefill-0 decode-0 decode-1 decode-2 proxy" >&2
+    echo "names: weights-0 weights-1 weights-2 weights-3 weights-4 weights-5 weights-6 weights-7 mooncake-master prefill-0 decode-0 decode-1 decode-2 proxy" >&2
     echo "nodes: @node0 @node1 @node2 @node3" >&2
     exit 2
     ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# minimax-m3-mi355x-lmcache: aggregated, rocm, 7 processes on 1 node(s).
+# minimax-m3-mi355x-lmcache: aggregated, rocm, 8 processes on 1 node(s).
 # Rendered from the plan; `pdserve up` runs the same commands, and watches, proves and restarts them too.
 # warning: LMCache on ROCm must be a ROCm build: PyPI's wheel has CUDA kernels only and falls back to a CPU copy that is not ordered with the device's stream, which can store wrong KV (lmcache#4870, lmcache#4419); install a -rocm wheel of LMCache's releases, or build it with BUILD_WITH_HIP=1
 # warning: whether this model's KV has several groups (windows, recurrent state) is not known: its config.json is not here; if it has, LMCache needs vllm >= 0.23, lmcache >= 0.4.7 and transfer mode lmcache_driven
@@ -45,6 +45,30 @@ run_weights_0() {
   exec python -m pdserve.weights \
     --model amd/MiniMax-M3-MXFP4 \
     --record /run/pdserve/minimax-m3-mi355x-lmcache/weights/weights-0.json
+}
+
+# weights-1 (weights) on localhost: start stage -1, no devices
+#   ports: none; log: logs/weights-1@localhost.log
+#   ready: it has ended with code 0
+run_weights_1() {
+  unset engine_key
+  export NO_PROXY=127.0.0.1,localhost,::1
+  export PYTHONNOUSERSITE=1
+  export PYTHONUNBUFFERED=1
+  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+  export VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+  export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION=INT4
+  export VLLM_ROCM_QUICK_REDUCE_QUANTIZATION_MIN_SIZE_KB=256
+  export VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT=1
+  export VLLM_ROCM_USE_AITER=1
+  export VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS=1
+  export VLLM_ROCM_USE_AITER_MOE=1
+  export VLLM_USE_BREAKABLE_CUDAGRAPH=0
+  export no_proxy=127.0.0.1,localhost,::1
+  exec python -m pdserve.weights \
+    --model Inferact/MiniMax-M3-EAGLE3-GQA \
+    --record /run/pdserve/minimax-m3-mi355x-lmcache/weights/weights-1.json
 }
 
 # lmcache-0 (lmcache) on localhost: start stage 0, devices 0,1,2,3
@@ -404,6 +428,7 @@ started=()
 waiting=()
 case "${1:-}" in
   weights-0) run_weights_0 ;;
+  weights-1) run_weights_1 ;;
   lmcache-0) run_lmcache_0 ;;
   lmcache-1) run_lmcache_1 ;;
   lmcache-2) run_lmcache_2 ;;
@@ -413,6 +438,7 @@ case "${1:-}" in
   @localhost)
     trap stop_all EXIT
     finish weights-0 logs/weights-0@localhost.log
+    finish weights-1 logs/weights-1@localhost.log
     await_all
     launch lmcache-0 logs/lmcache-0@localhost.log http://127.0.0.1:8080/healthcheck
     launch lmcache-1 logs/lmcache-1@localhost.log http://127.0.0.1:8081/healthcheck
@@ -428,7 +454,7 @@ case "${1:-}" in
   *)
     echo "usage: $0 NAME        one process, in the foreground" >&2
     echo "       $0 @NODE       all processes of a node, in order, until one ends or Ctrl-C" >&2
-    echo "names: weights-0 lmcache-0 lmcache-1 lmcache-2 lmcache-3 aggregated-0 proxy" >&2
+    echo "names: weights-0 weights-1 lmcache-0 lmcache-1 lmcache-2 lmcache-3 aggregated-0 proxy" >&2
     echo "nodes: @localhost" >&2
     exit 2
     ;;

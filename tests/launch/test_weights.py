@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -10,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from pdserve.errors import StartError
+from pdserve.launch.weights_agreement import same_commit
 from pdserve.plan.model import ExitProbe
+from pdserve.run.directory import RunDir
 from tests.fakes.hub import COMMIT, Hub
 from tests.launch.deployment import assert_nothing_left, pdserve, read_json, recipe, up
+from tests.plan import kit
 
 pytestmark = pytest.mark.process
 
@@ -84,20 +89,46 @@ def test_a_recipe_can_leave_it_to_the_engines(tmp_path: Path, pdserve_home: Path
 
 
 def test_nodes_with_different_commits_do_not_start_engines(tmp_path: Path) -> None:
-    import asyncio
-
-    from pdserve.errors import StartError
-    from pdserve.launch.weights_agreement import same_commit
-    from pdserve.run.directory import RunDir
-    from tests.plan import kit
-
     by_id = {"model": {"path": None, "id": "org/model"}}
     plan = kit.plan(kit.recipe(kit.on_gpus(), by_id), *kit.hosts(1, 1))
-    for name, commit in (("weights-0", COMMIT), ("weights-1", "f" * 40)):
-        file = tmp_path / "weights" / f"{name}.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps({"commit": commit}))
+    write_record(tmp_path, "weights-0", "org/model", COMMIT)
+    write_record(tmp_path, "weights-1", "org/model", "f" * 40)
     with pytest.raises(StartError) as failure:
         asyncio.run(same_commit(plan, RunDir(tmp_path)))
     assert failure.value.what == "the nodes have different commits of org/model at main"
     assert failure.value.evidence == (f"weights-0@host0: {COMMIT}", f"weights-1@host1: {'f' * 40}")
+
+
+DRAFTING: dict[str, Any] = {
+    "model": {"path": None, "id": "org/model"},
+    "engine": {"args": {"speculative-config": {"method": "eagle3", "model": "org/draft"}}},
+}
+
+
+def test_nodes_with_different_commits_of_the_draft_model_do_not_start_engines(tmp_path: Path) -> None:
+    plan = kit.plan(kit.recipe(kit.on_gpus(), DRAFTING), *kit.hosts(1, 1))
+    for name, model, commit in (
+        ("weights-0", "org/model", COMMIT),
+        ("weights-1", "org/draft", "e" * 40),
+        ("weights-2", "org/model", COMMIT),
+        ("weights-3", "org/draft", "f" * 40),
+    ):
+        write_record(tmp_path, name, model, commit)
+    with pytest.raises(StartError) as failure:
+        asyncio.run(same_commit(plan, RunDir(tmp_path)))
+    assert failure.value.what == "the nodes have different commits of org/draft at main"
+    assert failure.value.todo == f"set `revision` in speculative-config to one of these commits, e.g. {'e' * 40}"
+    assert failure.value.evidence == (f"weights-1@host0: {'e' * 40}", f"weights-3@host1: {'f' * 40}")
+
+
+def test_the_models_commit_is_reported_and_not_that_of_its_drafts(tmp_path: Path) -> None:
+    plan = kit.plan(kit.recipe(kit.on_gpus(), DRAFTING), *kit.hosts(2))
+    write_record(tmp_path, "weights-0", "org/model", COMMIT)
+    write_record(tmp_path, "weights-1", "org/draft", "e" * 40)
+    assert asyncio.run(same_commit(plan, RunDir(tmp_path))) == COMMIT
+
+
+def write_record(run: Path, name: str, model: str, commit: str) -> None:
+    file = run / "weights" / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"model": model, "revision": "main", "commit": commit, "size": 1}))

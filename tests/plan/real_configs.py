@@ -4,7 +4,8 @@ stdin: {name: arguments}; stdout: {name: values of the configurations, or {"erro
 
 Built are CacheConfig, ParallelConfig, SchedulerConfig, CompilationConfig and KVTransferConfig, the connector's class,
 and the parsers of tools and reasoning. Not built, because that takes more than a command line: ModelConfig (config.json
-of the model) and VllmConfig, in which the device's platform checks them together and chooses the attention backend.
+of the model), SpeculativeConfig (that of the draft model too) and VllmConfig, in which the device's platform checks
+them together and chooses the attention backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run as a script by test_real.py in an interpreter with the engines: their own parsers read planned command lines.
 
 stdin: {"vllm": {name: arguments}, "lmcache": {name: arguments}, "keys": {connector class: keys of its extra config},
-"stores": {file name: content}, "offloading": [extra config]}
+"stores": {name: content of its file}, "offloading": [extra config]}
 stdout: one JSON object, see `main`.
 """
 

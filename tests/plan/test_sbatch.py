@@ -230,3 +230,23 @@ def test_without_pdserve_it_names_the_folder_to_submit_from(tmp_path: Path) -> N
 def test_the_repository_has_the_recipe_that_the_shipped_script_takes() -> None:
     [default] = re.findall(r"set -- (\S+); fi", BATCH_SCRIPT.read_text())
     assert (ROOT / default).is_file()
+
+
+@pytest.mark.process
+def test_with_a_command_the_job_runs_it_and_leaves_it_time_to_end(tmp_path: Path) -> None:
+    made = recipe({"timeouts": {"stop_seconds": 40}})
+    argv = ["python", "-c", "print('a b')"]
+    script = render_sbatch(made, plan(made), ["r.yaml", "--set", "a=b"], command=argv)
+    assert ended(submitted(tmp_path, script)) == (0, "")
+    recorded = (tmp_path / "record").read_text().splitlines()[1:]
+    assert recorded == ["run", "r.yaml", "--set", "a=b", "--", *argv]
+    assert signal_seconds(plan(made), runs=True) - signal_seconds(plan(made)) == 40
+    assert f"--signal=B:TERM@{signal_seconds(plan(made), runs=True)}\n" in script
+
+
+@pytest.mark.process
+def test_a_job_with_a_command_that_lacks_pdserve_has_a_code_that_is_not_the_commands(tmp_path: Path) -> None:
+    made = recipe()
+    script = render_sbatch(made, plan(made), ["r.yaml"], command=["true"])
+    job = submitted(tmp_path, script.replace("command -v pdserve", "false"))
+    assert ended(job)[0] == 202

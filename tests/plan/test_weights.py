@@ -75,3 +75,62 @@ def test_by_hand_the_next_stage_waits_for_its_end() -> None:
     lines = render_shell(plan(recipe(on_gpus(), BY_ID), *hosts(2))).splitlines()
     at = lines.index("    finish weights-0 logs/weights-0@host0.log")
     assert lines[at + 1 : at + 2] == ["    await_all"]
+
+
+def drafting(**config: Any) -> dict[str, Any]:
+    return {"decode": {"args": {"speculative-config": {"method": "eagle3", "num_speculative_tokens": 3, **config}}}}
+
+
+def models(*changes: dict[str, Any], sizes: tuple[int, ...] = (1, 1)) -> list[tuple[str, str, str | None]]:
+    """Node, model and revision of each download."""
+    lines = [(process.node, process.argv) for process in fetchers(*changes, sizes=sizes)]
+    return [(node, value(argv, "--model") or "", value(argv, "--revision")) for node, argv in lines]
+
+
+def value(argv: tuple[str, ...], flag: str) -> str | None:
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def test_the_draft_model_is_fetched_where_engines_load_it() -> None:
+    assert models(drafting(model="org/draft", revision="v2")) == [
+        ("host0", "org/model", None),
+        ("host1", "org/model", None),
+        ("host1", "org/draft", "v2"),
+    ]
+
+
+def test_a_draft_model_beside_a_local_model_is_fetched() -> None:
+    local = {"model": {"id": None, "path": "models/tiny"}}
+    assert models(local, drafting(model="org/draft")) == [("host1", "org/draft", None)]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"spec-model": "org/draft"}, {"speculative-config.model": "org/draft"}],
+    ids=["the short flag", "a dotted flag"],
+)
+def test_the_other_flags_that_name_it_are_read(args: dict[str, Any]) -> None:
+    assert models({"decode": {"args": args}})[-1] == ("host1", "org/draft", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        drafting(method="mtp"),
+        drafting(method="ngram", model="ngram"),
+        drafting(model="/models/draft"),
+        {"decode": {"args": {"speculative-config": None}}, "engine": drafting(model="org/draft")["decode"]},
+    ],
+    ids=["the model's own layers", "no model", "a folder", "taken back for the role"],
+)
+def test_drafts_without_a_model_of_the_hub_fetch_nothing_more(change: dict[str, Any]) -> None:
+    assert ("host1", "org/draft", None) not in models(change)
+    assert {model for node, model, _ in models(change) if node == "host1"} == {"org/model"}
+
+
+def test_a_model_that_writes_its_own_drafts_is_fetched_once() -> None:
+    assert models(drafting(model="org/model"), sizes=(2,)) == [("host0", "org/model", None)]
+
+
+def test_without_downloads_its_drafts_are_left_to_the_engines_too() -> None:
+    assert models({"model": {"download": False}}, drafting(model="org/draft")) == []

@@ -29,7 +29,7 @@ def described(problems: Sequence[Problem]) -> list[tuple[str, str | None]]:
     return [(".".join(map(str, problem.path)), problem.what) for problem in problems]
 
 
-@pytest.mark.parametrize(("role", "ends"), [("prefill", "the first transfer"), ("decode", "at its start")])
+@pytest.mark.parametrize(("role", "ends"), [("prefill", "each transfer would fail"), ("decode", "at its start")])
 def test_nixl_refuses_stages_on_either_side(role: str, ends: str) -> None:
     staged = recipe(*sides(NIXL, {}, {}), {role: {"parallel": {"tp": 2, "pp": 2}}})
     (problem,) = layouts.pipeline_parallel(staged)

@@ -550,6 +550,17 @@ def test_a_quiet_recipe_warns_of_nothing(tmp_path: Path) -> None:
         ((), "model.id: revision main is not pinned"),
         (("model.revision=v1",), "model.revision: revision v1 is not pinned"),
         ((f"model.revision='{'0' * 40}'",), None),
+        (
+            (f"model.revision='{'0' * 40}'", "decode.args.speculative-config={model: org/draft, revision: v2}"),
+            "decode.args.speculative-config: revision v2 of the draft model org/draft is not pinned",
+        ),
+        (
+            (
+                f"model.revision='{'0' * 40}'",
+                f"engine.args.speculative-config={{model: org/draft, revision: '{'1' * 40}'}}",
+            ),
+            None,
+        ),
         (("model.download=false",), None),
         ((f"model.revision='{'0' * 40}'", "container.kind=docker", "image=x:1"), "into the container's own home"),
     ],

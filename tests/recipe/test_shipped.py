@@ -11,6 +11,7 @@ from pdserve.recipe.connectors.lmcache_mp import LmcacheMpSection
 from pdserve.recipe.connectors.mooncake import MooncakeSection
 from pdserve.recipe.connectors.registry import MultiSection
 from pdserve.recipe.effective import args_of, env_of
+from pdserve.recipe.hub_models import draft_models
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.model import Recipe, Role
 from tests.recipe.kit import RECIPES
@@ -61,7 +62,9 @@ def test_it_loads_without_any_variable_and_without_a_warning_on_its_own_platform
     certificate only its site can make, and that of an image, whose kind of container only its site knows."""
     loaded = _load(path)
     opened = ["keys and prompts travel to 0.0.0.0 in the clear"] * (loaded.recipe.proxy.host == "0.0.0.0")
-    unpinned = ["another start, or another node, may get other weights"] * (loaded.recipe.model.id is not None)
+    drafts = {draft for _, role in loaded.recipe.roles() for draft in draft_models(loaded.recipe, role)}
+    models = len(drafts) + (loaded.recipe.model.id is not None)
+    unpinned = ["another start, or another node, may get other weights"] * models
     boxed = ["without a container section everything runs with the programs of the node"] * (
         loaded.recipe.image is not None
     )

@@ -34,9 +34,9 @@ _REPLACES = {
 
 _SCRIPT = """\
 #!/usr/bin/env bash
-# Brings a recipe up over the nodes of a Slurm job and serves until `pdserve down`, scancel or the time limit.
+# {does}
 #
-#   sbatch [OPTION...] {script} [RECIPE [--set KEY=VALUE ...]]
+#   sbatch [OPTION...] {script} [RECIPE [--set KEY=VALUE ...]{tail}]
 #
 # Without arguments: {default}
 # sbatch's own options (--partition, --account, --time, ...) win over the lines below. A recipe of another size needs
@@ -51,12 +51,12 @@ pdserve=$(command -v pdserve || true)
 [[ -n $pdserve ]] || pdserve=$PWD/.venv/bin/pdserve
 if [[ ! -x $pdserve ]]; then
   echo "error: no pdserve in PATH or in $PWD/.venv: submit from the repository, or export PDSERVE_REPOSITORY" >&2
-  exit 2
+  exit {missing}
 fi
 if (($# == 0)); then set -- {words}; fi
 
 # In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
-"$pdserve" up "$@" &
+"$pdserve" {verb} "$@" &
 launcher=$!
 trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
 while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
@@ -64,25 +64,42 @@ wait "$launcher"
 """
 
 
-def render_sbatch(recipe: Recipe, plan: Plan, words: Sequence[str], *, script: str = "THIS_FILE") -> str:
-    """The script. `words`: the recipe's file and the overrides that `up` is given; `script`: what the usage calls it.
+_SERVES = "Brings a recipe up over the nodes of a Slurm job and serves until `pdserve down`, scancel or the time limit."
+_RUNS = "Brings a recipe up over the nodes of a Slurm job, runs a command against it on the first, and takes it down."
+
+
+def render_sbatch(
+    recipe: Recipe, plan: Plan, words: Sequence[str], *, script: str = "THIS_FILE", command: Sequence[str] = ()
+) -> str:
+    """The script. `words`: the recipe's file and the overrides that `up` is given; `script`: what the usage calls it;
+    `command`: what `run` is given in the place of `up`.
 
     Raises RecipeError where slurm.nodes are too few.
     """
-    directives = "\n".join(f"#SBATCH {_directive(option)}" for option in _options(recipe, plan))
-    quoted = shlex.join(words)
+    directives = "\n".join(f"#SBATCH {_directive(option)}" for option in _options(recipe, plan, runs=bool(command)))
+    quoted = shlex.join([*words, "--", *command] if command else words)
     default = quoted if quoted.isprintable() else "the recipe below"  # a line break would end the comment
-    return _SCRIPT.format(script=script, default=default, words=quoted, directives=directives)
+    return _SCRIPT.format(
+        does=_RUNS if command else _SERVES,
+        tail=" -- COMMAND" if command else "",
+        verb="run" if command else "up",
+        missing=202 if command else 2,  # of `run`, a 2 would be the command's
+        script=script,
+        default=default,
+        words=quoted,
+        directives=directives,
+    )
 
 
-def signal_seconds(plan: Plan) -> int:
+def signal_seconds(plan: Plan, *, runs: bool = False) -> int:
     """Seconds from the launcher's signal to the job's end: the proxy's drain and the stops of all stages, one after the
-    other as each takes its whole time, and a margin."""
+    other as each takes its whole time, and a margin. `runs`: the command of `pdserve run` ends before them."""
     by_stage = groupby(sorted(plan.processes, key=lambda p: p.stop_stage), key=lambda p: p.stop_stage)
-    return MARGIN_SECONDS + math.ceil(sum(max(p.stop_seconds for p in stage) for _, stage in by_stage))
+    stops = sum(max(p.stop_seconds for p in stage) for _, stage in by_stage)
+    return MARGIN_SECONDS + math.ceil(stops + (plan.timeouts.stop_seconds if runs else 0))
 
 
-def _options(recipe: Recipe, plan: Plan) -> Iterator[str]:
+def _options(recipe: Recipe, plan: Plan, *, runs: bool) -> Iterator[str]:
     section = recipe.slurm
     shape = job_shape(recipe)
     ours = [
@@ -98,7 +115,7 @@ def _options(recipe: Recipe, plan: Plan) -> Iterator[str]:
         ),
         "--output=pdserve-%j.out",
         "--open-mode=append",
-        f"--signal=B:TERM@{signal_seconds(plan)}",
+        f"--signal=B:TERM@{signal_seconds(plan, runs=runs)}",
         # A job that failed would fail again with its nodes held; one that was preempted may be wanted back: --requeue.
         "--no-requeue",
         *(["--no-kill"] if recipe.on_node_loss == "degrade" else []),

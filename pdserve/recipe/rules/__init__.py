@@ -97,6 +97,7 @@ _WARNINGS = (
     rocm.idle_switches,
     engines.unknown_flags,
     weights.unpinned,
+    weights.unpinned_drafts,
     weights.lost_cache,
     container.unused_image,
     setup.unexpanded,

@@ -36,8 +36,8 @@ def pipeline_parallel(recipe: Recipe) -> Iterator[Problem]:
             tp = role.parallel.tp * pp
             yield Problem(
                 (name, "parallel", "pp"),
-                f"{name} has {pp} pipeline stages, and NIXL moves KV between engines without stages only: vLLM ends "
-                + ("at its start" if name == "decode" else "the first transfer"),
+                f"{name} has {pp} pipeline stages, and NIXL moves KV between engines without stages only: "
+                + ("vLLM refuses them at its start" if name == "decode" else "each transfer would fail"),
                 f"write pp: 1 (with tp: {tp}, if {tp} divides the model's heads), or use mooncake on both roles",
                 also=((name, "connector"),),
             )
