@@ -48,7 +48,7 @@ _LEVEL = re.compile(r"-O[0-3]")
 
 
 @dataclass(frozen=True)
-class Flag:
+class ImportedFlag:
     """A flag as a recipe has it: its name without `no-` and its value. `spelled`: how a dotted one began, None for one
     without a dot."""
 
@@ -71,7 +71,7 @@ def named(name: str) -> str:
     return f"{first}{dot}{rest}"
 
 
-def flag(name: str, value: Any) -> Flag:
+def flag(name: str, value: Any) -> ImportedFlag:
     """One flag of a recipe. `value`: True for a flag without one, text as it was written, or data. A dotted name gives
     a mapping, `--no-x` gives x: false."""
     first, _, keys = named(name).partition(".")
@@ -81,10 +81,10 @@ def flag(name: str, value: Any) -> Flag:
         value = _json(value)
         for key in reversed(keys.split(".")):
             value = {key: value}
-        return Flag(first, value, name.partition(".")[0])
+        return ImportedFlag(first, value, name.partition(".")[0])
     if value is True and first.startswith("no-") and first[3:] in known_flags():
-        return Flag(first[3:], False)
-    return Flag(first, typed(value))
+        return ImportedFlag(first[3:], False)
+    return ImportedFlag(first, typed(value))
 
 
 def typed(value: Any) -> Any:
@@ -103,7 +103,7 @@ def typed(value: Any) -> Any:
     return scalar if isinstance(scalar, float) or str(scalar) == value else value
 
 
-def collected(flags: Iterable[tuple[Flag, Sourced]]) -> dict[str, Sourced]:
+def collected(flags: Iterable[tuple[ImportedFlag, Sourced]]) -> dict[str, Sourced]:
     """All flags of a command line together. The later of two values holds. Dotted keys of one spelling are merged, and
     hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
     args: dict[str, Sourced] = {}
@@ -118,7 +118,7 @@ def collected(flags: Iterable[tuple[Flag, Sourced]]) -> dict[str, Sourced]:
     return {**args, **dict(dotted.values())}
 
 
-def from_argv(words: Sequence[str]) -> Iterator[tuple[int, Flag | str]]:
+def from_argv(words: Sequence[str]) -> Iterator[tuple[int, ImportedFlag | str]]:
     """The flags of a command line, each with the number of its word; what belongs to no flag comes as it is."""
     index = 0
     while index < len(words):
@@ -128,7 +128,7 @@ def from_argv(words: Sequence[str]) -> Iterator[tuple[int, Flag | str]]:
             yield start, word
             continue
         if _LEVEL.fullmatch(word):
-            yield start, Flag("optimization-level", int(word[2:]))
+            yield start, ImportedFlag("optimization-level", int(word[2:]))
             continue
         name, equals, inline = word.partition("=")
         values = [inline] if equals else []

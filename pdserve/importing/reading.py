@@ -1,4 +1,4 @@
-"""Reading a tree so that nothing is forgotten: each value is taken, or left with a reason, or named in the end."""
+"""What a reader of one format hands over: the launch, and notes on what it could not read, each with its line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
 
 
-class Reading:
+class SourceReading:
     """A tree, and what was read of it so far."""
 
     def __init__(self, tree: Tree) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from pdserve.errors import RecipeError
 from pdserve.importing import environment
 from pdserve.importing.choice import ImportChoice
-from pdserve.importing.flags import Flag, collected, from_argv
+from pdserve.importing.flags import ImportedFlag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path, dotted
@@ -48,7 +48,7 @@ class Collection:
 class _Layers:
     """The flags and variables of one role, layer by layer."""
 
-    flags: list[tuple[Flag, Sourced]] = field(default_factory=list)
+    flags: list[tuple[ImportedFlag, Sourced]] = field(default_factory=list)
     env: dict[str, Sourced] = field(default_factory=dict)
 
     def add(self, tree: Tree, path: Path) -> None:
@@ -60,7 +60,7 @@ class _Layers:
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
         for index, one in from_argv([part for part, _ in split]):
             at = Sourced(None, _key(tree, path), tree.line(*path, split[index][1]))
-            if isinstance(one, Flag):
+            if isinstance(one, ImportedFlag):
                 self.flags.append((one, at))
 
     def add_env(self, tree: Tree, path: Path) -> None:
@@ -71,7 +71,7 @@ class _Layers:
 
     def flag(self, name: str, value: Any, at: Sourced) -> None:
         """One more flag."""
-        self.flags.append((Flag(name, value), at))
+        self.flags.append((ImportedFlag(name, value), at))
 
 
 def is_one(tree: Tree) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.observe.engine_metrics import FAILED_TRANSFERS
-from pdserve.observe.window import Window
+from pdserve.observe.window import MetricsWindow
 from pdserve.pd.telemetry.metrics_page import PREFIX
 
 _PROXY = "proxy"
@@ -27,7 +27,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class MinuteTraffic:
     """What clients had. None: not reported."""
 
     measured_by: str
@@ -75,12 +75,12 @@ class CacheMinute:
     evicted: float | None
 
 
-def traffic(window: Window, writers: Sequence[str]) -> Traffic:
+def traffic(window: MetricsWindow, writers: Sequence[str]) -> MinuteTraffic:
     """`writers`: the engines that write answers, whose figures count where the proxy has none."""
     if window.seconds(_PROXY):
         return _of_proxy(window)
     answered = [window.rate(name, "vllm:request_success_total") for name in writers]
-    return Traffic(
+    return MinuteTraffic(
         measured_by="engines",
         seconds=max(map(window.seconds, writers), default=0.0),
         requests=_sum(answered),
@@ -96,7 +96,7 @@ def traffic(window: Window, writers: Sequence[str]) -> Traffic:
     )
 
 
-def _of_proxy(window: Window) -> Traffic:
+def _of_proxy(window: MetricsWindow) -> MinuteTraffic:
     def rate(name: str, **labels: str) -> float | None:
         return window.rate(_PROXY, f"{PREFIX}{name}_total", **labels)
 
@@ -104,7 +104,7 @@ def _of_proxy(window: Window) -> Traffic:
         """A series with labels is not there before its first count."""
         return sum(each or 0.0 for each in rates)
 
-    return Traffic(
+    return MinuteTraffic(
         measured_by="proxy",
         seconds=window.seconds(_PROXY),
         requests=counted(rate("requests")),
@@ -120,7 +120,7 @@ def _of_proxy(window: Window) -> Traffic:
     )
 
 
-def engine_minute(window: Window, name: str) -> EngineMinute:
+def engine_minute(window: MetricsWindow, name: str) -> EngineMinute:
     """Of one engine, its data-parallel ranks together."""
     failed = _sum([window.increase(name, metric) for metric in FAILED_TRANSFERS])
     if failed is None:  # of Mooncake before vLLM 0.33, where the patch of its pulls counts them
@@ -138,7 +138,7 @@ def engine_minute(window: Window, name: str) -> EngineMinute:
     )
 
 
-def cache_minute(window: Window, name: str) -> CacheMinute:
+def cache_minute(window: MetricsWindow, name: str) -> CacheMinute:
     """Of one LMCache server, all salts together."""
     return CacheMinute(
         hit_rate=_share(window, name, "lmcache_mp_lookup_hit_tokens_total", "lmcache_mp_lookup_requested_tokens_total"),
@@ -148,7 +148,7 @@ def cache_minute(window: Window, name: str) -> CacheMinute:
     )
 
 
-def _latency(window: Window, processes: Sequence[str], name: str) -> Latency | None:
+def _latency(window: MetricsWindow, processes: Sequence[str], name: str) -> Latency | None:
     seen = window.distribution(processes, name)
     if seen is None:
         return None
@@ -156,7 +156,7 @@ def _latency(window: Window, processes: Sequence[str], name: str) -> Latency | N
     return Latency(round(seen.count), p50, p90, p99, seen.largest_bound)
 
 
-def _share(window: Window, name: str, part: str, whole: str) -> float | None:
+def _share(window: MetricsWindow, name: str, part: str, whole: str) -> float | None:
     hits, asked = window.increase(name, part), window.increase(name, whole)
     return hits / asked if hits is not None and asked else None
 

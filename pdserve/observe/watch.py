@@ -12,10 +12,10 @@ from typing import Any
 from prometheus_client.samples import Sample
 
 from pdserve.observe.engine_metrics import Page, engine_figures, lmcache_figures, read_metrics, total
-from pdserve.observe.last_minute import CacheMinute, EngineMinute, Traffic, cache_minute, engine_minute, traffic
+from pdserve.observe.last_minute import CacheMinute, EngineMinute, MinuteTraffic, cache_minute, engine_minute, traffic
 from pdserve.observe.status import Endpoints, StatusView, endpoint_client, endpoints, recorded
 from pdserve.observe.store_metrics import store_figures
-from pdserve.observe.window import Window
+from pdserve.observe.window import MetricsWindow
 from pdserve.pd.telemetry.metrics_page import PREFIX
 from pdserve.run.directory import RunDir, find
 
@@ -27,7 +27,7 @@ class Frame:
     """One look. Rates are of the last minute, or of what of it was seen."""
 
     view: StatusView
-    traffic: Traffic
+    traffic: MinuteTraffic
     engines: dict[str, EngineMinute]
     caches: dict[str, CacheMinute]
     waiting_at_proxy: int | None
@@ -48,7 +48,7 @@ class Frame:
         return {"at": round(time.time(), 3), **self.view.to_json(), "last_minute": minute, "events": list(self.news)}
 
 
-class Watch:
+class StatusWatch:
     """Looks at the current run of a deployment, and at the next one once an `up` has begun it."""
 
     def __init__(self, root: Path, name: str | None) -> None:
@@ -58,7 +58,7 @@ class Watch:
         self._name = self._run.path.parent.name
 
     def _begin(self, run: RunDir) -> None:
-        self._run, self._window, self._offset = run, Window(), 0
+        self._run, self._window, self._offset = run, MetricsWindow(), 0
         self._events: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
 
     def look(self) -> Frame:

@@ -54,7 +54,7 @@ class Distribution:
         return None
 
 
-class Window:
+class MetricsWindow:
     """The readings of all processes within the last `seconds`."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pdserve.cli.observe.watch import plain, render
 from pdserve.observe.engine_metrics import EngineSnapshot, LmcacheSnapshot
-from pdserve.observe.last_minute import CacheMinute, EngineMinute, Latency, Traffic
+from pdserve.observe.last_minute import CacheMinute, EngineMinute, Latency, MinuteTraffic
 from pdserve.observe.status import StatusView
 from pdserve.observe.watch import Frame
 from pdserve.plan.model import Plan
@@ -22,7 +22,7 @@ from pdserve.system.procfs import ProcessId
 from tests.plan.kit import hosts, on_gpus, plan, recipe, with_lmcache
 
 SELF = ProcessId(pid=os.getpid(), start_ticks=1)
-BUSY = Traffic(
+BUSY = MinuteTraffic(
     measured_by="proxy",
     seconds=60.0,
     requests=12.0,
@@ -36,11 +36,13 @@ BUSY = Traffic(
     itl=Latency(9000, 0.5, 9.0, 10.0, 10.0),
     kv_transfer=Latency(0, None, None, None, 600.0),
 )
-QUIET = Traffic("engines", 0.0, *[None] * 10)
+QUIET = MinuteTraffic("engines", 0.0, *[None] * 10)
 DECODE = EngineMinute(0.0, 5000.0, 900.0, 0.0, 1.0, 0.0, None)
 
 
-def frame(planned: Plan, *, traffic: Traffic = BUSY, phases: dict[str, str] | None = None, **changes: Any) -> Frame:
+def frame(
+    planned: Plan, *, traffic: MinuteTraffic = BUSY, phases: dict[str, str] | None = None, **changes: Any
+) -> Frame:
     """A deployment that serves; `phases` of processes that are not ready, `changes` of the frame."""
     nodes = {
         node.name: NodeState(agent=SELF, guard=SELF, hostname=node.name, lost="" if node.name != "lost" else "gone")

@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 
 from pdserve.observe import last_minute
 from pdserve.observe.last_minute import cache_minute, engine_minute, traffic
-from pdserve.observe.window import Window
+from pdserve.observe.window import MetricsWindow
 from pdserve.pd.telemetry.metrics import Metrics
 from pdserve.pd.telemetry.metrics_page import COUNTERS, STAGES
 
@@ -27,9 +27,9 @@ def recorded(name: str, times: float = 1) -> list[Sample]:
     return [sample._replace(value=sample.value * times) for sample in samples]
 
 
-def seen_twice(process: str, first: list[Sample], last: list[Sample]) -> Window:
+def seen_twice(process: str, first: list[Sample], last: list[Sample]) -> MetricsWindow:
     """Ten seconds apart."""
-    window = Window()
+    window = MetricsWindow()
     window.add(0, {process: first})
     window.add(10, {process: last})
     return window
@@ -81,7 +81,7 @@ def test_without_figures_of_a_proxy_those_of_the_engines_count() -> None:
 
 def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
     name = "vllm:inter_token_latency_seconds_bucket"
-    window = Window()
+    window = MetricsWindow()
     for at, count in ((0, 0), (10, 8)):
         text = f'{name}{{le="0.01"}} {count}\n{name}{{le="0.1"}} {count}\n{name}{{le="+Inf"}} {count}\n'
         window.add(at, {"decode-0": page(text), "decode-1": page(text)})
@@ -93,7 +93,7 @@ def test_latencies_of_the_engines_are_those_of_all_of_them_together() -> None:
 
 
 def test_nothing_that_answered_is_no_traffic_at_all() -> None:
-    shown = traffic(Window(), ["decode-0"])
+    shown = traffic(MetricsWindow(), ["decode-0"])
     assert (shown.seconds, shown.requests, shown.ttft) == (0, None, None)
 
 

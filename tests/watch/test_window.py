@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pdserve.observe.window import Distribution, Window
+from pdserve.observe.window import Distribution, MetricsWindow
 from pdserve.pd.telemetry.metrics import Metrics
 
 
@@ -18,9 +18,9 @@ def page(text: str) -> list[Sample]:
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
-def filled(*readings: tuple[float, str]) -> Window:
+def filled(*readings: tuple[float, str]) -> MetricsWindow:
     """A window of one process, p."""
-    window = Window(seconds=60)
+    window = MetricsWindow(seconds=60)
     for at, text in readings:
         window.add(at, {"p": page(text)})
     return window
@@ -91,7 +91,7 @@ def observed(*seconds: float) -> Metrics:
     return metrics
 
 
-def ttft(window: Window, *processes: str) -> Distribution:
+def ttft(window: MetricsWindow, *processes: str) -> Distribution:
     seen = window.distribution(processes, "pdserve_proxy_ttft_seconds")
     assert seen is not None
     return seen
@@ -100,7 +100,7 @@ def ttft(window: Window, *processes: str) -> Distribution:
 def test_only_the_observations_of_the_window_count() -> None:
     """Ten slow requests before it, four fast ones in it."""
     metrics = observed(*[50.0] * 10)
-    window = Window()
+    window = MetricsWindow()
     window.add(0, {"p": page(metrics.page().decode())})
     for _ in range(4):
         metrics.ttft.observe(0.02)
@@ -112,7 +112,7 @@ def test_only_the_observations_of_the_window_count() -> None:
 
 
 def test_processes_are_seen_together() -> None:
-    window = Window()
+    window = MetricsWindow()
     window.add(0, {"a": page(observed().page().decode()), "b": page(observed().page().decode())})
     window.add(1, {"a": page(observed(0.02).page().decode()), "b": page(observed(0.02, 3).page().decode())})
     assert ttft(window, "a", "b").count == 3
@@ -120,7 +120,7 @@ def test_processes_are_seen_together() -> None:
 
 
 def test_without_observations_there_is_no_quantile() -> None:
-    window = Window()
+    window = MetricsWindow()
     for at in (0, 1):
         window.add(at, {"p": page(observed().page().decode())})
     assert ttft(window, "p").quantile(0.5) is None
@@ -132,7 +132,7 @@ def test_what_is_beyond_all_bounds_is_estimated_as_the_largest() -> None:
 
 @given(st.lists(st.floats(0, 500), min_size=1))
 def test_an_estimate_is_in_the_bucket_of_the_true_quantile(values: list[float]) -> None:
-    window = Window()
+    window = MetricsWindow()
     window.add(0, {"p": page(observed().page().decode())})
     window.add(1, {"p": page(observed(*values).page().decode())})
     seen = ttft(window, "p")

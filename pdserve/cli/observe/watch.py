@@ -20,7 +20,7 @@ from pdserve.cli.console import EVENT_STYLES, event_text
 from pdserve.cli.observe.status import STATE_STYLES, duration, head, number, percent
 from pdserve.observe.last_minute import Latency
 from pdserve.observe.status import StatusView
-from pdserve.observe.watch import Frame, Watch
+from pdserve.observe.watch import Frame, StatusWatch
 from pdserve.printable import printable
 from pdserve.run.directory import home
 
@@ -38,7 +38,7 @@ _LEGEND = (
 
 def run(name: str | None, *, as_json: bool, interval: float) -> None:
     """Ends with Ctrl-C, or with the error that ends the deployment's record."""
-    watch = Watch(home(os.environ), name)
+    watch = StatusWatch(home(os.environ), name)
     if sys.stdout.isatty() and not as_json:
         with Live(render(watch.look()), auto_refresh=False, screen=True) as live:
             while True:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pdserve.errors import RecipeError
 from pdserve.importing import environment
 from pdserve.importing.choice import ImportChoice
-from pdserve.importing.flags import Flag, collected, from_argv
+from pdserve.importing.flags import ImportedFlag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
 from pdserve.importing.shell.lines import IN_QUOTES, Command, commands
 from pdserve.importing.shell.values import (
-    Unknown,
+    UnknownValue,
     UnknownValueError,
     Value,
     Variables,
@@ -151,13 +151,13 @@ class _Reader:
                 value = " ".join(expanded([text.replace("$", IN_QUOTES)], self.variables))
                 value = before + value if adds and isinstance(before, str) else value
         except UnknownValueError as error:
-            value = Unknown(error.names or frozenset({name}))
-        if adds and isinstance(before, Unknown):
+            value = UnknownValue(error.names or frozenset({name}))
+        if adds and isinstance(before, UnknownValue):
             value = before
         elif adds and before is None and items is None:
-            value = Unknown(frozenset({name}))  # the caller's, with more behind it
+            value = UnknownValue(frozenset({name}))  # the caller's, with more behind it
         if self.runs is None:
-            value = Unknown(frozenset().union(*(block.names for block in self.blocks)) or frozenset({name}))
+            value = UnknownValue(frozenset().union(*(block.names for block in self.blocks)) or frozenset({name}))
         self.variables.set(name, value, line)
 
     def _serve(self, command: Command, start: int) -> None:
@@ -187,7 +187,7 @@ class _Reader:
                 try:
                     value: Value = " ".join(expanded([match.group(3)], self.variables))
                 except UnknownValueError as error:
-                    value = Unknown(error.names)
+                    value = UnknownValue(error.names)
                 env[match.group(1)] = Sourced(value, match.group(1), word.line)
         return env
 
@@ -236,17 +236,22 @@ def _takes_value(words: list[tuple[str, int]]) -> bool:
 
 def _add(result: Launch, server: Server) -> None:
     at = Sourced(None, "vllm serve", server.line)
-    flags: list[tuple[Flag, Sourced]] = []
+    flags: list[tuple[ImportedFlag, Sourced]] = []
     model: Sourced | None = None
     missing: dict[str, int] = {}
     for index, one in from_argv([text for text, _ in server.words]):
-        here = Sourced(None, f"--{one.name}" if isinstance(one, Flag) else "vllm serve", server.words[index][1])
+        here = Sourced(None, f"--{one.name}" if isinstance(one, ImportedFlag) else "vllm serve", server.words[index][1])
         names = _unknown(one, server)
-        if names is not None and isinstance(one, Flag) and where_instead(one.name, "engine") and not _needed(one.name):
+        if (
+            names is not None
+            and isinstance(one, ImportedFlag)
+            and where_instead(one.name, "engine")
+            and not _needed(one.name)
+        ):
             result.note(here, "its value is not known, and pdserve sets it", "replaced")
         elif names is not None:
             missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
-        elif isinstance(one, Flag):
+        elif isinstance(one, ImportedFlag):
             flags.append((one, here))
         elif index == 0:
             model = here.of(one)
@@ -257,7 +262,7 @@ def _add(result: Launch, server: Server) -> None:
     given = one_engine.args.pop("model", None)
     one_engine.kv_transfer = one_engine.args.pop("kv-transfer-config", None)
     role = _role(result, server, one_engine)
-    env = {name: value for name, value in server.env.items() if not isinstance(value.value, Unknown | None)}
+    env = {name: value for name, value in server.env.items() if not isinstance(value.value, UnknownValue | None)}
     for name in server.env.keys() - env.keys():
         instead = env_instead(name, role)
         why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
@@ -269,7 +274,7 @@ def _add(result: Launch, server: Server) -> None:
         result.note(at, f"run only under a condition on {name}", "confirm")
 
 
-def _unknown(one: Flag | str, server: Server) -> frozenset[str] | None:
+def _unknown(one: ImportedFlag | str, server: Server) -> frozenset[str] | None:
     """The variables that a word depends on; None where it is known."""
     texts = [one] if isinstance(one, str) else [one.name, *(one.value if isinstance(one.value, list) else [one.value])]
     numbers = [int(number) for text in texts for number in _NUMBER.findall(str(text))]

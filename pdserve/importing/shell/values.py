@@ -31,13 +31,13 @@ class UnknownValueError(ValueError):
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownValue:
     """The value of a variable depends on these."""
 
     names: frozenset[str]
 
 
-Value = str | list[str] | Unknown
+Value = str | list[str] | UnknownValue
 
 
 @dataclass
@@ -95,7 +95,7 @@ def _resolved(match: re.Match[str], variables: Variables) -> list[str]:
         return _expand(default, variables) or [""]
     if value is None:
         raise UnknownValueError(frozenset({name}))
-    if isinstance(value, Unknown):
+    if isinstance(value, UnknownValue):
         raise UnknownValueError(value.names)
     return value if isinstance(value, list) else [value]
 
@@ -117,7 +117,7 @@ def _sum(node: ast.expr, variables: Variables) -> int:
             value = variables.get(name)
             if isinstance(value, str) and value.isdecimal():
                 return int(value)
-            raise UnknownValueError(value.names if isinstance(value, Unknown) else frozenset({name}))
+            raise UnknownValueError(value.names if isinstance(value, UnknownValue) else frozenset({name}))
         case ast.BinOp(left=left, op=operation, right=right):
             a, b = _sum(left, variables), _sum(right, variables)
             if type(operation) in _OPERATIONS:
@@ -174,7 +174,7 @@ def depends_on(words: Sequence[str], variables: Variables) -> frozenset[str]:
         for match in _REFERENCE.finditer(word):
             name = match.group("name") or match.group("braced")
             value = variables.get(name) if name else ""
-            if isinstance(value, Unknown):
+            if isinstance(value, UnknownValue):
                 names |= value.names
             elif value is None:
                 names.add(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdserve.importing.launch import Launch, Sourced
-from pdserve.importing.reading import Reading, whole
+from pdserve.importing.reading import SourceReading, whole
 
 _SLURM = {"time_limit": "time", "account": "account", "partition": "partition"}
 _DIRECTIVES = ("time", "account", "partition", "qos", "reservation", "constraint")
@@ -13,7 +13,7 @@ vLLM for numa-bind (vllm#41098, merged in April 2026, thus in all that pdserve s
 _NUMACTL = (["apt-get", "-y", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "numactl"])
 
 
-def read_job(reading: Reading, launch: Launch) -> None:
+def read_job(reading: SourceReading, launch: Launch) -> None:
     """The sections `slurm` and `container`, and the timeout of an engine."""
     for key, ours in _SLURM.items():
         if (at := reading.take("slurm", key)) is not None:
@@ -43,7 +43,7 @@ def _option(name: str, value: object) -> str:
     return f"--{name}" if value in (None, "") else f"--{name}={value}"
 
 
-def _mounts(reading: Reading, launch: Launch) -> None:
+def _mounts(reading: SourceReading, launch: Launch) -> None:
     mounts: list[Sourced] = []
     wanted = [at.of(f"{source}:{at.value}") for source, at in reading.mapping("container_mounts").items()]
     extra = reading.take("extra_mount")
@@ -60,7 +60,7 @@ def _mounts(reading: Reading, launch: Launch) -> None:
         launch.container["mounts"] = mounts
 
 
-def _setup(reading: Reading, launch: Launch) -> None:
+def _setup(reading: SourceReading, launch: Launch) -> None:
     script = reading.take("setup_script")
     if script is None:
         return

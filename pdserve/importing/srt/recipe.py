@@ -12,7 +12,7 @@ from pdserve.errors import RecipeError
 from pdserve.importing import environment
 from pdserve.importing.flags import collected, flag
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
-from pdserve.importing.reading import Reading, whole
+from pdserve.importing.reading import SourceReading, whole
 from pdserve.importing.srt import services
 from pdserve.importing.srt.job import read_job
 from pdserve.importing.yaml_tree import Tree
@@ -48,7 +48,7 @@ def is_one(tree: Tree) -> bool:
 
 def launch(tree: Tree) -> Launch:
     """One variant of a file. Raises RecipeError for what is no deployment of vLLM."""
-    reading = Reading(tree)
+    reading = SourceReading(tree)
     version = reading.take("schema")
     schema = 1 if version is None else whole(version.value)
     if schema not in FORMATS:
@@ -99,14 +99,14 @@ def _check_engine(tree: Tree, engine: Path) -> None:
         )
 
 
-def _platform(reading: Reading) -> Sourced:
+def _platform(reading: SourceReading) -> Sourced:
     gpu = reading.take("resources", "gpu_type")
     if gpu is None:
         return Sourced("cuda", "no resources.gpu_type", 0)
     return gpu.of("rocm" if str(gpu.value).lower().startswith("mi") else "cuda")
 
 
-def _model(reading: Reading, result: Launch) -> None:
+def _model(reading: SourceReading, result: Launch) -> None:
     path = reading.take("model", "path")
     repo = reading.take("identity", "model", "repo")
     result.revision = reading.take("identity", "model", "revision")
@@ -145,7 +145,7 @@ def _present(tree: Tree, role: EngineRole) -> bool:
     return bool(tree.get("resources", f"{theirs}_workers")) or bool(tree.get("backend", "vllm_config", mode))
 
 
-def _role(reading: Reading, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
+def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path) -> EngineLaunch:
     theirs, mode = _ROLES[role]
     at: Path
     workers: Path
@@ -245,7 +245,7 @@ _ENGINE_REPLACED: Mapping[str, str] = {
 }
 
 
-def _leave(reading: Reading, engine: Path) -> None:
+def _leave(reading: SourceReading, engine: Path) -> None:
     for key, why in _ENGINE_REPLACED.items():
         reading.leave((*engine, key), why, "replaced")
     for path, why in _REPLACED.items():

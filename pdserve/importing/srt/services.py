@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.importing import environment
-from pdserve.importing.flags import Flag, from_argv
+from pdserve.importing.flags import ImportedFlag, from_argv
 from pdserve.importing.launch import Launch, Sourced
-from pdserve.importing.reading import Reading
+from pdserve.importing.reading import SourceReading
 from pdserve.importing.sizes import gib
 from pdserve.recipe.load.problems import Path
 
@@ -28,7 +28,7 @@ _MASTER_FILE: Mapping[str, Any] = {"metadata_server": "P2PHANDSHAKE", "mode": "e
 """Values of the store's file that pdserve writes too, or that are vLLM's defaults."""
 
 
-def read(reading: Reading, launch: Launch, engine: Path) -> None:
+def read(reading: SourceReading, launch: Launch, engine: Path) -> None:
     """The sections `mooncake_store` and `lmcache`."""
     store = (*engine, "mooncake_kv_store")
     if isinstance(reading.tree.get(*store), dict):
@@ -41,7 +41,7 @@ def read(reading: Reading, launch: Launch, engine: Path) -> None:
             _service(reading, launch, ("services", index), service)
 
 
-def _service(reading: Reading, launch: Launch, path: Path, service: dict[str, Any]) -> None:
+def _service(reading: SourceReading, launch: Launch, path: Path, service: dict[str, Any]) -> None:
     kind = str(service.get("type", service.get("name", "generic")))
     for key in ("name", "type"):
         reading.take(*path, key)
@@ -57,7 +57,7 @@ def _service(reading: Reading, launch: Launch, path: Path, service: dict[str, An
         reading.leave(path, f"a recipe has no process of the type {kind}", "served")
 
 
-def _store(reading: Reading, launch: Launch, config: Path, master: Path) -> None:
+def _store(reading: SourceReading, launch: Launch, config: Path, master: Path) -> None:
     values = reading.mapping(*config)
     sizes = {"global_segment_size": "segment_gib", "local_buffer_size": "buffer_gib"}
     for key, at in values.items():
@@ -76,19 +76,19 @@ def _store(reading: Reading, launch: Launch, config: Path, master: Path) -> None
         else:
             launch.note(at, "the mooncake_store section has no such setting", "served")
     for at, one in _words(reading, master):
-        if isinstance(one, Flag):
+        if isinstance(one, ImportedFlag):
             launch.store.setdefault("extra_args", {})[one.name.replace("-", "_")] = at.of(one.value)
         else:
             launch.note(at.of(one), "no flag of the store's master", "served")
 
 
-def _lmcache(reading: Reading, launch: Launch, path: Path) -> None:
+def _lmcache(reading: SourceReading, launch: Launch, path: Path) -> None:
     words = _words(reading, (*path, "args"))
     reading.leave((*path, "placement"), "a server runs on each node of the roles that use it", "replaced")
     reading.leave((*path, "env"), "the server gets the hash seed of the engines, and little else", "replaced")
     reading.leave((*path, "preamble"), "limits are those of the agent; preflight checks memlock", "replaced")
     for at, one in words:
-        if not isinstance(one, Flag):
+        if not isinstance(one, ImportedFlag):
             launch.note(at.of(one), "no flag of LMCache's server", "served")
         elif one.name in _LMCACHE:
             launch.lmcache[_LMCACHE[one.name]] = at.of(one.value)
@@ -96,7 +96,7 @@ def _lmcache(reading: Reading, launch: Launch, path: Path) -> None:
             launch.lmcache.setdefault("extra_args", {})[one.name] = at.of(one.value)
 
 
-def _words(reading: Reading, path: Path) -> list[tuple[Sourced, Flag | str]]:
+def _words(reading: SourceReading, path: Path) -> list[tuple[Sourced, ImportedFlag | str]]:
     """The flags of a list of words, with their place."""
     at = reading.take(*path)
     words = at.value if at is not None and isinstance(at.value, list) else []

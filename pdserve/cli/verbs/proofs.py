@@ -1,0 +1,209 @@
+"""Verbs that prove, measure or explain a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdserve.cli.options import JsonOption, NameArgument
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def verify(
+    name: NameArgument = None,
+    json_: JsonOption = False,
+    load: Annotated[
+        bool, typer.Option("--load", help="Prove it under load: many requests at once, some cancelled, with reloads.")
+    ] = False,
+    concurrency: Annotated[
+        # The client has 100 connections: more requests would wait for one, and not in the deployment.
+        int | None, typer.Option("--concurrency", min=1, max=100, help="Requests at once; 8.", show_default=False)
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Requests in all; 200, without --seconds.", show_default=False),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds", min=1, help="Send for so long; with --requests: what comes first.", show_default=False
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=8, help="Requests between two reloads, and of a line of the report; 50."),
+    ] = None,
+    sample: Annotated[
+        float | None,
+        typer.Option("--sample", min=0, max=1, help="Share of the answers that is compared; 0.25.", show_default=False),
+    ] = None,
+    longest_prompt: Annotated[
+        int | None, typer.Option("--longest-prompt", min=32, help="In tokens; 2048, or what the model takes.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Another one makes other prompts; 0.", show_default=False)
+    ] = None,
+) -> None:
+    """Prove that the running deployment moves KV: output, transfer, cache, cleanliness.
+
+    With --load many prompts of mixed length that share prefixes are sent at once. A sample of the answers is compared
+    with one engine alone, once the load is over; the report has the share that differs, and when in the run.
+    """
+    from pdserve.cli.prove.verify import load_options, run
+
+    typed = {
+        "concurrency": concurrency,
+        "requests": requests,
+        "seconds": seconds,
+        "window": window,
+        "sample": sample,
+        "longest_prompt": longest_prompt,
+        "seed": seed,
+    }
+    run(name, as_json=json_, load=load_options(typed, load=load))
+
+
+@verbs.command("eval")
+def eval_(
+    task: Annotated[str, typer.Argument(help="A task of the harness (gsm8k), or a task file (.yaml).")],
+    threshold: Annotated[float, typer.Option("--threshold", help="The mean score of the repeats must reach it.")],
+    name: NameArgument = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", help="As in the harness's results: exact_match,flexible-extract", show_default=False),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="How often all questions are asked.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only so many questions.", show_default=False)
+    ] = None,
+    fewshot: Annotated[
+        int | None,
+        typer.Option("--fewshot", min=0, help="Examples before a question; else the task's.", show_default=False),
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Questions at once.")] = 8,
+    harness: Annotated[
+        str | None,
+        typer.Option("--harness", metavar="PROGRAM", help="lm_eval of an environment of its own.", show_default=False),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Ask the running deployment the questions of a task (lm-evaluation-harness), and demand a score.
+
+    Tasks that generate text, through the proxy, without retries. Exit 6 below the threshold, 7 when there is no score.
+    The results stay in the run directory.
+    """
+    from pdserve.cli.prove.evaluate import run
+    from pdserve.evaluation.settings import EvalSettings
+
+    settings = EvalSettings(
+        task=task,
+        threshold=threshold,
+        metric=metric,
+        repeats=repeats,
+        limit=limit,
+        fewshot=fewshot,
+        concurrency=concurrency,
+    )
+    run(name, settings, harness=harness, as_json=json_)
+
+
+@verbs.command()
+def doctor(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DEPLOYMENT|RUN_DIR]", help="A deployment, or a run directory; the only one if there is one."
+        ),
+    ] = None,
+    json_: JsonOption = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE", help="Also write an archive for an issue, without secrets (.tar.gz)."),
+    ] = None,
+) -> None:
+    """Why a run failed, or is slow: causes with their evidence and fix. Changes nothing. Exit 10 when there are any.
+
+    It reads the run directory of a deployment that lives or is over: logs, history, records. It asks the
+    processes that live for their figures.
+    """
+    from pdserve.cli.diagnose.doctor import run
+
+    run(target, as_json=json_, bundle=bundle)
+
+
+@verbs.command()
+def bench(
+    name: NameArgument = None,
+    input_tokens: Annotated[int, typer.Option("--input-tokens", min=1, help="Tokens of each prompt.")] = 1024,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens of each answer.")] = 128,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="N,N", help="Requests that are open at a time, a list.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="N,N", help="Requests a second (Poisson arrivals), a list.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, help="Of each load; else ten times the load, 32 at least.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times that each load is measured.")] = 3,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Requests before each measurement.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
+    max_failed: Annotated[
+        float, typer.Option("--max-failed", min=0, max=0.99, help="Share of the requests that may fail.")
+    ] = 0.0,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            "--slo",
+            metavar="NAME=MS,NAME=MS",
+            help="What a good request takes at most, of ttft, tpot, itl, e2e: --slo ttft=500,itl=50",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", help="An interpreter with vLLM for the client; else the engines' own.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="The folder of the tokenizer; else that of the model.")
+    ] = None,
+    limit: Annotated[float, typer.Option("--limit", min=1, help="Seconds for each run of the client.")] = 1800.0,
+    json_: JsonOption = False,
+) -> None:
+    """Measure a running deployment with prompts and answers of a fixed length, and judge whether the figures count.
+
+    The client is `vllm bench serve`. Engines, proxy and LMCache are read before and after. The result is in
+    $PDSERVE_HOME/NAME/bench. Exit 9 when a measurement is INVALID: docs/guides/bench.md has the reasons.
+    """
+    from pdserve.bench.workload import Workload
+    from pdserve.cli.bench import options as bench_options
+    from pdserve.cli.bench.measure import run
+
+    loads = bench_options.loads(concurrency, rate, requests)
+    workload = Workload(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        seed=seed,
+        warmup=warmup,
+        repeats=repeats,
+        max_failed=max_failed,
+        slo=bench_options.slo(slo),
+    )
+    run(name, workload, loads, python=python, tokenizer=tokenizer, limit_seconds=limit, as_json=json_)
+
+
+@verbs.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another result.")],
+    json_: JsonOption = False,
+) -> None:
+    """What differs between two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
+
+    A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out.
+    """
+    from pdserve.cli.bench.compare import run
+
+    run(a, b, as_json=json_)
