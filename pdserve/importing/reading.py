@@ -1,4 +1,4 @@
-"""What a reader of one format hands over: the launch, and notes on what it could not read, each with its line."""
+"""Reads a tree so that nothing is forgotten: each value is taken, or left with a reason, or named in the end."""
 
 from __future__ import annotations
 
