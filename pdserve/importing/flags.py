@@ -108,13 +108,13 @@ def collected(flags: Iterable[tuple[ImportedFlag, Sourced]]) -> dict[str, Source
     hold over a whole JSON object of that flag: vLLM puts what it makes of them at the end of the line."""
     args: dict[str, Sourced] = {}
     dotted: dict[str, tuple[str, Sourced]] = {}
-    for one, at in flags:
-        if one.spelled is None:
-            args[one.name] = at.of(one.value)
+    for item, at in flags:
+        if item.spelled is None:
+            args[item.name] = at.of(item.value)
         else:
-            before = dotted.get(one.spelled)
-            value = one.value if before is None else _merged(before[1].value, one.value)
-            dotted[one.spelled] = one.name, at.of(value) if before is None else before[1].of(value)
+            before = dotted.get(item.spelled)
+            value = item.value if before is None else _merged(before[1].value, item.value)
+            dotted[item.spelled] = item.name, at.of(value) if before is None else before[1].of(value)
     return {**args, **dict(dotted.values())}
 
 

@@ -21,12 +21,12 @@ TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
 def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, str] | None = None) -> Draft:
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
-    if script.is_one(text) and not file.endswith((".yaml", ".yml")):
+    if script.matches(text) and not file.endswith((".yaml", ".yml")):
         return draft(script.launch(text, file, choice))
     tree = read(text, file)
-    if vllm_recipe.is_one(tree):
+    if vllm_recipe.matches(tree):
         return draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice))
-    if not recipe.is_one(tree):
+    if not recipe.matches(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
             where=f"{file}:1",
@@ -45,7 +45,7 @@ def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
         )
     folder = f"{STRATEGIES}/"
     strategies = [read(text, name) for name, text in beside.items() if name.startswith(folder)]
-    named = {str(one.get("name")): one for one in strategies}
+    named = {str(variant.get("name")): variant for variant in strategies}
     return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), named)
 
 
@@ -55,15 +55,15 @@ def _of_variants(trees: Mapping[str, Tree], file: str, name: str | None) -> Draf
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
         return draft(recipe.launch(trees[name]))
-    drafts = {one: draft(recipe.launch(tree)) for one, tree in trees.items()}
+    drafts = {variant: draft(recipe.launch(tree)) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(_served(other) != _served(first) for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
     return first
 
 
-def _served(one: Draft) -> dict[str, object]:
-    return {key: value for key, value in one.document.items() if key not in ("name", "description")}
+def _served(variant: Draft) -> dict[str, object]:
+    return {key: value for key, value in variant.document.items() if key not in ("name", "description")}
 
 
 def _choose(trees: Mapping[str, Tree]) -> str:

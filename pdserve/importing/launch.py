@@ -52,7 +52,7 @@ class EngineLaunch:
     """Where the role is described."""
     instances: Sourced
     devices: Sourced | None = None
-    """Devices of one instance, where the file says it beside the flags."""
+    """Devices of one instance, where the file has it beside the flags."""
     args: dict[str, Sourced] = field(default_factory=dict)
     """As a recipe has them, without the flags of the parallelism and of the connector."""
     env: dict[str, Sourced] = field(default_factory=dict)

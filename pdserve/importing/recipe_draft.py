@@ -47,8 +47,8 @@ class _Writer:
         self.put(("engine", "hash_seed"), launch.hash_seed and launch.hash_seed.of(whole(launch.hash_seed.value)))
         self.put(("engine", "env"), launch.engine_env)
         self._same_length()
-        for role, one in launch.roles.items():
-            self._role(role, one)
+        for role, engines in launch.roles.items():
+            self._role(role, engines)
         self._connectors()
         self.put(("lmcache",), launch.lmcache)
         self.put(("mooncake_store",), launch.store)
@@ -94,7 +94,9 @@ class _Writer:
         self.put(("model", "path"), launch.model_path)
         self.put(("model", "id"), None if launch.model_path else launch.model_id)
         self.put(("model", "revision"), launch.revision)
-        names = [at for one in launch.roles.values() if (at := one.args.pop("served-model-name", None)) is not None]
+        names = [
+            at for engines in launch.roles.values() if (at := engines.args.pop("served-model-name", None)) is not None
+        ]
         served = next(iter(names), launch.served_name)
         where = launch.model_path or launch.model_id
         if served is None and where is not None:
@@ -125,43 +127,43 @@ class _Writer:
             self.note(first, why, "replaced")
             roles["prefill"].args["max-model-len"] = second
 
-    def _role(self, role: EngineRole, one: EngineLaunch) -> None:
-        self.put((role, "instances"), one.instances.of(whole(one.instances.value) or 1))
-        sizes = {key: one.args.pop(flag, None) for key, flag in _PARALLEL.items()}
+    def _role(self, role: EngineRole, engines: EngineLaunch) -> None:
+        self.put((role, "instances"), engines.instances.of(whole(engines.instances.value) or 1))
+        sizes = {key: engines.args.pop(flag, None) for key, flag in _PARALLEL.items()}
         numbers = {key: (whole(at.value) if at is not None else None) or 1 for key, at in sizes.items()}
         for key, at in sizes.items():
             if at is not None and numbers[key] > 1:
                 self.put((role, "parallel", key), at.of(numbers[key]))
         ranks = numbers["tp"] * numbers["pp"] * numbers["dp"]
-        expert = one.args.pop("enable-expert-parallel", None)
+        expert = engines.args.pop("enable-expert-parallel", None)
         if expert is not None and expert.value is True:
             if numbers["tp"] * numbers["dp"] > 1:
                 self.put((role, "parallel", "ep"), expert)
             else:
                 self.note(expert, "there is one rank, which has all experts", "replaced")
-        self._nodes(role, one, ranks)
-        for name in list(one.args):
+        self._nodes(role, engines, ranks)
+        for name in list(engines.args):
             if (instead := where_instead(name, role)) is not None:
-                self.note(one.args.pop(name), f"pdserve sets --{name}: {instead}", "replaced")
-        self.put((role, "args"), one.args)
-        self.put((role, "env"), one.env)
-        for name, at in [*one.args.items(), *one.env.items()]:
+                self.note(engines.args.pop(name), f"pdserve sets --{name}: {instead}", "replaced")
+        self.put((role, "args"), engines.args)
+        self.put((role, "env"), engines.env)
+        for name, at in [*engines.args.items(), *engines.env.items()]:
             if isinstance(at.value, str) and (left := _placeholders(at.value)):
                 self.note(at, f"{left} is filled in by srtctl, and a recipe has no word for it ({name})", "served")
 
-    def _nodes(self, role: EngineRole, one: EngineLaunch, ranks: int) -> None:
-        given = whole(one.devices.value) if one.devices is not None else None
-        if one.devices is not None and given is not None and given != ranks:
+    def _nodes(self, role: EngineRole, engines: EngineLaunch, ranks: int) -> None:
+        given = whole(engines.devices.value) if engines.devices is not None else None
+        if engines.devices is not None and given is not None and given != ranks:
             why = f"{given} devices for an instance, and its flags use {ranks}: pdserve gives it {ranks}"
-            self.note(one.devices, why, "served")
+            self.note(engines.devices, why, "served")
         each = whole(self.launch.devices_per_node.value) if self.launch.devices_per_node is not None else None
         if each and ranks > each:
-            at = one.devices or one.at
+            at = engines.devices or engines.at
             self.put((role, "parallel", "nodes"), at.of(-(-ranks // each)))
 
     def _connectors(self) -> None:
         roles = self.launch.roles
-        configs = {role: one.kv_transfer for role, one in roles.items() if one.kv_transfer is not None}
+        configs = {role: engines.kv_transfer for role, engines in roles.items() if engines.kv_transfer is not None}
         for role, at in list(configs.items()):
             if not isinstance(at.value, dict):
                 self.note(at, "not a JSON object, so not read", "served")

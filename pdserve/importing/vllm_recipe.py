@@ -58,10 +58,10 @@ class _Layers:
             return
         # A flag and its value are one item at times.
         split = [(part, i) for i, word in enumerate(words) for part in _parts(str(word))]
-        for index, one in from_argv([part for part, _ in split]):
+        for index, item in from_argv([part for part, _ in split]):
             at = Sourced(None, _key(tree, path), tree.line(*path, split[index][1]))
-            if isinstance(one, ImportedFlag):
-                self.flags.append((one, at))
+            if isinstance(item, ImportedFlag):
+                self.flags.append((item, at))
 
     def add_env(self, tree: Tree, path: Path) -> None:
         """The variables of the mapping at `path`."""
@@ -74,7 +74,7 @@ class _Layers:
         self.flags.append((ImportedFlag(name, value), at))
 
 
-def is_one(tree: Tree) -> bool:
+def matches(tree: Tree) -> bool:
     """Whether the file looks like a recipe of the collection."""
     return isinstance(tree.get("model"), dict) and tree.has("model", "model_id") and tree.has("variants")
 
@@ -107,7 +107,7 @@ class _Composer:
         self.gpus = int(self.profile.get("gpu_count") or 1)
         known = list(tree.get("features") or {})
         opt_in = tree.get("opt_in_features") or []
-        chosen = choice.features if choice.features is not None else [one for one in known if one not in opt_in]
+        chosen = choice.features if choice.features is not None else [item for item in known if item not in opt_in]
         self.features = [self._choice("feature", name, known) for name in chosen]
         self.nodes = choice.nodes
         self.generation = self._generation()
@@ -139,8 +139,8 @@ class _Composer:
 
     def _runs_on(self, name: str, profile: Mapping[str, Any]) -> bool:
         """Hardware that the recipe does not name is taken to do, except for that of few users."""
-        said = self.tree.get("meta", "hardware", name)
-        return said != "unsupported" and (said is not None or not profile.get("restricted"))
+        support = self.tree.get("meta", "hardware", name)
+        return support != "unsupported" and (support is not None or not profile.get("restricted"))
 
     def _usual(self, offered: list[str]) -> str:
         """What the collection's page begins with."""
@@ -202,11 +202,11 @@ class _Composer:
         for path in self._features():
             layers.add(tree, path)
         env = {name: at for name, at in layers.env.items() if self._kept(name, at, result)}
-        one = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
-        one.env = environment.carried(env, result, role)
-        one.args = collected(layers.flags)
-        one.kv_transfer = one.args.pop("kv-transfer-config", None)
-        return one
+        item = EngineLaunch(Sourced(None, f"strategy {self.strategy}", 0), Sourced(1, "one instance", 0))
+        item.env = environment.carried(env, result, role)
+        item.args = collected(layers.flags)
+        item.kv_transfer = item.args.pop("kv-transfer-config", None)
+        return item
 
     def _kept(self, name: str, at: Sourced, result: Launch) -> bool:
         if any(node in str(at.value) for node in _NODES):

@@ -95,7 +95,7 @@ def test_more_behind_an_unknown_array_is_unknown_too() -> None:
     assert "--var ARGS=..." in asked(text)
 
 
-def test_what_only_running_the_script_can_tell_is_asked_for() -> None:
+def test_what_is_known_only_when_the_script_runs_is_asked_for() -> None:
     assert "--var TP=..." in asked('TP=$(nvidia-smi -L | wc -l)\nvllm serve m -tp "$TP"\n')
     assert "--var X=..." in asked("for X in 1 2; do vllm serve m --max-num-seqs $X; done\n")
     assert read('TP=$(nvidia-smi)\nvllm serve m -tp "$TP"\n').document["aggregated"]["parallel"] == {"tp": 8}

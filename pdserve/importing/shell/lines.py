@@ -60,9 +60,9 @@ def commands(text: str) -> Iterator[Command]:
             piece = f"{piece}\n{following[1]}"
             marked = _marked(piece)
         goes_on = marked.endswith("\\")
-        found = [Word(token, number) for token in _split(marked.removesuffix("\\"))]
-        words += found
-        depth += sum(word.text.count("(") - word.text.count(")") for word in found if word.is_operator)
+        pieces = [Word(token, number) for token in _split(marked.removesuffix("\\"))]
+        words += pieces
+        depth += sum(word.text.count("(") - word.text.count(")") for word in pieces if word.is_operator)
         if goes_on or depth > 0:
             continue
         depth = 0

@@ -197,13 +197,13 @@ _UNKNOWN = "\ue002"
 _NUMBER = re.compile(f"{_UNKNOWN}([0-9]+)")
 
 
-def is_one(text: str) -> bool:
+def matches(text: str) -> bool:
     """Whether the text looks like a script with a server of vLLM."""
     return re.search(r"\bvllm\s+serve\b", text) is not None
 
 
 def launch(text: str, file: str, choice: ImportChoice) -> Launch:
-    """The launch. Raises RecipeError for what only running the script could tell."""
+    """The launch. Raises RecipeError for what is known only when the script runs."""
     reader = _Reader(file, Variables(choice.variables))
     for command in commands(text):
         reader.read(command)
@@ -216,11 +216,13 @@ def launch(text: str, file: str, choice: ImportChoice) -> Launch:
             todo="give the variables that lead to it: --var NAME=VALUE",
         )
     hardware = f"{choice.hardware or ''} {file.rpartition('/')[2]}".lower()
-    rocm = bool(re.search(r"(^|[^a-z])mi\d{3}", hardware)) or any("ROCM" in name for one in servers for name in one.env)
+    rocm = bool(re.search(r"(^|[^a-z])mi\d{3}", hardware)) or any(
+        "ROCM" in name for item in servers for name in item.env
+    )
     name = file.rpartition("/")[2].rpartition(".")[0] or "script"
     at = Sourced(name, "the file's name", 0)
     result = Launch(file, FORMAT, at, at.of("rocm" if rocm else "cuda"))
-    why = "a script names no hardware: taken from its name and variables; --hardware says it"
+    why = "a script names no hardware: taken from its name and variables; --hardware names it"
     result.note(result.platform, why, "confirm")
     for server in servers:
         _add(result, server)
@@ -239,51 +241,58 @@ def _add(result: Launch, server: Server) -> None:
     flags: list[tuple[ImportedFlag, Sourced]] = []
     model: Sourced | None = None
     missing: dict[str, int] = {}
-    for index, one in from_argv([text for text, _ in server.words]):
-        here = Sourced(None, f"--{one.name}" if isinstance(one, ImportedFlag) else "vllm serve", server.words[index][1])
-        names = _unknown(one, server)
+    for index, item in from_argv([text for text, _ in server.words]):
+        here = Sourced(
+            None, f"--{item.name}" if isinstance(item, ImportedFlag) else "vllm serve", server.words[index][1]
+        )
+        names = _unknown(item, server)
         if (
             names is not None
-            and isinstance(one, ImportedFlag)
-            and where_instead(one.name, "engine")
-            and not _needed(one.name)
+            and isinstance(item, ImportedFlag)
+            and where_instead(item.name, "engine")
+            and not _needed(item.name)
         ):
             result.note(here, "its value is not known, and pdserve sets it", "replaced")
         elif names is not None:
             missing.update(dict.fromkeys(names or [f"the value at line {here.line}"], here.line))
-        elif isinstance(one, ImportedFlag):
-            flags.append((one, here))
+        elif isinstance(item, ImportedFlag):
+            flags.append((item, here))
         elif index == 0:
-            model = here.of(one)
+            model = here.of(item)
         else:
             result.note(here, "a word that belongs to no flag", "served")
     _check_known(missing, result.file)
-    one_engine = EngineLaunch(at, at.of(1), args=collected(flags))
-    given = one_engine.args.pop("model", None)
-    one_engine.kv_transfer = one_engine.args.pop("kv-transfer-config", None)
-    role = _role(result, server, one_engine)
+    engines = EngineLaunch(at, at.of(1), args=collected(flags))
+    given = engines.args.pop("model", None)
+    engines.kv_transfer = engines.args.pop("kv-transfer-config", None)
+    role = _role(result, server, engines)
     env = {name: value for name, value in server.env.items() if not isinstance(value.value, UnknownValue | None)}
     for name in server.env.keys() - env.keys():
         instead = env_instead(name, role)
         why = "its value is not known" if instead is None else f"pdserve sets this variable: {instead}"
         result.note(server.env[name], why, "served" if instead is None else "replaced")
-    one_engine.env = environment.carried(env, result, role)
+    engines.env = environment.carried(env, result, role)
     _model(result, model or given, server)
-    result.roles[role] = one_engine
+    result.roles[role] = engines
     for name in sorted(server.conditions):
         result.note(at, f"run only under a condition on {name}", "confirm")
 
 
-def _unknown(one: ImportedFlag | str, server: Server) -> frozenset[str] | None:
+def _unknown(item: ImportedFlag | str, server: Server) -> frozenset[str] | None:
     """The variables that a word depends on; None where it is known."""
-    texts = [one] if isinstance(one, str) else [one.name, *(one.value if isinstance(one.value, list) else [one.value])]
+    texts = (
+        [item]
+        if isinstance(item, str)
+        else [item.name, *(item.value if isinstance(item.value, list) else [item.value])]
+    )
     numbers = [int(number) for text in texts for number in _NUMBER.findall(str(text))]
     return frozenset().union(*(server.unknown[number] for number in numbers)) if numbers else None
 
 
 def _needed(name: str) -> bool:
     """Whether a recipe has the flag's value under another key."""
-    return name.endswith("parallel-size") or name in ("model", "served-model-name", "revision", "kv-transfer-config")
+    needed = ("model", "served-model-name", "revision", "kv-transfer-config", "enable-expert-parallel")
+    return name.endswith("parallel-size") or name in needed
 
 
 def _check_known(missing: Mapping[str, int], file: str) -> None:
@@ -292,16 +301,16 @@ def _check_known(missing: Mapping[str, int], file: str) -> None:
     variables = [name for name in missing if name.isidentifier()]
     given = " ".join(f"--var {name}=..." for name in variables)
     raise RecipeError(
-        f"the script does not say what {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}",
+        f"the script gives no value of {', '.join(missing)}",
         where=f"{file}:{min(missing.values())}",
         cause="its caller gives it, or a command or a loop that is not run here",
         todo=f"give: {given}" if variables else "write the value into a copy of the script, and import that",
     )
 
 
-def _role(result: Launch, server: Server, one: EngineLaunch) -> EngineRole:
+def _role(result: Launch, server: Server, item: EngineLaunch) -> EngineRole:
     """By the side that its connector names; a server without one does both."""
-    config = one.kv_transfer.value if one.kv_transfer is not None else None
+    config = item.kv_transfer.value if item.kv_transfer is not None else None
     side = str(config.get("kv_role")) if isinstance(config, dict) else ""
     role = _ROLES.get(side, "aggregated")
     if role in result.roles:

@@ -23,7 +23,7 @@ _UNREADABLE = re.compile(rf"[${IN_QUOTES}][\[({{#?!@*0-9$]|`")
 
 
 class UnknownValueError(ValueError):
-    """A value that only running the script, or its caller, can tell: the variables to give."""
+    """A value that is known only when the script runs, or to its caller: the variables to give."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(", ".join(sorted(names)))

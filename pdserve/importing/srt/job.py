@@ -67,7 +67,7 @@ def _setup(reading: SourceReading, launch: Launch) -> None:
     if script.value != _DEPENDENCIES:
         why = f"what it does is not known: mount it, and add it to the recipe: setup: [[bash, /configs/{script.value}]]"
         launch.note(script, why, "served")
-    elif any(name == "numa-bind" for one in launch.roles.values() for name in one.args):
+    elif any(name == "numa-bind" for engines in launch.roles.values() for name in engines.args):
         launch.setup.extend(script.of(list(words)) for words in _NUMACTL)
         why = "setup installs numactl, which numa-bind needs; msgpack is for Dynamo, and its patch is vllm#41098"
         launch.note(script, why, "replaced")

@@ -40,7 +40,7 @@ _GONE = {"disable-log-requests": "vLLM 0.32 has no such flag, and logs no reques
 _PLACED = "pdserve places instances on devices in order, and fills a node first"
 
 
-def is_one(tree: Tree) -> bool:
+def matches(tree: Tree) -> bool:
     """Whether the file looks like a recipe of srt-slurm."""
     top = tree.get("base") if tree.has("base") else tree.data
     return isinstance(top, dict) and bool(top.keys() & {"resources", "backend", "engine"}) and "meta" not in top
@@ -130,11 +130,11 @@ def _model(reading: SourceReading, result: Launch) -> None:
 
 def _alias(result: Launch, path: Sourced, repo: Sourced | None) -> None:
     """A name that the site's srtslurm.yaml resolves. Of what it may be, the likeliest is an id of the hub."""
-    names = [at for one in result.roles.values() if (at := one.args.get("served-model-name")) is not None]
+    names = [at for engines in result.roles.values() if (at := engines.args.get("served-model-name")) is not None]
     served = next((at for at in names if "/" in str(at.value)), None)
     result.model_id = repo or (path if "/" in str(path.value) else served or path)
     why = f"{path.value} is an alias of the site (model_paths of its srtslurm.yaml)"
-    likely = f"{result.model_id.key} says {result.model_id.value}"
+    likely = f"{result.model_id.key} has {result.model_id.value}"
     result.note(path, f"{why}; {likely}. A folder: --unset model.id --set model.path=/...", "confirm")
 
 
@@ -157,15 +157,15 @@ def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path
         workers, gpus, env, args = (*at, "workers"), (*at, "gpus"), (*at, "env"), (*at, "args")
         reading.leave((*at, "nodes"), _PLACED, "replaced")
         reading.leave((*at, "kv_events"), _EVENTS, "replaced")
-        reading.leave((*at, "critical"), "on_node_loss and restart say what follows a death", "replaced")
+        reading.leave((*at, "critical"), "on_node_loss and restart decide what follows a death", "replaced")
         reading.leave((*at, "sidecar"), "a part of Dynamo", "unused")
     else:
         at = ("backend", "vllm_config", mode)
         workers, gpus = ("resources", f"{theirs}_workers"), ("resources", f"gpus_per_{theirs}")
         env, args = ("backend", f"{mode}_environment"), at
         reading.leave(("resources", f"{theirs}_nodes"), _PLACED, "replaced")
-    one = EngineLaunch(reading.at(*at), reading.take(*workers) or reading.at(*at).of(1), reading.take(*gpus))
-    one.env = environment.carried(reading.mapping(*env), result, role)
+    engines = EngineLaunch(reading.at(*at), reading.take(*workers) or reading.at(*at).of(1), reading.take(*gpus))
+    engines.env = environment.carried(reading.mapping(*env), result, role)
     written = reading.mapping(*args)
     shorthand = written.pop("connector", None)
     default = reading.take(*engine, "connector")
@@ -175,15 +175,17 @@ def _role(reading: SourceReading, result: Launch, role: EngineRole, engine: Path
             result.note(value, "srtctl passes no flag for `false`", "replaced")
         elif value.value is not None:
             kept.append((flag(f"--{key}", value.value), value))
-    one.args = collected(kept)
-    one.kv_transfer = _transfer(one, shorthand or default, unset=not reading.tree.has(*engine, "connector"), role=role)
-    _dynamo_flags(one, result)
-    return one
+    engines.args = collected(kept)
+    engines.kv_transfer = _transfer(
+        engines, shorthand or default, unset=not reading.tree.has(*engine, "connector"), role=role
+    )
+    _dynamo_flags(engines, result)
+    return engines
 
 
-def _transfer(one: EngineLaunch, connector: Sourced | None, *, unset: bool, role: EngineRole) -> Sourced | None:
+def _transfer(engines: EngineLaunch, connector: Sourced | None, *, unset: bool, role: EngineRole) -> Sourced | None:
     """The role's mapping: its flag, else its connector, else that of the engine, which is nixl unless it is null."""
-    given = one.args.pop("kv-transfer-config", None)
+    given = engines.args.pop("kv-transfer-config", None)
     if given is not None:
         return given
     if connector is None:
@@ -196,23 +198,23 @@ def _transfer(one: EngineLaunch, connector: Sourced | None, *, unset: bool, role
     return connector.of(known if known is not None else flag("--kv-transfer-config", text).value)
 
 
-def _dynamo_flags(one: EngineLaunch, result: Launch) -> None:
-    for name in [name for name in one.args if name.startswith("dyn-")]:
-        at = one.args.pop(name)
+def _dynamo_flags(engines: EngineLaunch, result: Launch) -> None:
+    for name in [name for name in engines.args if name.startswith("dyn-")]:
+        at = engines.args.pop(name)
         ours = _PARSERS.get(name)
         if ours is None or at.value not in _SAME_PARSERS:
             result.note(at, f"a flag of Dynamo's worker: vLLM has none like {name}={show.value(at.value)}", "served")
             continue
-        one.args.setdefault(ours, at)
+        engines.args.setdefault(ours, at)
         if ours == "tool-call-parser":
-            one.args.setdefault("enable-auto-tool-choice", at.of(True))
+            engines.args.setdefault("enable-auto-tool-choice", at.of(True))
         result.note(at, f"a flag of Dynamo's worker; vLLM's own is {ours}", "replaced")
-    for name in [name for name in one.args if name in _GONE]:
-        result.note(one.args.pop(name), _GONE[name], "replaced")
+    for name in [name for name in engines.args if name in _GONE]:
+        result.note(engines.args.pop(name), _GONE[name], "replaced")
 
 
 _EVENTS = "for event-driven routing: proxy.routing.<role>.kind: kv_events publishes them by itself"
-_BENCHMARK = "a measurement; a recipe says what is served"
+_BENCHMARK = "a measurement; a recipe describes what is served"
 _DYNAMO = "Dynamo and its services; pdserve has a proxy of its own (section proxy)"
 _REPORTS = "what srtctl records of a run; pdserve keeps a run directory"
 _UNUSED: Mapping[Path, str] = {

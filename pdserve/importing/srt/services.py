@@ -75,11 +75,11 @@ def _store(reading: SourceReading, launch: Launch, config: Path, master: Path) -
             launch.note(at, "pdserve writes the address of the first node", "replaced")
         else:
             launch.note(at, "the mooncake_store section has no such setting", "served")
-    for at, one in _words(reading, master):
-        if isinstance(one, ImportedFlag):
-            launch.store.setdefault("extra_args", {})[one.name.replace("-", "_")] = at.of(one.value)
+    for at, item in _words(reading, master):
+        if isinstance(item, ImportedFlag):
+            launch.store.setdefault("extra_args", {})[item.name.replace("-", "_")] = at.of(item.value)
         else:
-            launch.note(at.of(one), "no flag of the store's master", "served")
+            launch.note(at.of(item), "no flag of the store's master", "served")
 
 
 def _lmcache(reading: SourceReading, launch: Launch, path: Path) -> None:
@@ -87,17 +87,17 @@ def _lmcache(reading: SourceReading, launch: Launch, path: Path) -> None:
     reading.leave((*path, "placement"), "a server runs on each node of the roles that use it", "replaced")
     reading.leave((*path, "env"), "the server gets the hash seed of the engines, and little else", "replaced")
     reading.leave((*path, "preamble"), "limits are those of the agent; preflight checks memlock", "replaced")
-    for at, one in words:
-        if not isinstance(one, ImportedFlag):
-            launch.note(at.of(one), "no flag of LMCache's server", "served")
-        elif one.name in _LMCACHE:
-            launch.lmcache[_LMCACHE[one.name]] = at.of(one.value)
+    for at, item in words:
+        if not isinstance(item, ImportedFlag):
+            launch.note(at.of(item), "no flag of LMCache's server", "served")
+        elif item.name in _LMCACHE:
+            launch.lmcache[_LMCACHE[item.name]] = at.of(item.value)
         else:
-            launch.lmcache.setdefault("extra_args", {})[one.name] = at.of(one.value)
+            launch.lmcache.setdefault("extra_args", {})[item.name] = at.of(item.value)
 
 
 def _words(reading: SourceReading, path: Path) -> list[tuple[Sourced, ImportedFlag | str]]:
     """The flags of a list of words, with their place."""
     at = reading.take(*path)
     words = at.value if at is not None and isinstance(at.value, list) else []
-    return [(at, one) for _, one in from_argv([str(word) for word in words])] if at is not None else []
+    return [(at, item) for _, item in from_argv([str(word) for word in words])] if at is not None else []

@@ -21,7 +21,7 @@ _OVERRIDE, _ZIP = "override_", "zip_override_"
 def variants(tree: Tree) -> dict[str, Tree]:
     """Every variant by its name; one without a name where the file has one recipe only."""
     named = dict(_overridden(tree)) if tree.has("base") else {"": tree}
-    return {name: one for base, whole in named.items() for name, one in _swept(base, whole)}
+    return {name: variant for base, whole in named.items() for name, variant in _swept(base, whole)}
 
 
 def _overridden(tree: Tree) -> Iterator[tuple[str, Tree]]:
