@@ -117,8 +117,8 @@ ROWS: tuple[PanelRow, ...] = (
             ),
             *_LATENCIES,
             Panel(
-                "Tokens",
-                "Per second, as engines reported them. Cached: prompt tokens that prefill had in a cache.",
+                "Tokens of answers with usage",
+                "Per second. A stream has usage only if its client asked. Cached: prompt tokens that prefill had.",
                 "short",
                 tuple(
                     Query(_rate(f"{_P}{name}_total", "deployment"), name.replace("_", " "))

@@ -42,7 +42,8 @@ class MinuteTraffic:
     """429 of a full pool."""
     failovers: float | None
     prompt_tokens: float | None
-    cached_prompt_tokens: float | None
+    """As the engines that write answers count them, and so are the next ones: the proxy sees those of a stream only if
+    its client asked for usage."""
     output_tokens: float | None
     ttft: Latency | None
     itl: Latency | None
@@ -77,8 +78,10 @@ class CacheMinute:
 
 def traffic(window: MetricsWindow, writers: Sequence[str]) -> MinuteTraffic:
     """`writers`: the engines that write answers, whose figures count where the proxy has none."""
+    prompts = _sum([window.rate(name, "vllm:prompt_tokens_total") for name in writers])
+    outputs = _sum([window.rate(name, "vllm:generation_tokens_total") for name in writers])
     if window.seconds(_PROXY):
-        return _of_proxy(window)
+        return _of_proxy(window, prompts, outputs)
     answered = [window.rate(name, "vllm:request_success_total") for name in writers]
     return MinuteTraffic(
         measured_by="engines",
@@ -87,16 +90,15 @@ def traffic(window: MetricsWindow, writers: Sequence[str]) -> MinuteTraffic:
         errors=None,
         refused=None,
         failovers=None,
-        prompt_tokens=_sum([window.rate(name, "vllm:prompt_tokens_total") for name in writers]),
-        cached_prompt_tokens=None,
-        output_tokens=_sum([window.rate(name, "vllm:generation_tokens_total") for name in writers]),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
         ttft=_latency(window, writers, _TTFT),
         itl=_latency(window, writers, _ITL),
         kv_transfer=None,
     )
 
 
-def _of_proxy(window: MetricsWindow) -> MinuteTraffic:
+def _of_proxy(window: MetricsWindow, prompts: float | None, outputs: float | None) -> MinuteTraffic:
     def rate(name: str, **labels: str) -> float | None:
         return window.rate(_PROXY, f"{PREFIX}{name}_total", **labels)
 
@@ -111,9 +113,8 @@ def _of_proxy(window: MetricsWindow) -> MinuteTraffic:
         errors=counted(rate("errors", blame="worker"), rate("errors", blame="proxy")),
         refused=counted(rate("admission_rejections")),
         failovers=counted(rate("failovers")),
-        prompt_tokens=rate("prompt_tokens"),
-        cached_prompt_tokens=rate("cached_prompt_tokens"),
-        output_tokens=rate("completion_tokens"),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
         ttft=_latency(window, [_PROXY], f"{PREFIX}ttft_seconds"),
         itl=_latency(window, [_PROXY], f"{PREFIX}itl_seconds"),
         kv_transfer=_latency(window, [_PROXY], f"{PREFIX}kv_transfer_seconds"),

@@ -48,7 +48,7 @@ class Frame:
         return {"at": round(time.time(), 3), **self.view.to_json(), "last_minute": minute, "events": list(self.news)}
 
 
-class StatusWatch:
+class DeploymentWatch:
     """Looks at the current run of a deployment, and at the next one once an `up` has begun it."""
 
     def __init__(self, root: Path, name: str | None) -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pdserve.cli.commands import app
 from pdserve.errors import StateError
-from pdserve.observe.watch import StatusWatch
+from pdserve.observe.watch import DeploymentWatch
 from pdserve.run.directory import RunDir, home
 from tests.launch.deployment import LINE_SECONDS, REPOSITORY, recipe, up
 from tests.launch.test_robustness import recorded
@@ -94,7 +94,7 @@ def test_a_terminal_is_given_back_at_ctrl_c(pdserve_home: Path) -> None:
 
 def test_a_watch_goes_on_with_the_next_run(pdserve_home: Path) -> None:
     recorded(pdserve_home)
-    watch = StatusWatch(home(os.environ), None)
+    watch = DeploymentWatch(home(os.environ), None)
     assert watch.look().view.run_dir.endswith("run-of-fake")
     state = RunDir(pdserve_home / "fake" / "run-of-fake").read_state()
     following = RunDir.create(pdserve_home, "fake", "run-2")
@@ -109,7 +109,7 @@ def test_a_watch_goes_on_with_the_next_run(pdserve_home: Path) -> None:
 
 def test_a_deployment_that_there_is_not_is_an_error(pdserve_home: Path) -> None:
     with pytest.raises(StateError, match="no deployment called 'other'"):
-        StatusWatch(home(os.environ), "other")
+        DeploymentWatch(home(os.environ), "other")
 
 
 @pytest.mark.parametrize(

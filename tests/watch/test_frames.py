@@ -30,13 +30,12 @@ BUSY = MinuteTraffic(
     refused=0.0,
     failovers=0.0,
     prompt_tokens=20000.0,
-    cached_prompt_tokens=15000.0,
     output_tokens=900.0,
     ttft=Latency(720, 0.21, 0.4, 0.8, 600.0),
     itl=Latency(9000, 0.5, 9.0, 10.0, 10.0),
     kv_transfer=Latency(0, None, None, None, 600.0),
 )
-QUIET = MinuteTraffic("engines", 0.0, *[None] * 10)
+QUIET = MinuteTraffic("engines", 0.0, *[None] * 9)
 DECODE = EngineMinute(0.0, 5000.0, 900.0, 0.0, 1.0, 0.0, None)
 
 
@@ -111,7 +110,7 @@ def test_load_kv_hits_latencies_and_events_are_there_at_any_width(width: int) ->
     text = " ".join(screen(frame(ONE_NODE), width).split())
     assert "test: ready endpoint: http://127.0.0.1:8000/v1" in text
     assert "last 60 s (proxy): requests 12/s errors 0.5/s 429 0/s second attempts 0/s waiting 3" in text
-    assert "tokens: prompt 20,000/s (cached 75%) answer 900/s" in text
+    assert "tokens (engines): prompt 20,000/s answer 900/s" in text
     assert "TTFT 210/400/800 ms ITL 0.5/9.0/>10.0 s KV transfer, at most -" in text
     assert "decode-0 ready 1m05s 7 2 41% 0% 100% 0/s 5,000/s 900/s" in text
     assert "lmcache-0 ready 1m05s 75% 30% 12/s 4.0/s -" in text

@@ -20,7 +20,7 @@ from pdserve.cli.console import EVENT_STYLES, event_text
 from pdserve.cli.observe.status import STATE_STYLES, duration, head, number, percent
 from pdserve.observe.last_minute import Latency
 from pdserve.observe.status import StatusView
-from pdserve.observe.watch import Frame, StatusWatch
+from pdserve.observe.watch import DeploymentWatch, Frame
 from pdserve.printable import printable
 from pdserve.run.directory import home
 
@@ -38,7 +38,7 @@ _LEGEND = (
 
 def run(name: str | None, *, as_json: bool, interval: float) -> None:
     """Ends with Ctrl-C, or with the error that ends the deployment's record."""
-    watch = StatusWatch(home(os.environ), name)
+    watch = DeploymentWatch(home(os.environ), name)
     if sys.stdout.isatty() and not as_json:
         with Live(render(watch.look()), auto_refresh=False, screen=True) as live:
             while True:
@@ -93,13 +93,7 @@ def traffic_lines(frame: Frame) -> Iterator[str]:
         f"{_rate(traffic.errors)}  429 {_rate(traffic.refused)}  second attempts {_rate(traffic.failovers)}  "
         f"waiting {number(frame.waiting_at_proxy)}"
     )
-    cached = None
-    if traffic.cached_prompt_tokens is not None and traffic.prompt_tokens:
-        cached = traffic.cached_prompt_tokens / traffic.prompt_tokens
-    yield (
-        f"tokens: prompt {_rate(traffic.prompt_tokens)} (cached {percent(cached)})  answer "
-        f"{_rate(traffic.output_tokens)}"
-    )
+    yield f"tokens (engines): prompt {_rate(traffic.prompt_tokens)}  answer {_rate(traffic.output_tokens)}"
     shown = {"TTFT": traffic.ttft, "ITL": traffic.itl, "KV transfer, at most": traffic.kv_transfer}
     yield "p50/p90/p99: " + "  ".join(f"{name} {_latency(value)}" for name, value in shown.items())
 
