@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import time
@@ -219,6 +220,26 @@ def test_what_engines_refuse_or_fail_with_costs_the_others_nothing(tiny: Deploym
     ):
         pass
     assert kept == []
+
+
+def test_a_bench_measures_what_was_asked_for_and_that_the_kv_was_transferred(tiny: Deployment) -> None:
+    requests, length, answer = 6, 600, 8
+    lengths = ("--input-tokens", str(length), "--output-tokens", str(answer), "--requests", str(requests))
+    code, output = pdserve("bench", "--json", "--concurrency", "2", "--repeats", "1", "--warmup", "2", *lengths)
+    result, _ = json.JSONDecoder().raw_decode(output, output.index("{\n"))
+    (measured,) = result["measurements"]
+    figures, window, verdict = measured["figures"], measured["window"], measured["verdict"]
+    # On a machine with two cores the client may wait for the engines' threads: that alone may not count.
+    assert {reason["check"] for reason in verdict["reasons"]} <= {"client-cpu"}, output
+    assert code == (9 if verdict["reasons"] else 0)
+    assert not verdict["unchecked"], verdict
+    assert (figures["completed"], figures["output_tokens"]) == (requests, requests * answer)
+    prompts = figures["input_tokens"]
+    assert abs(prompts - requests * length) <= 2 * requests
+    assert (window["prefill"]["computed"], window["decode"]["received"]) == (prompts, prompts)
+    assert window["decode"]["computed"] <= requests
+    assert window["lmcache"]["written"] >= requests * (length // 256)
+    assert tiny.run.read_key() not in Path(result["folder"], measured["log"]).read_text()
 
 
 def files(tiny: Deployment, engine: str) -> int:
