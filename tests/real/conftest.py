@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
 from pdserve.system import procfs
 from pdserve.system.procfs import ProcessId
 from tests.launch.deployment import REPOSITORY, Deployment, assert_nothing_left, pdserve, read_json
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,34 @@ def brought_up(name: str, home: Path, recipe: Path | None = None) -> Iterator[De
     finally:
         pdserve("down", name)
     assert_nothing_left(deployment)
+
+
+class Shared(Generic[T]):
+    """What the tests of a module share. After a test that has ended it the next one gets another, so that each may come
+    after every other."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]], lives: Callable[[T], bool]) -> None:
+        self._make = make
+        self._lives = lives
+        self._open: tuple[AbstractContextManager[T], T] | None = None
+
+    def get(self) -> T:
+        if self._open is not None and not self._lives(self._open[1]):
+            self.close()
+        if self._open is None:
+            manager = self._make()
+            self._open = manager, manager.__enter__()
+        return self._open[1]
+
+    def close(self) -> None:
+        if self._open is not None:
+            manager, _ = self._open
+            self._open = None
+            manager.__exit__(None, None, None)
+
+
+def serves(deployment: Deployment) -> bool:
+    return deployment.state().phase == "ready"
 
 
 def status_of_all(*names: str) -> tuple[int, Any]:

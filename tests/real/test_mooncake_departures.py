@@ -13,7 +13,13 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +32,7 @@ from pdserve.node.supervised import environment
 from pdserve.plan.model import Plan
 from tests.launch.deployment import REPOSITORY, Deployment, pdserve, read_json
 from tests.real import kv_faults
-from tests.real.conftest import brought_up, member
+from tests.real.conftest import Shared, brought_up, member, serves
 
 pytestmark = pytest.mark.real
 
@@ -115,8 +121,7 @@ def of(deployment: Deployment) -> AbstractAsyncContextManager[Engines]:
     return reached(deployment.run.read_plan(), deployment.run.read_key())
 
 
-@pytest.fixture(scope="module")
-def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def patched(home: Path, folder: Path) -> Iterator[Deployment]:
     """recipes/tiny-cpu.yaml without LMCache. A prefill that dies is waited for longer than these tests take."""
     document = yaml.safe_load((REPOSITORY / "recipes" / "tiny-cpu.yaml").read_text())
     document["model"]["path"] = str(REPOSITORY / ".cache" / "tiny-model")
@@ -126,7 +131,7 @@ def tiny(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deplo
     }
     document["timeouts"] = {"transfer_abort_seconds": ABORT_SECONDS, "engine_seconds": 300}
     del document["lmcache"]
-    recipe = tmp_path_factory.mktemp("recipe") / "departures.yaml"
+    recipe = folder / "departures.yaml"
     recipe.write_text(yaml.safe_dump(document | {"name": "departures"}))
     yield from brought_up("departures", home, recipe)
 
@@ -140,16 +145,16 @@ class Unpatched:
     decode_log: Path
     faults: Path
 
+    def serves(self) -> bool:
+        return self.decode.poll() is None
 
-@pytest.fixture(scope="module")
-def unpatched(tiny: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unpatched]:
+
+@contextmanager
+def started_by_hand(plan: Plan, tmp_path: Path) -> Iterator[Unpatched]:
     """A prefill and a decode of the same plan by themselves: `pdserve up` does not start engines without the patches
     that they need."""
-    tmp_path = tmp_path_factory.mktemp("unpatched")
     faults = kv_faults.installed(tmp_path / "orders")
     faults["VLLM_PLUGINS"] += ",pdserve"
-    plan = tiny.run.read_plan()
-    pdserve("down", "departures")
     engines = []
     try:
         for process in (plan.process("prefill-0"), plan.process("decode-0")):
@@ -172,6 +177,40 @@ def unpatched(tiny: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Ite
             engine.terminate()  # killed, it would leave its shared memory
         for engine in engines:
             end(engine)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Two that have the same ports: one at a time."""
+
+    patched: Shared[Deployment]
+    unpatched: Shared[Unpatched]
+
+
+@pytest.fixture(scope="module")
+def stacks(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stacks]:
+    with_patches = Shared(lambda: contextmanager(patched)(home, tmp_path_factory.mktemp("recipe")), serves)
+
+    def by_hand() -> AbstractContextManager[Unpatched]:
+        plan = with_patches.get().run.read_plan()
+        with_patches.close()
+        return started_by_hand(plan, tmp_path_factory.mktemp("unpatched"))
+
+    both = Stacks(with_patches, Shared(by_hand, Unpatched.serves))
+    yield both
+    both.unpatched.close()
+    both.patched.close()
+
+
+@pytest.fixture
+def tiny(stacks: Stacks) -> Deployment:
+    stacks.unpatched.close()
+    return stacks.patched.get()
+
+
+@pytest.fixture
+def unpatched(stacks: Stacks) -> Unpatched:
+    return stacks.unpatched.get()
 
 
 def end(engine: subprocess.Popen[bytes]) -> None:
@@ -305,7 +344,7 @@ def test_false_parameters_cost_no_other_request_anything(tiny: Deployment) -> No
 
 
 def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
-    """The only prefill is gone then."""
+    """The only prefill is gone then, and the next test gets another deployment."""
     worker = member(tiny, "prefill-0", "VLLM::Worker")
 
     async def killed() -> tuple[float, float | None]:
@@ -328,8 +367,6 @@ def test_decode_notices_that_its_prefill_was_killed(tiny: Deployment) -> None:
 
 
 def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched) -> None:
-    """It takes the deployment down."""
-
     async def departures() -> tuple[float, float, float, int]:
         async with reached(unpatched.plan, KEY) as engines:
             alone, _ = await next_request(engines)
@@ -345,7 +382,7 @@ def test_without_the_patches_departed_clients_stall_prefill(unpatched: Unpatched
 
 
 def test_without_the_guard_a_late_report_ends_decode(unpatched: Unpatched) -> None:
-    """Last: decode is gone then. With the guard: test_late_kv.py."""
+    """Decode is gone then. With the guard: test_late_kv.py."""
     order = unpatched.faults / kv_faults.NOTICE
     order.with_suffix(".new").write_text("finished_recving")
     order.with_suffix(".new").rename(order)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pdserve.plan.model import HttpProbe
 from pdserve.system import procfs
 from pdserve.system.process import pid_end, send
 from tests.launch.deployment import Deployment, pdserve, read_json
-from tests.real.conftest import brought_up, member, status_of_all
+from tests.real.conftest import Shared, brought_up, member, serves, status_of_all
 
 pytestmark = pytest.mark.real
 
@@ -30,8 +31,15 @@ PROOFS = {"endpoints", "requests", "transfer", "stored", "output", "reload", "cl
 
 
 @pytest.fixture(scope="module")
-def tiny(home: Path) -> Iterator[Deployment]:
-    yield from brought_up("tiny-cpu", home)
+def shared(home: Path) -> Iterator[Shared[Deployment]]:
+    deployment = Shared(lambda: contextmanager(brought_up)("tiny-cpu", home), serves)
+    yield deployment
+    deployment.close()
+
+
+@pytest.fixture
+def tiny(shared: Shared[Deployment]) -> Deployment:
+    return shared.get()
 
 
 @pytest.fixture
@@ -267,7 +275,7 @@ def test_a_killed_lmcache_comes_back_and_stores_again(tiny: Deployment) -> None:
 
 
 def test_a_killed_engine_core_ends_the_deployment_and_nothing_is_left(tiny: Deployment) -> None:
-    """Last: the deployment has one decode, so it cannot serve on."""
+    """It has one decode, so it cannot serve on."""
     everything = tiny.all_ids()
     core = member(tiny, "decode-0", "VLLM::EngineCor")
     worker = member(tiny, "decode-0", "VLLM::Worker")
