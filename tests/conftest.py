@@ -6,6 +6,7 @@ tests/README.md has the rules that tests keep so that they can run in any order,
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -45,6 +46,13 @@ def _own_network(request: pytest.FixtureRequest) -> None:
     kinds download, or bring networks of their own."""
     if not any(item.get_closest_marker(kind) for item in request.session.items for kind in ON_THE_MACHINE):
         own_network.separate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """Below nohup, or as a script's background command, SIGINT is ignored, also by all that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
