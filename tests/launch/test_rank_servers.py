@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.deployment import Deployment, assert_nothing_left, free_ports, pdserve, recipe, up
+from tests.launch.test_survival import until
 
 pytestmark = pytest.mark.process
 
@@ -42,9 +43,10 @@ def routing(deployment: Deployment, worker: str) -> list[str]:
 
 def prefilled(deployment: Deployment) -> list[str]:
     """The prefills of four requests, by the proxy's log."""
-    before = proxy_log(deployment)
+    before = len(proxy_log(deployment))
     assert [deployment.post("/v1/completions", BODY)[0] for _ in range(4)] == [200] * 4
-    return [name for line in proxy_log(deployment)[len(before) :] for name in RANKS[::-1] if name in line]
+    until(lambda: len(proxy_log(deployment)) >= before + 4)  # lines are written a moment later
+    return [name for line in proxy_log(deployment)[before:] for name in RANKS[::-1] if name in line]
 
 
 def proxy_log(deployment: Deployment) -> list[str]:
