@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pdserve.bench.compare import Comparison, FigureChange, compare
 from pdserve.bench.stored import read_result
+from pdserve.cli.bench.wide_console import wide_console
 from pdserve.run.directory import home
 
 _STYLES = {"real": "bold", "within noise": "dim", "not judged": "yellow"}
@@ -24,7 +25,7 @@ def run(a: str, b: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(comparison.model_dump(mode="json"), indent=2))
         return
-    out = Console(soft_wrap=True, highlight=False)
+    out = wide_console()
     out.print(Text(f"A is {a}, B is {b}"))
     _show_differences(comparison, out)
     for line in comparison.left_out:

@@ -19,6 +19,7 @@ from pdserve.bench.result import BenchResult, Measurement
 from pdserve.bench.run import Task, bench
 from pdserve.bench.stored import RESULT, new_folder
 from pdserve.bench.workload import Load, Workload
+from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import InvalidBenchError
 from pdserve.operations.serving import serving
 from pdserve.run.directory import home, new_run_id
@@ -41,7 +42,7 @@ def run(
     deployment = serving(home(os.environ), name, "bench")
     task = Task(workload, loads, client_of(deployment.plan, python=python, tokenizer=tokenizer), limit_seconds)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
-    out = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    out = wide_console(stderr=as_json)
 
     def show(measurement: Measurement) -> None:
         out.print(Text(_line(measurement), style="" if measurement.verdict.valid else _INVALID))
