@@ -203,8 +203,16 @@ def stacks(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 @pytest.fixture
+def made_before(request: pytest.FixtureRequest, stacks: Stacks) -> None:
+    if "unpatched" in request.fixturenames:
+        stacks.unpatched.get()
+    else:
+        stacks.unpatched.close()
+        stacks.patched.get()
+
+
+@pytest.fixture
 def tiny(stacks: Stacks) -> Deployment:
-    stacks.unpatched.close()
     return stacks.patched.get()
 
 

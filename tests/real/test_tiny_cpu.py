@@ -38,6 +38,11 @@ def shared(home: Path) -> Iterator[Shared[Deployment]]:
 
 
 @pytest.fixture
+def made_before(shared: Shared[Deployment]) -> None:
+    shared.get()
+
+
+@pytest.fixture
 def tiny(shared: Shared[Deployment]) -> Deployment:
     return shared.get()
 
