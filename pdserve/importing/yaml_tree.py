@@ -59,7 +59,10 @@ class Tree:
 
 def read(text: str, file: str) -> Tree:
     """The one mapping in `text`. Raises RecipeError where it is none."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:  # a character that YAML forbids
+        raise syntax.explain(error, text, file) from None
     try:
         node = loader.get_single_node()
         walk = _Walk(loader, file)

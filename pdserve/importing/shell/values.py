@@ -19,6 +19,8 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
+_WHOLE = re.compile(r"-?\d{1,18}")
+"""What a shell can count with: 64 bits."""
 _UNREADABLE = re.compile(rf"[${IN_QUOTES}][\[({{#?!@*0-9$]|`")
 
 
@@ -103,7 +105,7 @@ def _resolved(match: re.Match[str], variables: Variables) -> list[str]:
 def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UnknownValueError(frozenset()) from None
 
 
@@ -115,13 +117,15 @@ def _sum(node: ast.expr, variables: Variables) -> int:
             return number
         case ast.Name(id=name):
             value = variables.get(name)
-            if isinstance(value, str) and value.isdecimal():
+            if isinstance(value, str) and _WHOLE.fullmatch(value) and value.isdecimal():
                 return int(value)
             raise UnknownValueError(value.names if isinstance(value, UnknownValue) else frozenset({name}))
         case ast.BinOp(left=left, op=operation, right=right):
             a, b = _sum(left, variables), _sum(right, variables)
             if type(operation) in _OPERATIONS:
-                return _OPERATIONS[type(operation)](a, b)
+                if abs(result := _OPERATIONS[type(operation)](a, b)) >> 63:
+                    raise UnknownValueError(frozenset())
+                return result
             if isinstance(operation, ast.Div | ast.Mod) and a >= 0 and b > 0:
                 return a // b if isinstance(operation, ast.Div) else a % b
     raise UnknownValueError(frozenset())
@@ -160,7 +164,7 @@ def _compared(words: list[str]) -> bool | None:
         case [left, "!=", right] if not set(right) & set("*?["):
             return left != right
         case [left, "-gt" | "-ge" | "-lt" | "-le" | "-eq" | "-ne" as operator, right]:
-            if not (left.lstrip("-").isdecimal() and right.lstrip("-").isdecimal()):
+            if not (_WHOLE.fullmatch(left) and _WHOLE.fullmatch(right)):
                 return None
             a, b = int(left), int(right)
             return {"-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b, "-eq": a == b, "-ne": a != b}[operator]
