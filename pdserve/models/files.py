@@ -54,7 +54,7 @@ def config_in(folder: Path) -> dict[str, Any] | None:
     """The content of its config.json; None: there is none that can be read, which preflight refuses on the node."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
 

@@ -32,7 +32,15 @@ class ImportedRecipe:
 
 def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = os.environ) -> ImportedRecipe:
     """The recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
-    draft = imported(text_of(file), str(file), choice, _beside(file))
+    try:
+        draft = imported(text_of(file), str(file), choice, _beside(file))
+    except RecursionError:
+        raise RecipeError(
+            "the file is nested too deeply to be read",
+            where=str(file),
+            cause="hundreds of lists, mappings or conditions inside each other, which no launch needs",
+            todo="is it the file that is meant?",
+        ) from None
     text = annotated(draft)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{draft.document['name']}.yaml"

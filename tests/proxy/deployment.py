@@ -330,3 +330,12 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
+
+
+def open_links(pid: int) -> list[str]:
+    """Where the descriptors of a process lead; one may be closed while we look."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(str(descriptor.readlink()))
+    return links

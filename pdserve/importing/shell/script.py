@@ -31,6 +31,8 @@ from pdserve.roles import EngineRole
 FORMAT = "shell script"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SERVE = ("vllm", "serve")
+_LONGEST_VALUE = 1 << 16
+"""Characters: what grows beyond that by doubling itself is no flag."""
 _OPENED = ("for", "while", "until", "case", "select")
 _ROLES: Mapping[str, EngineRole] = {"kv_producer": "prefill", "kv_consumer": "decode"}
 
@@ -156,6 +158,8 @@ class _Reader:
             value = before
         elif adds and before is None and items is None:
             value = UnknownValue(frozenset({name}))  # the caller's, with more behind it
+        if not isinstance(value, UnknownValue) and sum(map(len, value)) > _LONGEST_VALUE:
+            value = UnknownValue(frozenset({name}))
         if self.runs is None:
             value = UnknownValue(frozenset().union(*(block.names for block in self.blocks)) or frozenset({name}))
         self.variables.set(name, value, line)

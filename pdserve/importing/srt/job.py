@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from pdserve.importing.launch import Launch, Sourced
 from pdserve.importing.reading import SourceReading, whole
 
 _SLURM = {"time_limit": "time", "account": "account", "partition": "partition"}
 _DIRECTIVES = ("time", "account", "partition", "qos", "reservation", "constraint")
 _DEPENDENCIES = "vllm-container-deps.sh"
+_FILE_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 """A script of srt-slurm's own (c88ef731, configs/patches): numactl for numa-bind, msgpack for Dynamo, and a patch of
 vLLM for numa-bind (vllm#41098, merged in April 2026, thus in all that pdserve supports)."""
 _NUMACTL = (["apt-get", "-y", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "numactl"])
@@ -65,7 +68,9 @@ def _setup(reading: SourceReading, launch: Launch) -> None:
     if script is None:
         return
     if script.value != _DEPENDENCIES:
-        why = f"what it does is not known: mount it, and add it to the recipe: setup: [[bash, /configs/{script.value}]]"
+        # What is no file name may hold anything, a secret among it.
+        name = script.value if _FILE_NAME.fullmatch(str(script.value)) else "FILE"
+        why = f"what it does is not known: mount it, and add it to the recipe: setup: [[bash, /configs/{name}]]"
         launch.note(script, why, "served")
     elif any(name == "numa-bind" for engines in launch.roles.values() for name in engines.args):
         launch.setup.extend(script.of(list(words)) for words in _NUMACTL)
