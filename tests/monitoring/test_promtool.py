@@ -211,7 +211,7 @@ def test_prometheus_reads_every_process_and_finds_what_the_panels_ask_for(tmp_pa
             def all_up() -> bool:
                 try:
                     return len(asked(prometheus, "up == 1")) == len(pages)
-                except httpx.TransportError:
+                except (httpx.TransportError, ValueError):  # it listens before it answers with JSON
                     return False
 
             wait_until("every target is up", all_up, 120)
