@@ -74,6 +74,8 @@ def _spoil_received(worker: Any, folder: Path) -> None:
 
 
 def _cut_transfers(worker: Any, order: Path) -> None:
+    if not hasattr(worker, "_send_blocks"):
+        return  # NIXL's decode pulls: prefill sends nothing that could be cut
     send: Callable[[str, Sequence[int], Sequence[int], Sequence[int]], int] = worker._send_blocks
     numbers = count(1)
 
