@@ -8,6 +8,7 @@ from pdserve.bench.run import ServingDeployment
 from pdserve.errors import StateError
 from pdserve.run.directory import find
 from pdserve.run.presence import phase_now
+from pdserve.run.state import DeploymentState
 from pdserve.system.host import is_here, is_named_here
 
 
@@ -23,9 +24,14 @@ def serving(root: Path, name: str | None, verb: str) -> ServingDeployment:
             cause="only a deployment with all of its processes can be measured",
             todo=f"pdserve status {state.name} shows what is missing; pdserve up starts it",
         )
+    check_host(state, f"{state.name} is measured", verb)
+    return ServingDeployment(run, state, plan, run.read_key())
+
+
+def check_host(state: DeploymentState, what: str, verb: str) -> None:
+    """Raises StateError on a machine that does not have the key of the deployment."""
     if not (is_here(state.host, state.place) or is_named_here(state.host)):
         raise StateError(
-            f"{state.name} is measured from {state.host}, where its key is",
+            f"{what} from {state.host}, where its key is",
             todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve {verb}, or by ssh",
         )
-    return ServingDeployment(run, state, plan, run.read_key())

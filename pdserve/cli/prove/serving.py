@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from pdserve.errors import StateError
+from pdserve.operations.serving import check_host
 from pdserve.plan.model import Plan
 from pdserve.run.directory import RunDir, find, home, lives
 from pdserve.run.state import DeploymentState
-from pdserve.system.host import is_here, is_named_here
 
 
 def serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, Plan]:
@@ -17,9 +17,5 @@ def serving(name: str | None, verb: str) -> tuple[RunDir, DeploymentState, Plan]
     state, plan = run_dir.read_state(), run_dir.read_plan()
     if not lives(run_dir, state) or state.phase not in ("ready", "degraded"):
         raise StateError(f"{state.name} is not serving ({state.phase})", todo="pdserve up, or pdserve status")
-    if not (is_here(state.host, state.place) or is_named_here(state.host)):
-        raise StateError(
-            f"{state.name} is proven from {state.host}, where its key is",
-            todo=f"run it there: srun --overlap --jobid=JOB --nodelist={state.host} pdserve {verb}, or by ssh",
-        )
+    check_host(state, f"{state.name} is proven", verb)
     return run_dir, state, plan
