@@ -18,7 +18,7 @@ from pdserve.system import procfs
 from pdserve.system.cpu_time import used_seconds, wanted_seconds
 from pdserve.system.host import is_here
 
-_SECONDS = 0.25
+_SECONDS = 0.1
 _GAUGES_SECONDS = 2.0
 """A scrape costs an engine more than a look into /proc, and an engine that does not answer must not delay that."""
 

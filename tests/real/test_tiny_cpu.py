@@ -236,7 +236,8 @@ def test_what_engines_refuse_or_fail_with_costs_the_others_nothing(tiny: Deploym
 
 
 def test_a_bench_measures_what_was_asked_for_and_that_the_kv_was_transferred(tiny: Deployment) -> None:
-    requests, length, answer = 6, 600, 8
+    # Long enough that its client's use of CPU can be measured on a fast machine too.
+    requests, length, answer = 16, 600, 64
     lengths = ("--input-tokens", str(length), "--output-tokens", str(answer), "--requests", str(requests))
     code, output = pdserve("bench", "--json", "--concurrency", "2", "--repeats", "1", "--warmup", "2", *lengths)
     result, _ = json.JSONDecoder().raw_decode(output, output.index("{\n"))
@@ -249,8 +250,12 @@ def test_a_bench_measures_what_was_asked_for_and_that_the_kv_was_transferred(tin
     assert (figures["completed"], figures["output_tokens"]) == (requests, requests * answer)
     prompts = figures["input_tokens"]
     assert abs(prompts - requests * length) <= 2 * requests
-    assert (window["prefill"]["computed"], window["decode"]["received"]) == (prompts, prompts)
-    assert window["decode"]["computed"] <= requests
+    # Random prompts of so small a vocabulary may share a first block, which is in the engine's own cache then.
+    prefill, decode = window["prefill"], window["decode"]
+    assert (prefill["computed"] + prefill["local_hits"], prefill["received"]) == (prompts, 0)
+    assert decode["received"] + decode["local_hits"] + decode["computed"] == prompts
+    assert prefill["computed"] >= decode["received"] >= 0.9 * prompts
+    assert decode["computed"] <= requests
     assert window["lmcache"]["written"] >= requests * (length // 256)
     assert tiny.run.read_key() not in Path(result["folder"], measured["log"]).read_text()
 
