@@ -157,7 +157,7 @@ class Command:
 
     def finish(self) -> int:
         """Reads to the end and returns the exit code."""
-        code = self.popen.wait(3 * LINE_SECONDS)
+        code = self.popen.wait(7 * LINE_SECONDS)  # below the limit of pytest, which would not show the output
         self._reader.join(LINE_SECONDS)
         while (line := self._lines.get()) is not None:
             self._seen.append(line)
