@@ -110,8 +110,10 @@ def _inner_pid(pid: int) -> int:
     return int(numbers[-1])
 
 
-def kill(*pids: int) -> None:
-    """By SIGKILL, and stopped first, so that none of them sees another one die."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
+def kill(*pids: int, launcher: int | None = None) -> None:
+    """By SIGKILL, and stopped first, so that none of them sees another one die. The launcher is only killed, before
+    them: nsenter, which waits for it, stops with it and would not see its end."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids if launcher is None else (launcher, *pids):
+        os.kill(pid, signal.SIGKILL)

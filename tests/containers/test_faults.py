@@ -155,7 +155,7 @@ def test_launcher_agent_and_guard_that_are_killed_at_once(box: Boxes) -> None:
         up.ready()
         launcher = up.process.inner_pid
         assert launcher is not None
-        kill(launcher, *box.guard_and_agent())
+        kill(*box.guard_and_agent(), launcher=launcher)
         done = box.pdserve(box.node, "down")
         assert done.returncode == 0, done.stdout + done.stderr
     box.assert_nothing_left()
