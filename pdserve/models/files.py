@@ -5,18 +5,20 @@ Reads only, never the network. What is not there is None; what is there and brok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdserve.errors import PreflightError
+from pdserve.models import config_json
 from pdserve.models.headers import HeaderError, tensors_of
 from pdserve.models.weights import Tensor
 from pdserve.weights.files import INDEX, CacheFolder, heavy, indexed
 
 MAIN = "main"
+_LARGEST_CONFIG = 16 << 20
+"""Bytes. That of a large model has some ten thousand."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,18 @@ def snapshot(cache: Path, model: str, revision: str | None) -> Path | None:
 
 
 def config_in(folder: Path) -> dict[str, Any] | None:
-    """The content of its config.json; None: there is none that can be read, which preflight refuses on the node."""
+    """The content of its config.json; None: there is none that can be read, which preflight refuses on the node.
+
+    Raises PreflightError for one whose keys have types that they have in no model.
+    """
+    file = folder / "config.json"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        if not file.is_file() or file.stat().st_size > _LARGEST_CONFIG:
+            return None
+        text = file.read_bytes()
+    except (OSError, ValueError):
         return None
-    return config if isinstance(config, dict) else None
+    return config_json.read(text, str(file), f"correct the file, or fetch the model again into {folder}")
 
 
 def read(folder: Path, *, load_format: str = "auto") -> ModelFiles:
@@ -78,8 +86,8 @@ def read(folder: Path, *, load_format: str = "auto") -> ModelFiles:
         if all(name.endswith(".safetensors") for name in wanted):
             tensors = tuple(tensor for name in wanted for tensor in tensors_of(folder / name))
         return ModelFiles(folder, config, tensors, sum((folder / name).stat().st_size for name in wanted))
-    except (HeaderError, OSError, ValueError, KeyError) as error:
-        what = f"{INDEX} cannot be read" if isinstance(error, ValueError | KeyError) else str(error)
+    except (HeaderError, OSError, ValueError) as error:
+        what = f"{INDEX} cannot be read" if isinstance(error, ValueError) else str(error)
         raise PreflightError(
             f"the weights cannot be sized: {what}",
             where=str(folder),

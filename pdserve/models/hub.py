@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from pdserve.errors import PreflightError
+from pdserve.models import config_json
 from pdserve.models.files import MAIN
 
 ENDPOINT = "https://huggingface.co"
@@ -31,7 +32,6 @@ def fetch_config(
         with httpx.Client(transport=transport, timeout=_SECONDS, follow_redirects=True) as client:
             answer = client.get(url, headers=headers)
         answer.raise_for_status()
-        config = answer.json()
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         if code in (401, 403):
@@ -51,9 +51,8 @@ def fetch_config(
         raise _failed(
             model, f"{url.host} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
         ) from error
-    except ValueError as error:
-        raise _failed(model, f"what {url.host} answers is no JSON", _PROXY) from error
-    if not isinstance(config, dict):
+    config = config_json.read(answer.content, str(url), "correct model.id or model.revision")
+    if config is None:
         raise _failed(model, f"what {url.host} answers is no JSON object", _PROXY)
     return config
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+from pdserve.models.config_json import texts
+
 _FULL = frozenset(
     {"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "minimax_m3_sparse"}
 )
@@ -51,14 +52,6 @@ def hints_of(config: Mapping[str, Any]) -> KvHints:
     """The hints of a config.json. A config that names no kinds of layers has one: full attention."""
     hints = next((hint for text in texts(config) for hint in _hints(text)), None)
     return hints or KvHints(frozenset({"full"}), "")
-
-
-def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The configs of language models inside a config.json, innermost first, and at last the whole of it."""
-    for key in _TEXT_CONFIGS:
-        if isinstance(config.get(key), Mapping):
-            yield from texts(config[key])
-    yield config
 
 
 def _hints(text: Mapping[str, Any]) -> Iterator[KvHints]:

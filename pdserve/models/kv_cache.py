@@ -185,7 +185,7 @@ def _attention_bytes(layer: Layer, flags: KvFlags) -> int:
         return _PACKED_MLA[dtype]
     if layer.latent and dtype.startswith("nvfp4"):
         raise UnknownModelError(f"the layout of MLA with kv-cache-dtype {dtype} is not known here")
-    return int(layer.elements(flags.tp) * element_bytes(dtype))
+    return _some(int(layer.elements(flags.tp) * element_bytes(dtype)), layer)
 
 
 def _state_bytes(layer: Layer, flags: KvFlags) -> int:
@@ -196,7 +196,14 @@ def _state_bytes(layer: Layer, flags: KvFlags) -> int:
         )
     wanted = flags.state_dtype or layer.state.dtype or flags.dtype
     convolution = layer.state.convolution(flags.tp, flags.draft_tokens) * element_bytes(flags.dtype)
-    return int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted))
+    return _some(int(convolution + layer.state.recurrent(flags.tp) * element_bytes(wanted)), layer)
+
+
+def _some(size: int, layer: Layer) -> int:
+    """Sizes so small that a rank has nothing of a layer: no blocks could be made of that."""
+    if size < 1:
+        raise UnknownModelError(f"nothing is left of layer {layer.index} on each rank, whose sizes are too small")
+    return size
 
 
 def _aligned(layers: Sequence[Layer], flags: KvFlags) -> KvFlags:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdserve.models import kinds
+from pdserve.models.config_json import texts
 from pdserve.models.state import State, state_of
 
 Keeps = Literal["full", "window", "chunk", "recurrent"]
@@ -50,7 +51,7 @@ class Layer:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that describes the language model."""
-    return next(text for text in kinds.texts(config) if "num_hidden_layers" in text or text is config)
+    return next(text for text in texts(config) if "num_hidden_layers" in text or text is config)
 
 
 def layers_of(config: Mapping[str, Any], *, drafts: bool = False) -> tuple[Layer, ...]:
@@ -85,6 +86,8 @@ def _layer(text: Mapping[str, Any], index: int, keeps: Keeps) -> Layer:
     heads = _number(text, "num_attention_heads")
     head_size = text.get("head_dim") or text.get("attention_head_dim") or _number(text, "hidden_size") // heads
     kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads") or heads
+    if not head_size:
+        raise UnknownModelError("its hidden_size is less than its num_attention_heads")
     for key in ("global_head_dim", "num_global_key_value_heads", "v_head_dim"):
         if text.get(key) not in (None, head_size):
             raise UnknownModelError(f"its layers keep KV of different sizes ({key})")
@@ -112,6 +115,8 @@ def _keeps(text: Mapping[str, Any], number: int) -> Iterator[Keeps | None]:
         yield from _full_where((index % period == offset for index in range(number)), "recurrent")
     elif text.get("attention_chunk_size") and not model.startswith("mimo"):
         rope = text.get("no_rope_layers") or [(index + 1) % 4 for index in range(number)]
+        if len(rope) < number:
+            raise UnknownModelError(f"its no_rope_layers has {len(rope)} entries for {number} layers")
         yield from _full_where((not rope[index] for index in range(number)), "chunk")
     elif any(text.get(key) for key in kinds.STATE_KEYS):
         yield from _full_where([False] * number, "recurrent")
@@ -131,7 +136,7 @@ def _windows(text: Mapping[str, Any], model: str, number: int) -> Iterator[Keeps
         raise UnknownModelError(
             f"its config.json does not state which layers have a window ({model!r} without layer_types)"
         )
-    if not isinstance(pattern, int) or pattern == 1:
+    if not isinstance(pattern, int) or pattern <= 1:
         pattern = number + 1  # all of them
     yield from _full_where(((index + 1) % pattern == 0 for index in range(number)), "window")
 

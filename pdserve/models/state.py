@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _MAMBA2 = frozenset({"granitemoehybrid", "bamba", "nemotron_h"})
+_LARGEST = 1 << 40
 _GATED_DELTA = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"})
 
 
@@ -44,26 +45,35 @@ def state_of(text: Mapping[str, Any]) -> State | None:
     """The state of a layer of this text config; None: its kind is not known, or a key is missing."""
     model = str(text.get("model_type", ""))
     try:
-        if model == "jamba":
-            inner = text["mamba_expand"] * text["hidden_size"]
-            return State(inner, 0, 0, text["mamba_d_conv"], inner, text["mamba_d_state"], False, 0, None)
-        if model == "nemotron_h":
-            heads, size, state = text["mamba_num_heads"], text["mamba_head_dim"], text["ssm_state_size"]
-            wanted = text.get("mamba_ssm_cache_dtype", "float32")
-            return State(
-                heads * size, 2 * state, text["n_groups"], text["conv_kernel"], heads, size * state, True, 1, wanted
-            )
-        if model in _MAMBA2:
-            heads, size, state = text["mamba_n_heads"], text["mamba_d_head"], text["mamba_d_state"]
-            inner = text["mamba_expand"] * text["hidden_size"]
-            groups, kernel = text["mamba_n_groups"], text["mamba_d_conv"]
-            return State(inner, 2 * state, groups, kernel, heads, size * state, True, 1, None)
-        if model in _GATED_DELTA:
-            key, value = text["linear_key_head_dim"], text["linear_value_head_dim"]
-            heads = text["linear_num_value_heads"]
-            channels = 2 * key * text["linear_num_key_heads"] + value * heads
-            kernel = text["linear_conv_kernel_dim"]
-            return State(channels, 0, 0, kernel, heads, value * key, True, 0, text.get("mamba_ssm_dtype"))
+        return _state(model, text)
     except KeyError:
         return None
+
+
+def _state(model: str, text: Mapping[str, Any]) -> State | None:
+    def of(key: str) -> int:
+        """These keys mean other things in other models, so config_json.py leaves them alone."""
+        value = text.get(key)
+        if type(value) is not int or not 0 < value <= _LARGEST:
+            raise KeyError(key)
+        return value
+
+    if model == "jamba":
+        inner = of("mamba_expand") * of("hidden_size")
+        return State(inner, 0, 0, of("mamba_d_conv"), inner, of("mamba_d_state"), False, 0, None)
+    if model == "nemotron_h":
+        heads, size, state = of("mamba_num_heads"), of("mamba_head_dim"), of("ssm_state_size")
+        wanted = text.get("mamba_ssm_cache_dtype", "float32")
+        return State(heads * size, 2 * state, of("n_groups"), of("conv_kernel"), heads, size * state, True, 1, wanted)
+    if model in _MAMBA2:
+        heads, size, state = of("mamba_n_heads"), of("mamba_d_head"), of("mamba_d_state")
+        inner = of("mamba_expand") * of("hidden_size")
+        groups, kernel = of("mamba_n_groups"), of("mamba_d_conv")
+        return State(inner, 2 * state, groups, kernel, heads, size * state, True, 1, None)
+    if model in _GATED_DELTA:
+        key, value = of("linear_key_head_dim"), of("linear_value_head_dim")
+        heads = of("linear_num_value_heads")
+        channels = 2 * key * of("linear_num_key_heads") + value * heads
+        kernel = of("linear_conv_kernel_dim")
+        return State(channels, 0, 0, kernel, heads, value * key, True, 0, text.get("mamba_ssm_dtype"))
     return None

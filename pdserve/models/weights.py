@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from pdserve.models.kv_cache import stage_bounds
 
-_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
+BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E8M0", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of an element, for every type of safetensors."""
 _FP32 = "F32"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(?!shared)")
@@ -44,8 +52,7 @@ class Tensor:
     @property
     def stored_bytes(self) -> int:
         """In the file."""
-        bits = _BITS.get(self.dtype, 4 if self.dtype.startswith("F4") else 8)
-        return math.prod(self.shape) * bits // 8
+        return math.prod(self.shape) * BITS[self.dtype] // 8
 
     def loaded_bytes(self, model_bytes: int) -> int:
         """On the device: floating-point numbers of 32 bits take the model's type, unless they are scales."""

@@ -51,11 +51,17 @@ def heavy(files: Collection[str], load_format: str, indexed: Collection[str]) ->
 
 
 def indexed(snapshot: Path) -> set[str]:
-    """The files that the index in a snapshot names; none where there is no index."""
+    """The files that the index in a snapshot names; none where there is none. Raises ValueError for no index at all."""
     try:
-        return set(json.loads((snapshot / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        index = json.loads((snapshot / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return set()
+    except RecursionError:
+        index = None
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{INDEX} has no weight_map from tensors to files")
+    return set(names.values())
 
 
 class CacheFolder:

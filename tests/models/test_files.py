@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def safetensors(path: Path, tensors: dict[str, Any]) -> Path:
-    """A file with a header and no data: nothing else of it is read."""
+    """A file with a header, and a hole for the data of all of them: nothing of that is read."""
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, path.stat().st_size + max(about["data_offsets"][1] for about in tensors.values()))
     return path
 
 
 def tensor(*shape: int) -> dict[str, Any]:
-    return {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 0]}
+    return {"dtype": "BF16", "shape": list(shape), "data_offsets": [0, 2 * math.prod(shape)]}
 
 
 def test_tensors_by_the_header(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdserve.errors import RecipeError
-from pdserve.models.kinds import texts
+from pdserve.models.config_json import texts
 from pdserve.recipe.model import Recipe
 
 _COUNTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")

@@ -1,0 +1,107 @@
+"""Model folders whose files lie end `validate` and `plan` in an error of ours, on every architecture: seeded changes.
+
+A failure names its seed and what was changed: the same seed makes the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.commands import app
+from pdserve.errors import PdserveError
+from tests.models.families import FAMILIES
+from tests.models.test_files import safetensors, tensor
+from tests.models.tiny_configs import TINY
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{family.architecture: {**family.config, "architectures": [family.architecture]} for family in FAMILIES},
+    **{tiny.config["architectures"][0]: tiny.config for tiny in TINY},
+}
+"""One for each architecture; of two the one that has all keys."""
+CPU_SECONDS = 20
+"""Of one command. An ordinary one takes a small part of a second."""
+VALUES: tuple[Any, ...] = (
+    *("4", "", "\x1b[2J", None, True, [], [4], ["x"], [None] * 3, {}, {"a": 1}, [[[]]]),
+    *(-1, -(10**30), 0, 1, 3, 7, 10**7, 10**30, 10**400, 1.5, -0.0, 1e308, float("nan"), float("inf")),
+)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "hostile.yaml"
+    path.write_text(
+        "schema: 1\nname: h\nplatform: cuda\nmode: aggregated\n"
+        "model: {path: model, served_name: m}\naggregated: {instances: 1}\n"
+    )
+    return path
+
+
+@contextmanager
+def bounded_cpu(what: str) -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    yield
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert taken < CPU_SECONDS, f"{what} takes {taken:.0f} s of CPU"
+
+
+def ended_well(recipe: Path, verb: str, what: str) -> PdserveError | None:
+    """The error of the command; None: it has none."""
+    with bounded_cpu(what):
+        done = CliRunner().invoke(app, [verb, str(recipe)])
+    if isinstance(done.exception, PdserveError):
+        assert done.exception.todo, f"{what}: no fix: {done.exception.render()}"
+        return done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), f"{what}: {done.exception!r}"
+    return None
+
+
+def mutated(config: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """One to three values replaced, at the top or in the text config, or an entry of a list."""
+    made = json.loads(json.dumps(config))
+    for _ in range(chance.randint(1, 3)):
+        at = chance.choice([made, *(inner for inner in made.values() if isinstance(inner, dict))])
+        key = chance.choice(sorted(at) or ["hidden_size"])
+        if isinstance(at.get(key), list) and at[key] and chance.random() < 0.5:
+            at[key][chance.randrange(len(at[key]))] = chance.choice(VALUES)
+        else:
+            at[key] = chance.choice(VALUES)
+    return dict(made)
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS))
+def test_values_of_a_config_that_no_model_has(recipe: Path, architecture: str) -> None:
+    chance = random.Random(architecture)
+    for number in range(12):
+        config = mutated(CONFIGS[architecture], chance)
+        (recipe.parent / "model" / "config.json").write_text(json.dumps(config))
+        changed = {key: value for key, value in config.items() if value != CONFIGS[architecture].get(key)}
+        for verb in ("validate", "plan"):
+            ended_well(recipe, verb, f"{verb} of {architecture}, number {number}, {str(changed)[:500]}")
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS))
+def test_bytes_of_a_header_that_are_changed(recipe: Path, architecture: str) -> None:
+    model = recipe.parent / "model"
+    (model / "config.json").write_text(json.dumps(CONFIGS[architecture]))
+    weights = {"model.embed_tokens.weight": tensor(8, 4), "model.layers.0.mlp.up_proj.weight": tensor(4, 4)}
+    whole = safetensors(model / "model.safetensors", weights).read_bytes()
+    chance = random.Random(architecture)
+    for number in range(8):
+        content = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            content[chance.randrange(len(content))] = chance.choice(b'\x00\xff{}[]",:0159-eE' + chance.randbytes(4))
+        if chance.random() < 0.2:
+            del content[chance.randrange(len(content)) :]
+        (model / "model.safetensors").write_bytes(content)
+        ended_well(recipe, "plan", f"{architecture}, number {number}, {bytes(content[:200])!r}")
