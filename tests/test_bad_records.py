@@ -49,7 +49,10 @@ def no_room(size: int) -> Iterator[None]:
 # --- the history
 
 
-@pytest.mark.parametrize("bad", [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}'])
+@pytest.mark.parametrize(
+    "bad",
+    [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}', b"[" * 50_000, b"9" * 5000],
+)
 def test_a_line_that_cannot_be_read_hides_no_other(run: RunDir, bad: bytes) -> None:
     run.append_event("one")
     with run.events.open("ab") as file:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic_core import from_json
 
 from pdserve.doctor.records import Failure, LiveFigures, ProcessLog, RunRecords
 from pdserve.errors import NotOursError, PdserveError, RecipeError, StateError
@@ -133,7 +134,7 @@ def _text(file: Path) -> str:
 
 def _versions(run: RunDir) -> Versions:
     try:
-        document = json.loads(_text(run.versions))
+        document = from_json(_text(run.versions))
     except ValueError:
         return Versions()
     if not isinstance(document, dict):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from pydantic_core import from_json
 
 _PLAIN = re.compile(r"^\S+Z (?P<outcome>ok|error|cancelled|rejected) (?P<status>\d{3}) \S+ id=")
 _FIELD = re.compile(r' (?P<name>prompt_tokens|queue_ms|error)=(?P<value>"(?:[^"\\]|\\.)*"|\S+)')
@@ -45,7 +46,7 @@ def _of_text(line: str) -> EndedRequest | None:
 
 def _of_json(line: str) -> EndedRequest | None:
     try:
-        fields = json.loads(line)
+        fields = from_json(line)
     except ValueError:
         return None
     if not isinstance(fields, dict) or not isinstance(fields.get("status"), int):

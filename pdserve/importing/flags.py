@@ -7,11 +7,12 @@ is imported.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import from_json
 
 from pdserve.importing.launch import Sourced
 from pdserve.recipe.flags import known_flags
@@ -141,7 +142,7 @@ def from_argv(words: Sequence[str]) -> Iterator[tuple[int, ImportedFlag | str]]:
 
 def _json(value: Any) -> Any:
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return from_json(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
 from pdserve.recipe.load.problems import dotted, locate
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 @dataclass(frozen=True)
 class ImportedRecipe:
@@ -34,6 +37,7 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
     """The recipe that `file` describes. Raises RecipeError where it describes none, or none that is valid."""
     try:
         draft = imported(text_of(file), str(file), choice, _beside(file))
+        text = annotated(draft)
     except RecursionError:
         raise RecipeError(
             "the file is nested too deeply to be read",
@@ -41,7 +45,7 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
             cause="hundreds of lists, mappings or conditions inside each other, which no launch needs",
             todo="is it the file that is meant?",
         ) from None
-    text = annotated(draft)
+    _check_writable(text, file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{draft.document['name']}.yaml"
         path.write_text(text, encoding="utf-8")
@@ -57,6 +61,19 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
                 evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
             ) from None
     return ImportedRecipe(text, draft, loaded)
+
+
+def _check_writable(text: str, file: Path) -> None:
+    """What is in no value is in the comments: names of files, which Linux does not ask to be UTF-8."""
+    for written in text.splitlines():
+        if (half := _SURROGATE.search(written)) is not None:
+            raise RecipeError(
+                f"the recipe would have half of a character, U+{ord(half.group()):04X}, which cannot be written",
+                where=str(file),
+                cause="the name of the file, or a --var, is not UTF-8",
+                todo="give the file a name that is UTF-8, and import again",
+                evidence=(ascii(written.strip()[:200]),),
+            )
 
 
 def _beside(file: Path) -> dict[str, str]:

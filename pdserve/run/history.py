@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from pdserve.logs.lines import read_from
 from pdserve.logs.rotation import earlier
 
@@ -84,8 +86,8 @@ def _before(file: Path) -> int:
 def _event(line: bytes, at: float) -> dict[str, Any]:
     """`at`: of the one before it, in place of its own."""
     try:
-        event = json.loads(line)
-    except ValueError:  # and UnicodeDecodeError
+        event = from_json(line)
+    except ValueError:  # also of what is nested too deeply, or is not UTF-8
         event = None
     if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
         return event

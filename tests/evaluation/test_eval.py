@@ -100,3 +100,9 @@ def test_a_task_file_that_the_harness_could_not_read(
 def test_nothing_is_asked_of_what_does_not_run(pdserve_home: Path) -> None:
     code, _ = pdserve("eval", "gsm8k", "--threshold", "1", "--harness", "/bin/true")
     assert code == 8
+
+
+def test_without_a_deployment_the_harness_is_not_asked_for(pdserve_home: Path) -> None:
+    code, output = pdserve("eval", "capitals", "--threshold", "0.75", "--harness", "/no/such/program")
+    assert code == 8, output
+    assert "there is no program" not in output

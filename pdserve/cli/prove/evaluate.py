@@ -20,8 +20,8 @@ def run(name: str | None, settings: EvalSettings, *, harness: str | None, as_jso
     """Prints the score of each repeat and the verdict. Raises VerifyError below the threshold, after that."""
     if settings.task.endswith((".yaml", ".yml")):
         settings = replace(settings, task=_task_file(settings.task))
-    program = find_harness(harness, os.environ)
     run_dir, state, plan = serving(name, "eval")
+    program = find_harness(harness, os.environ)
     verdict = asyncio.run(
         evaluate(run_dir, state, plan, settings, harness=program, environ=os.environ, on_repeat=_progress)
     )

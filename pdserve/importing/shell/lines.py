@@ -19,7 +19,10 @@ SUM, SUM_END = "\ue003", "\ue004"
 _OPERATORS = "();<>|&"
 _HIDDEN = {char: chr(0xE100 + ord(char)) for char in (*_OPERATORS, "`")}
 _SHOWN = str.maketrans({hidden: char for char, hidden in _HIDDEN.items()})
-_SUM = re.compile(r"\$\(\(([\w\s${}+*/%()-]*?)\)\)")
+_SUM = re.compile(r"\$\(\(([\w\s${}+*/%()-]{0,500}?)\)\)")
+_MARK = re.compile(f"[{LITERAL}-{SUM_END}{chr(0xE100)}-{chr(0xE17F)}]")
+_LONGEST_COMMAND = 1 << 16
+"""Characters of the lines of one command. No program takes an argument of twice that many (Linux, MAX_ARG_STRLEN)."""
 _OPERATOR = re.compile(r"[()]|;;|&&|\|\||&>+|[<>]+&?|[;|&]")
 """shlex gives what stands together as one: `);`."""
 _ENDS = frozenset({";", "&&", "||", "|", "&", ";;"})
@@ -37,6 +40,14 @@ class Word:
         return bool(self.text) and set(self.text) <= set(_OPERATORS)
 
 
+class ScriptLimitError(Exception):
+    """The script goes beyond what is read of one. The message is a clause; `line` is None where the reader knows it."""
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        super().__init__(what)
+        self.line = line
+
+
 Command = list[Word]
 """The words between two separators; redirections are gone."""
 
@@ -47,18 +58,25 @@ def plain(text: str) -> str:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """The simple commands of a script, in order. A here-document is left out."""
+    """The simple commands of a script, in order. A here-document is left out. Raises ScriptLimitError."""
     words: list[Word] = []
     depth = 0
     lines = iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
-        piece, marked = raw, _marked(raw)
-        while marked is None:  # a quote that goes on in the next line
+        marked, quote = _marked(raw, "")
+        parts, length = [marked], len(raw)
+        while quote:  # it goes on in the next line
             following = next(lines, None)
             if following is None:
                 return
-            piece = f"{piece}\n{following[1]}"
-            marked = _marked(piece)
+            marked, quote = _marked(following[1], quote)
+            parts.append(marked)
+            length += len(following[1])
+            if length > _LONGEST_COMMAND:
+                break
+        if length > _LONGEST_COMMAND:
+            raise ScriptLimitError(f"a command of more than {_LONGEST_COMMAND >> 10} KiB", number)
+        marked = "\n".join(parts).rstrip()
         goes_on = marked.endswith("\\")
         pieces = [Word(token, number) for token in _split(marked.removesuffix("\\"))]
         words += pieces
@@ -104,10 +122,17 @@ def _split(marked: str) -> Iterator[str]:
         yield from _OPERATOR.findall(token) if set(token) <= set(_OPERATORS) else [token]
 
 
-def _marked(line: str) -> str | None:
-    """The line with its marks and without its comment; None where a quote is not closed."""
+def check_marks(text: str) -> None:
+    """Raises ScriptLimitError for a text that has one of our marks already."""
+    if (mark := _MARK.search(text)) is not None:
+        line = text.count("\n", 0, mark.start()) + 1
+        raise ScriptLimitError(f"the private character U+{ord(mark.group()):04X}, which means nothing in a shell", line)
+
+
+def _marked(line: str, quote: str) -> tuple[str, str]:
+    """The line with its marks and without its comment, and the quote that is open at its end. `quote`: the one that is
+    open at its beginning."""
     out: list[str] = []
-    quote = ""
     index = 0
     while index < len(line):
         char = line[index]
@@ -135,7 +160,7 @@ def _marked(line: str) -> str | None:
             char = _HIDDEN[char]
         out.append(char)
         index += 1
-    return None if quote else "".join(out).rstrip()
+    return "".join(out), quote
 
 
 def _heredoc(words: list[Word]) -> str | None:

@@ -15,7 +15,7 @@ from pdserve.importing import environment
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.flags import ImportedFlag, collected, from_argv
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
-from pdserve.importing.shell.lines import IN_QUOTES, Command, commands
+from pdserve.importing.shell.lines import IN_QUOTES, Command, ScriptLimitError, check_marks, commands
 from pdserve.importing.shell.values import (
     UnknownValue,
     UnknownValueError,
@@ -76,10 +76,12 @@ class _Reader:
         return False if False in states else None if None in states else True
 
     def read(self, command: Command) -> None:
+        start = 0
+        while start < len(command) and (width := self._keyword(command, start)):
+            start += width
+        command = command[start:]
         words = [word.text for word in command]
-        if self._keyword(command, words):
-            return
-        if self.runs is False:
+        if not words or self.runs is False:
             return
         if words[0] in ("export", "local", "declare", "readonly", "typeset"):
             exports = words[0] == "export"
@@ -93,11 +95,12 @@ class _Reader:
         elif _ASSIGNMENT.fullmatch(words[0]):
             self._assign(command, exports=False)
 
-    def _keyword(self, command: Command, words: list[str]) -> bool:
-        """Opens, changes or closes a block; what follows on the line is read as a command of its own."""
-        first, rest = words[0], command[1:]
+    def _keyword(self, command: Command, start: int) -> int:
+        """Opens, changes or closes a block; how many words were read with it, 0: there is no keyword at `start`. What
+        follows `then`, `else` and `do` is a command of its own."""
+        first, whole = command[start].text, len(command) - start
         if first in ("if", "elif"):
-            test = [word for word in words[1:] if word != "then"]
+            test = [word.text for word in command[start + 1 :] if word.text != "then"]
             result = holds(test, self.variables)
             names = depends_on(test, self.variables)
             if first == "if":
@@ -107,7 +110,7 @@ class _Reader:
                 block.runs = None if block.taken is None else False if block.taken else result
                 block.taken = result if block.taken is False else block.taken
                 block.names |= names
-            return True
+            return whole
         if first == "else" and self.blocks:
             block = self.blocks[-1]
             block.runs = None if block.taken is None else not block.taken
@@ -115,13 +118,14 @@ class _Reader:
             self.blocks.pop()
         elif first in _OPENED:
             self.blocks.append(_Block(first, None, None))
-        elif first == "function" or (words[1:3] == ["(", ")"] and first.replace("-", "_").isidentifier()):
+        elif first == "function" or (
+            [word.text for word in command[start + 1 : start + 3]] == ["(", ")"]
+            and first.replace("-", "_").isidentifier()
+        ):
             self.blocks.append(_Block("function", None, None))
         elif first not in ("then", "do", "{"):
-            return False
-        if rest and first in ("then", "else", "do"):
-            self.read(rest)
-        return True
+            return 0
+        return 1 if first in ("then", "else", "do") else whole
 
     def _assign(self, command: Command, *, exports: bool) -> None:
         index = 0
@@ -209,8 +213,20 @@ def matches(text: str) -> bool:
 def launch(text: str, file: str, choice: ImportChoice) -> Launch:
     """The launch. Raises RecipeError for what is known only when the script runs."""
     reader = _Reader(file, Variables(choice.variables))
-    for command in commands(text):
-        reader.read(command)
+    line = 1
+    try:
+        for given in (*choice.variables.values(), text):
+            check_marks(given)
+        for command in commands(text):
+            line = command[0].line
+            reader.read(command)
+    except ScriptLimitError as error:
+        raise RecipeError(
+            f"the script cannot be read: {error}",
+            where=f"{file}:{error.line or line}",
+            cause="a damaged or generated file; no launch of an engine needs this",
+            todo="import a copy that has the line `vllm serve` and the variables it uses, and nothing else",
+        ) from None
     servers = reader.servers
     if not servers:
         raise RecipeError(

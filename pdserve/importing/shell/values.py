@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pdserve.importing.shell.lines import IN_QUOTES, SUM, SUM_END, plain
+from pdserve.importing.shell.lines import IN_QUOTES, SUM, SUM_END, ScriptLimitError, plain
 
 _REFERENCE = re.compile(
-    rf"([${IN_QUOTES}])(?:(?P<name>[A-Za-z_]\w*)|\{{(?P<braced>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]*))?\}})"
-    rf"|{SUM}(?P<sum>[^{SUM_END}]*){SUM_END}"
+    rf"([${IN_QUOTES}])(?:(?P<name>[A-Za-z_]\w*)|\{{(?P<braced>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?::?-(?P<default>[^}}]{{0,2000}}))?\}})"
+    rf"|{SUM}(?P<sum>[^{SUM_END}]{{0,500}}){SUM_END}"
 )
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -22,6 +22,10 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 _WHOLE = re.compile(r"-?\d{1,18}")
 """What a shell can count with: 64 bits."""
 _UNREADABLE = re.compile(rf"[${IN_QUOTES}][\[({{#?!@*0-9$]|`")
+
+
+_MOST_CHARACTERS = 1 << 22
+"""That all expansions of a script make together. A real one makes some thousands."""
 
 
 class UnknownValueError(ValueError):
@@ -49,6 +53,14 @@ class Variables:
     given: Mapping[str, str]
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
+    made: int = 0
+    """Characters and words of all expansions so far."""
+
+    def count(self, values: Sequence[str]) -> None:
+        """Raises ScriptLimitError for a script whose variables double each other."""
+        self.made += len(values) + sum(map(len, values))
+        if self.made > _MOST_CHARACTERS:
+            raise ScriptLimitError(f"its variables grow beyond {_MOST_CHARACTERS >> 20} MiB")
 
     def set(self, name: str, value: Value, line: int) -> None:
         """An assignment."""
@@ -74,6 +86,7 @@ def _expand(word: str, variables: Variables) -> list[str]:
         result[-1] += plain(word[position : match.start()])
         position = match.end()
         values = _resolved(match, variables)
+        variables.count(values)
         if match.group("all") or match.group(1) == "$":
             pieces = values if match.group("all") else [piece for value in values for piece in value.split()]
             if not pieces and match.group() == word:

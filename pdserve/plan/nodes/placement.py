@@ -16,6 +16,8 @@ from pdserve.roles import EngineRole
 
 SINGLE_NODE = Node(name="localhost")
 _MOST_NODES = 254
+_MOST_DEVICES = 1 << 16
+"""Far beyond every cluster of so many nodes; more are not counted one by one."""
 
 
 def place(recipe: Recipe, nodes: Sequence[Node], *, recipe_file: str = "RECIPE") -> tuple[Instance, ...]:
@@ -96,7 +98,11 @@ def _hypothetical(count: int, size: int) -> tuple[Node, ...]:
 
 
 def _check(recipe: Recipe) -> None:
+    if recipe.devices_per_node > _MOST_DEVICES:
+        raise _too_many(recipe.devices_per_node, "devices_per_node")
     for name, role in recipe.roles():
+        if (devices := role.instances * role.parallel.workers) > _MOST_DEVICES:
+            raise _too_many(devices, f"{name}.instances" if role.instances > 1 else f"{name}.parallel")
         size, spans = role.parallel.workers, role.parallel.nodes
         if size % spans:
             raise RecipeError(
@@ -113,6 +119,15 @@ def _check(recipe: Recipe) -> None:
                 where=f"{name}.devices",
                 todo=f"list {role.instances * size} ids, {size} for each instance in turn; or leave it out",
             )
+
+
+def _too_many(devices: int, where: str) -> RecipeError:
+    return RecipeError(
+        f"{devices if devices < 10**12 else 'more than 10^12'} devices are more than a plan is made for",
+        where=where,
+        cause="a slip of the keyboard: instances * tp * pp * pcp * dp are the devices of a role",
+        todo=f"write numbers that make {_MOST_DEVICES} devices or fewer",
+    )
 
 
 def _try(recipe: Recipe, nodes: Sequence[Node]) -> tuple[Instance, ...] | _NoRoom:
