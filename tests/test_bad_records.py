@@ -51,7 +51,8 @@ def no_room(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "bad",
-    [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}', b"[" * 50_000, b"9" * 5000],
+    [b'{"at": 1, "eve', b"\xff\xfe\x00", b"[]", b"{}", b'{"at": "x", "event": "y"}', b"[" * 50_000, b"9" * 5000]
+    + [b'{"at": %s, "event": "y"}' % at for at in (b"NaN", b"1e999", b"-1", b"9" * 400)],
 )
 def test_a_line_that_cannot_be_read_hides_no_other(run: RunDir, bad: bytes) -> None:
     run.append_event("one")

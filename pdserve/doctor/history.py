@@ -11,6 +11,8 @@ from pdserve.doctor.records import RunRecords
 
 Event = Mapping[str, Any]
 HISTORY = "events.jsonl"
+_BEYOND = 1e15
+"""No field of ours is that large."""
 _NO_FIELDS = ("at", "event")
 
 
@@ -42,4 +44,6 @@ def text(event: Event, key: str) -> str:
 def number(event: Event, key: str) -> float:
     """A field as a number."""
     value = event.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if abs(value) < _BEYOND else 0.0  # nor of NaN

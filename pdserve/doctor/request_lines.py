@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 _PLAIN = re.compile(r"^\S+Z (?P<outcome>ok|error|cancelled|rejected) (?P<status>\d{3}) \S+ id=")
 _FIELD = re.compile(r' (?P<name>prompt_tokens|queue_ms|error)=(?P<value>"(?:[^"\\]|\\.)*"|\S+)')
+
+
+class _Fields(BaseModel):
+    """Of a line in JSON. A number beyond these bounds is of a line that was changed."""
+
+    model_config = ConfigDict(strict=True)
+
+    status: Annotated[int, Field(ge=0, le=999)]
+    error: str | None = ""
+    prompt_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    queue_ms: Annotated[float, Field(ge=0, le=1e15)] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,16 +58,7 @@ def _of_text(line: str) -> EndedRequest | None:
 
 def _of_json(line: str) -> EndedRequest | None:
     try:
-        fields = from_json(line)
-    except ValueError:
+        fields = _Fields.model_validate_json(line)
+    except ValidationError:
         return None
-    if not isinstance(fields, dict) or not isinstance(fields.get("status"), int):
-        return None
-    tokens, queue = fields.get("prompt_tokens"), fields.get("queue_ms")
-    return EndedRequest(
-        line,
-        fields["status"],
-        str(fields.get("error", "")),
-        tokens if isinstance(tokens, int) else None,
-        float(queue) if isinstance(queue, int | float) else None,
-    )
+    return EndedRequest(line, fields.status, fields.error or "", fields.prompt_tokens, fields.queue_ms)

@@ -51,7 +51,7 @@ def fetch_config(
         raise _failed(
             model, f"{url.host} cannot be reached: {error}", "check the network and HF_ENDPOINT, or leave out --online"
         ) from error
-    config = config_json.read(answer.content, str(url), "correct model.id or model.revision")
+    config = config_json.read(answer.content, "model.id", "correct model.id or model.revision")
     if config is None:
         raise _failed(model, f"what {url.host} answers is no JSON object", _PROXY)
     return config

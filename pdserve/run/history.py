@@ -25,6 +25,8 @@ _FULL_BYTES = 8 << 20
 """Tens of thousands of events. The report of a failure reads all that is kept, twice as much."""
 _CONTINUED = re.compile(rb'\{"at": [0-9.]+, "event": "continued", "bytes_before": ([0-9]+)\}\n')
 _HEAD_BYTES = 120
+_LAST_TIME = 1 << 36
+"""Seconds: no clock of ours is in the year 4147."""
 _SHOWN_BYTES = 200
 """Of a line that cannot be read."""
 
@@ -89,6 +91,8 @@ def _event(line: bytes, at: float) -> dict[str, Any]:
         event = from_json(line)
     except ValueError:  # also of what is nested too deeply, or is not UTF-8
         event = None
-    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float):
-        return event
+    if isinstance(event, dict) and isinstance(event.get("event"), str):
+        time_of = event.get("at")
+        if isinstance(time_of, int | float) and 0 <= time_of < _LAST_TIME:  # NaN is not
+            return event
     return {"at": at, "event": "unreadable", "text": line[:_SHOWN_BYTES].decode(errors="replace")}

@@ -164,3 +164,10 @@ def test_hostile_lines_of_a_log_stay_evidence(tmp_path: Path) -> None:
         events=[died("decode-0", 1)],
     )
     assert "disk is full" in only(run).cause
+
+
+def test_numbers_that_no_run_has_hide_no_other_cause(tmp_path: Path) -> None:
+    late = {"event": "late", "name": "proxy", "seconds": 10**400, "last_answer": "none", "diagnostics": "d"}
+    requests = ['{"status": 503, "queue_ms": ' + "9" * 400 + "}", "[" * 5000, '{"a":' * 900]
+    made = diagnosed(run_dir(tmp_path, events=[late], logs={"proxy": requests}))
+    assert "start-late" in [each.rule for each in made]

@@ -76,10 +76,10 @@ class _Reader:
         return False if False in states else None if None in states else True
 
     def read(self, command: Command) -> None:
-        start = 0
-        while start < len(command) and (width := self._keyword(command, start)):
-            start += width
-        command = command[start:]
+        read = 0
+        while read < len(command) and (width := self._keyword(command, read)):
+            read += width
+        command = command[read:]
         words = [word.text for word in command]
         if not words or self.runs is False:
             return
