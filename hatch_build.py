@@ -76,13 +76,25 @@ class CompiledProxy(BuildHookInterface[Any]):
         source = Path(self.root) / "pdserve"
         shutil.copytree(source, folder / "pdserve", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         (folder / "setup.py").write_text(_SETUP, encoding="utf-8")
-        argv = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", ",".join(self.config["modules"])]
+        modules = _matching(folder, self.config["modules"])
+        argv = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", ",".join(modules)]
         done = subprocess.run(
             argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"mypyc failed; PDSERVE_COMPILE=0 does without it:\n{done.stdout}")
         return sorted(folder.glob("*.so")) + sorted((folder / "pdserve").rglob("*.so"))
+
+
+def _matching(root: Path, patterns: list[str]) -> list[str]:
+    """The modules that `modules` of pyproject.toml lists, below `root`. What matches nothing is an error."""
+    modules = []
+    for pattern in patterns:
+        matches = sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+        if not matches:
+            raise ValueError(f"pyproject.toml, modules to compile: {pattern} is no file; correct or remove it")
+        modules += matches
+    return modules
 
 
 def _asked() -> bool | None:

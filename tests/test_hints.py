@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from pdserve.logs.causes import explain
-from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
+from pdserve.logs.known_causes import RULES
+from pdserve.logs.known_causes.general import LAST_RESORT
+from pdserve.logs.known_causes.rule import Rule
+from pdserve.logs.known_causes.signals import SIGNALS
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 

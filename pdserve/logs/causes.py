@@ -1,6 +1,6 @@
 """Why a process died, as far as its last log lines and its exit code show, and what to do about it.
 
-The known causes are data (known_causes.py). A cause found in the log wins over the signal, the signal over messages
+The known causes are data (known_causes). A cause found in the log wins over the signal, the signal over messages
 that only report a failure in another place.
 """
 
@@ -11,7 +11,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.logs.known_causes import LAST_RESORT, RULES, SIGNALS, Rule
+from pdserve.logs.known_causes import RULES
+from pdserve.logs.known_causes.general import LAST_RESORT
+from pdserve.logs.known_causes.rule import Rule
+from pdserve.logs.known_causes.signals import SIGNALS
 from pdserve.logs.lines import may_name_cause, plain
 
 _ARGUMENTS = {

@@ -1,6 +1,6 @@
 """Lines of a process that lives which name what goes wrong: a request that fails, a cache that is not used.
 
-A death is explained by known_causes.py. These are mostly warnings, which that table rightly ignores. Each pattern
+A death is explained by known_causes. These are mostly warnings, which that table rightly ignores. Each pattern
 is the text of a log call of vLLM 0.32, LMCache 0.5.6 or the proxy. A template may use the pattern's groups, {role} and
 {args}, as there.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pdserve.logs.known_causes import Rule
+from pdserve.logs.known_causes.rule import Rule
 from pdserve.roles import ENGINE_ROLES
 
 _ENGINES = frozenset(ENGINE_ROLES)

@@ -16,8 +16,14 @@ from pdserve.installed import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOKS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
-MODULES: list[str] = HOOKS["custom"]["modules"]
+PATTERNS: list[str] = HOOKS["custom"]["modules"]
+MODULES = [str(path.relative_to(ROOT)) for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 EXPECTED = "compiled" if os.environ.get("PDSERVE_TEST_COMPILED") else "interpreted"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_line_of_the_list_is_a_module(pattern: str) -> None:
+    assert list(ROOT.glob(pattern))
 
 
 def test_all_that_is_to_be_compiled_is_what_runs() -> None:

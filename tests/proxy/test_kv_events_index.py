@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
-from pdserve.pd.routing.kv_events import KvEvents
 from pdserve.pd.routing.kv_index import KvIndex
 from pdserve.pd.routing.kv_wire import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
+from pdserve.pd.routing.policies.kv_events import KvEvents
 from tests.proxy.candidates import Worker, everywhere, workers
 
 BLOCK = 2

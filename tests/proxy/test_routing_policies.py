@@ -15,7 +15,6 @@ from pdserve.pd.config import routing
 from pdserve.pd.config.routing import RoutingSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import kv_events_of, make
-from pdserve.pd.routing.policy import WHYS
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import POLICIES, PolicyName, Worker, everywhere, workers
 
@@ -30,7 +29,7 @@ loads = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9_000), st.floats(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("affinity", [False, True])
 @given(candidates=loads, role=st.sampled_from(ROLES), session=st.none() | st.text(), seed=st.integers(0, 99))
-def test_a_choice_is_one_of_the_candidates_and_has_a_known_reason(
+def test_a_choice_is_one_of_the_candidates_and_has_a_reason_of_the_policy(
     policy: PolicyName, affinity: bool, candidates: list[Worker], role: EngineRole, session: str | None, seed: int
 ) -> None:
     made = make(everywhere(policy, affinity=affinity), role, Random(seed))
@@ -38,7 +37,7 @@ def test_a_choice_is_one_of_the_candidates_and_has_a_known_reason(
     for _ in range(3):
         choice = made.choose(candidates, ask)
         assert choice.worker in candidates
-        assert choice.why in WHYS
+        assert choice.why in made.reasons
         made.routed(choice.worker, ask)
         assert 0 <= made.matched(choice.worker, ask) <= ask.estimate
         made.forget(choice.worker.name)

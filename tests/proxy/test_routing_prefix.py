@@ -14,7 +14,7 @@ from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.build import make
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.chain import Chain
-from pdserve.pd.routing.prefix_aware import PrefixAware
+from pdserve.pd.routing.policies.prefix_aware import PrefixAware
 from pdserve.roles import EngineRole
 from tests.proxy.candidates import Worker, everywhere, workers
 

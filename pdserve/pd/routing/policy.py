@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pdserve.pd.routing.ask import RoutingRequest
-
-Why = Literal[
-    "turn",  # round_robin
-    "least_loaded",
-    "power_of_two",
-    "match",  # holds most of the prompt, and is not too busy
-    "no_match",  # no worker holds enough of it: the least loaded
-    "overloaded",  # who holds most of it is too busy: the least loaded
-    "no_tokens",  # kv_events does not know the token ids: the least loaded
-    "session",  # affinity: the session's own worker
-    "session_spilled",  # affinity: that one is too busy, the session's next
-]
-WHYS: tuple[Why, ...] = get_args(Why)
 
 
 class RoutingCandidate(Protocol):
@@ -46,10 +33,10 @@ W = TypeVar("W", bound=RoutingCandidate)
 
 
 class Choice(NamedTuple, Generic[W]):
-    """`why` is a label of the decision counter."""
+    """`why` is a label of the decision counter, one of the policy's `reasons`."""
 
     worker: W
-    why: Why
+    why: str
 
 
 class Policy(Protocol):
@@ -63,6 +50,11 @@ class Policy(Protocol):
     @property
     def needs_tokens(self) -> bool:
         """Exact token ids are wanted in each RoutingRequest."""
+        ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All that `why` of its choices can be. Few: each is a series of the decision counter."""
         ...
 
     def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:

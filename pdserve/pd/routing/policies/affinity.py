@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Final
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.policy import Choice, Policy, RoutingCandidate, W
 
 _MASK = (1 << 64) - 1
+SESSION: Final = "session"  # the session's own worker
+SESSION_SPILLED: Final = "session_spilled"  # that one is too busy: the session's next
 
 
 class Affinity:
@@ -37,6 +40,10 @@ class Affinity:
     def needs_tokens(self) -> bool:
         return self.inner.needs_tokens
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return (*self.inner.reasons, SESSION, SESSION_SPILLED)
+
     def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         if ask.session is None:
             return self.inner.choose(candidates, ask)
@@ -44,10 +51,10 @@ class Affinity:
         home = max(candidates, key=lambda worker: self._score(session, worker))
         calmest = min(candidates, key=self._burden.of)
         if not self._burden.too_busy(home, calmest):
-            return Choice(home, "session")
+            return Choice(home, SESSION)
         # Never empty: no worker is too busy in comparison with itself.
         calm = [worker for worker in candidates if not self._burden.too_busy(worker, calmest)]
-        return Choice(max(calm, key=lambda worker: self._score(session, worker)), "session_spilled")
+        return Choice(max(calm, key=lambda worker: self._score(session, worker)), SESSION_SPILLED)
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         self.inner.routed(worker, ask)

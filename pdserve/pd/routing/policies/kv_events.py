@@ -7,13 +7,16 @@ after a block is full, so a burst of the same new prompt is spread by load.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from pdserve.pd.config.routing import KvEventsSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.kv_index import KvIndex
+from pdserve.pd.routing.policies.by_match import BY_MATCH, by_match
 from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
+
+NO_TOKENS: Final = "no_tokens"  # the token ids are not known: the least loaded
 
 
 class KvEvents:
@@ -21,6 +24,7 @@ class KvEvents:
 
     name = "kv_events"
     needs_tokens = True
+    reasons: ClassVar[tuple[str, ...]] = (*BY_MATCH, NO_TOKENS)
 
     def __init__(self, burden: Burden, settings: KvEventsSettings) -> None:
         self._burden = burden
@@ -31,7 +35,7 @@ class KvEvents:
 
     def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
         if ask.tokens is None:
-            return Choice(self._burden.least(candidates), "no_tokens")
+            return Choice(self._burden.least(candidates), NO_TOKENS)
         held = [self.matched(candidate, ask) for candidate in candidates]
         return by_match(candidates, held, self._burden, ask, self._min_match_ratio)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pdserve.pd.config.routing import PrefixAwareSettings as PrefixSettings
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
-from pdserve.pd.routing.by_match import by_match
 from pdserve.pd.routing.chain import Chain
+from pdserve.pd.routing.policies.by_match import BY_MATCH, by_match
 from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
 
 
@@ -23,6 +24,7 @@ class PrefixAware:
 
     name = "prefix_aware"
     needs_tokens = False
+    reasons: ClassVar[tuple[str, ...]] = BY_MATCH
 
     def __init__(self, burden: Burden, settings: PrefixSettings) -> None:
         self._burden = burden

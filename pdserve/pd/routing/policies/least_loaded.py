@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.policy import Choice, RoutingCandidate, W
+
+LEAST_LOADED: Final = "least_loaded"
 
 
 class LeastLoaded:
@@ -14,12 +17,13 @@ class LeastLoaded:
 
     name = "least_loaded"
     needs_tokens = False
+    reasons: ClassVar[tuple[str, ...]] = (LEAST_LOADED,)
 
     def __init__(self, burden: Burden) -> None:
         self._burden = burden
 
     def choose(self, candidates: Sequence[W], ask: RoutingRequest) -> Choice[W]:
-        return Choice(self._burden.least(candidates), "least_loaded")
+        return Choice(self._burden.least(candidates), LEAST_LOADED)
 
     def routed(self, worker: RoutingCandidate, ask: RoutingRequest) -> None:
         """The load figures know."""

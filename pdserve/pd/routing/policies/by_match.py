@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pdserve.pd.routing.ask import RoutingRequest
 from pdserve.pd.routing.burden import Burden
 from pdserve.pd.routing.policy import Choice, W
+
+MATCH: Final = "match"  # holds most of the prompt, and is not too busy
+NO_MATCH: Final = "no_match"  # no worker holds enough of it: the least loaded
+OVERLOADED: Final = "overloaded"  # the worker that holds most of it is too busy: the least loaded
+BY_MATCH = (MATCH, NO_MATCH, OVERLOADED)
 
 
 def by_match(
@@ -16,7 +22,7 @@ def by_match(
     `held`: tokens of it that each candidate holds."""
     most = max(held)
     if not most or most < min_ratio * ask.estimate:
-        return Choice(burden.least(candidates), "no_match")
+        return Choice(burden.least(candidates), NO_MATCH)
     best = [candidate for candidate, tokens in zip(candidates, held, strict=True) if tokens == most]
     if len(best) < len(candidates):
         loads = [burden.of(candidate) for candidate in candidates]
@@ -24,5 +30,5 @@ def by_match(
         if held[calm] < most:
             calmest = candidates[calm]
             if burden.too_busy(min(best, key=burden.of), calmest, saved=most - held[calm]):
-                return Choice(burden.least(candidates), "overloaded")
-    return Choice(burden.least(best), "match")
+                return Choice(burden.least(candidates), OVERLOADED)
+    return Choice(burden.least(best), MATCH)
