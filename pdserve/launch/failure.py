@@ -137,13 +137,14 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
             )
     if (ended := container_end(gone.exit_code)) is not None:
         return ended.cause
-    near = isinstance(plan.node(gone.node).reach, Local)
-    if near and not in_docker(plan.node(gone.node)):
+    near, docker = isinstance(plan.node(gone.node).reach, Local), in_docker(plan.node(gone.node))
+    if near and not docker:
         return "it was killed, or the machine is out of memory; its guard stops what it owned"
     way = (
         "docker or its container was" if near else "the node, its network, or the srun or ssh that holds the agent went"
     )
-    how = "stopped, paused or killed" if near else "away, or the agent was stopped or killed"
+    agent = "the agent, its container or docker" if docker else "the agent"
+    how = "stopped, paused or killed" if near else f"away, or {agent} was stopped or killed"
     stops = f"an agent that lives stops what runs there, at the latest after {lease:g} s without a word from here"
     return f"{way} {how}; {stops}"
 

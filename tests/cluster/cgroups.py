@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster.machine import FREEZER, UNIFIED
@@ -36,6 +37,7 @@ def remove_cgroups(prefix: str) -> None:
     """Removes them as their processes end; raises OSError when some are still held after 20 s."""
     deadline = time.monotonic() + _GONE_SECONDS
     while left := cgroups(prefix):
+        _thaw(left)
         for folder in left:
             try:
                 folder.rmdir()
@@ -46,3 +48,11 @@ def remove_cgroups(prefix: str) -> None:
                     raise
                 time.sleep(0.02)
                 break
+
+
+def _thaw(folders: list[Path]) -> None:
+    """Of a container that a test has paused and that was killed since: what is frozen does not die."""
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            if folder.is_relative_to(FREEZER):
+                (folder / "freezer.state").write_text("THAWED")

@@ -6,55 +6,38 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.deployments import Deployment, Lab
 from tests.cluster.spec import LOGIN
-from tests.cluster.waiting import wait_until
+from tests.cluster.tiny import RECIPE, assert_all_proven, until_ready
 from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-START_SECONDS = 900
-RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"
 
-
-class Tiny(Deployment):
-    """recipes/tiny-cpu.yaml in a job of two nodes."""
-
-    @classmethod
-    def submitted(cls, cluster: Cluster, folder: Path) -> Tiny:
-        lab = Lab(cluster, folder)
-        output = folder / "job.out"
-        argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
-        argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2"]
-        done = cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
-        assert done.returncode == 0, done.stderr
-        tiny = cls(lab, output, job=done.stdout.strip())
-        tiny.name = "tiny-cpu"
-        return tiny
-
-    def until_ready(self) -> None:
-        def over() -> bool:
-            return "serving tiny at" in self.printed() or "\nerror: " in self.printed()
-
-        wait_until("ready", over, START_SECONDS, why=self.printed)
-        assert "serving tiny at" in self.printed(), self.printed()
+def submitted(lab: Lab) -> Deployment:
+    """The recipe in a job of two nodes."""
+    output = lab.folder / "job.out"
+    argv = ["sbatch", "--parsable", "--nodes=2", "--gres=none", f"--output={output}", "slurm/disagg.sh"]
+    argv += [str(RECIPE.relative_to(REPOSITORY)), "--set", "slurm.nodes=2"]
+    done = lab.cluster.run(LOGIN, argv, env=lab.env, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    return Deployment(lab, output, job=done.stdout.strip())
 
 
 @pytest.fixture(scope="module")
-def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
-    deployment = Tiny.submitted(slurm_of_the_module, tmp_path_factory.mktemp("real"))
-    deployment.until_ready()
+def tiny(slurm_of_the_module: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = submitted(Lab(slurm_of_the_module, tmp_path_factory.mktemp("real")))
+    until_ready(deployment, "tiny-cpu")
     yield deployment
     deployment.lab.pdserve(LOGIN, "down", "tiny-cpu")
     slurm_of_the_module.assert_nothing_left()
 
 
-def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: Tiny) -> None:
+def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(tiny: Deployment) -> None:
     first, second, _ = tiny.cluster.nodes
     places = {name: tiny.node_of(name) for name in ("lmcache-0", "prefill-0", "decode-0", "proxy")}
     assert places == {"lmcache-0": first, "prefill-0": first, "decode-0": second, "proxy": first}
@@ -63,16 +46,11 @@ def test_prefill_and_decode_are_on_different_nodes_and_the_cache_beside_prefill(
     print({name: value for name, value in up.items() if name.endswith("seconds")})
 
 
-def test_every_proof_is_proven_over_the_nodes_network(tiny: Tiny) -> None:
-    done = tiny.lab.pdserve(tiny.cluster.nodes[0], "verify", "tiny-cpu", "--json")
-    report = json.loads(done.stdout)
-    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(
-        ("endpoints", "requests", "transfer", "stored", "output", "reload", "clean"), "proven"
-    ), done.stdout
-    assert done.returncode == 0
+def test_every_proof_is_proven_over_the_nodes_network(tiny: Deployment) -> None:
+    assert_all_proven(tiny)
 
 
-def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Tiny) -> None:
+def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Deployment) -> None:
     done = tiny.lab.pdserve(LOGIN, "status", "tiny-cpu", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     processes = json.loads(done.stdout)["processes"]
@@ -80,7 +58,7 @@ def test_the_login_node_sees_what_listens_on_another_nodes_loopback(tiny: Tiny) 
     assert processes["decode-0"]["engine"]["running"] == 0
 
 
-def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stopped(tiny: Tiny) -> None:
+def test_a_real_engine_that_dies_on_another_node_is_named_and_everything_is_stopped(tiny: Deployment) -> None:
     second = tiny.cluster.nodes[1]
     [core] = [pid for pid, argv in tiny.cluster.processes(second) if argv[0].startswith("VLLM::EngineCore")]
     os.kill(core, signal.SIGKILL)

@@ -60,6 +60,10 @@ class Boxes(Lab):
         (container,) = self.dockers[node or self.node].containers()
         return container
 
+    def inside(self, node: str) -> str:
+        """What runs in the only container on a node, as `docker top` shows it."""
+        return self.dockers[node].output("top", self.container(node), "-o", "pid,args")
+
     def processes_of(self, word: str, node: str | None = None) -> list[int]:
         """PIDs, as the test process sees them, of Python processes of a node that have `word` among their arguments."""
         return [

@@ -1,4 +1,5 @@
-"""Nodes with docker that the tests of a module share; each test must have taken its things away."""
+"""Nodes with docker that all tests share, because a daemon and its import cost seconds; each test must have taken its
+things away."""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ def _one_node(folder: Path) -> Iterator[With]:
         yield lambda folder: Boxes(cluster, dockers, folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
     with _one_node(tmp_path_factory.mktemp("docker")) as boxes:
         yield boxes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[With]:
     with (
         Cluster.up(nodes=2, layers=docker_layers()) as cluster,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.cgroups import docker_parent
@@ -65,6 +67,16 @@ class Docker:
         self._daemon.send_signal(signal.SIGTERM)
         self._daemon.wait(_LIMIT)
         self._daemon = None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """SIGSTOP until the end of the block. Its containerd, and with it the containers, go on."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._daemon.send_signal(signal.SIGCONT)
 
     @property
     def lives(self) -> bool:

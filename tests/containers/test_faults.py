@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.deployments import Deployment, measured
 from tests.cluster.waiting import wait_until
 from tests.containers.boxes import Boxes, kill
+from tests.launch.deployment import ENGINE
 
 pytestmark = pytest.mark.container
 HEARTBEAT_SECONDS = 5.0
@@ -19,10 +20,10 @@ LATE_SECONDS = 60.0
 """A limit that a busy machine keeps too."""
 
 
-def lost(up: Deployment, fault: str, words: str) -> str:
+def lost(up: Deployment, fault: str, words: str, *, when: str = "while serving") -> str:
     """The line in which the user is told that the node is lost, with `words`."""
     with measured(fault) as note:
-        line = up.expect(f"node {up.lab.cluster.nodes[0]} is lost while serving")
+        line = up.expect(f"node {up.lab.cluster.nodes[0]} is lost {when}")
         note(time.time(), line)
     assert words in line, line
     return line
@@ -83,6 +84,36 @@ def test_a_docker_daemon_that_is_stopped_by_its_owner(own_box: Boxes) -> None:
     own_box.docker.start()
     own_box.pdserve(own_box.node, "down")
     own_box.assert_nothing_left()
+
+
+def test_a_docker_daemon_that_hangs(box: Boxes) -> None:
+    """Its socket accepts, and nothing is answered: the agent lives, and no word of it comes through."""
+    with box.up(box.node, box.boxed()) as up:
+        up.ready()
+        with box.docker.hanging():
+            lost(up, "SIGSTOP of dockerd", "not heard for")
+            assert "docker or its container was stopped, paused or killed" in up.expect("likely cause:")
+            # By the agent itself, whose lease ends: no docker can be asked to.
+            wait_until("nothing runs", lambda: not box.processes_of("pdserve.node.agent"), LATE_SECONDS)
+            assert up.ended() == "5"
+            assert "docker could not be asked for containers of this run" in up.printed()
+            down = box.pdserve(box.node, "down")
+            assert down.returncode != 0, down.stdout
+            assert f"docker does not answer on {box.node}" in down.stderr
+        down = box.pdserve(box.node, "down")
+        assert down.returncode == 0, down.stdout + down.stderr
+    box.assert_nothing_left()
+
+
+def test_a_docker_daemon_that_hangs_while_the_engines_start(box: Boxes) -> None:
+    recipe = box.boxed(engine__env={"VLLM_CPU_KVCACHE_SPACE": 1, "FAKE_SHM": "1", "FAKE_NEVER_READY": "1"})
+    with box.up(box.node, recipe) as up:
+        wait_until("engines load", lambda: box.processes_of(ENGINE[1]), LATE_SECONDS, why=up.printed)
+        with box.docker.hanging():
+            lost(up, "SIGSTOP of dockerd, start", "not heard for", when="while starting")
+            assert up.ended() == "4"
+        assert box.pdserve(box.node, "down").returncode == 0
+    box.assert_nothing_left()
 
 
 def test_a_container_that_is_paused_is_missed_within_the_heartbeat(box: Boxes) -> None:

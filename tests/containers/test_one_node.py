@@ -20,8 +20,7 @@ def test_the_whole_deployment_is_inside_of_one_container_and_serves(box: Boxes) 
     with box.up(box.node, box.boxed()) as up:
         up.ready()
         assert up.complete()[0] == 200
-        container = box.container()
-        inside = box.docker.output("top", container, "-o", "pid,args")
+        inside = box.inside(box.node)
         for word in ("tests/fakes/engine.py", "tests/fakes/lmcache.py", "pdserve.proxy", "pdserve.node.agent"):
             assert word in inside, inside
         table = box.pdserve(box.node, "status").stdout

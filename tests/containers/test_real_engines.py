@@ -1,64 +1,75 @@
-"""Real vLLM, Mooncake and LMCache inside of a container: `recipes/tiny-cpu.yaml` with a `container:` section."""
+"""Real vLLM, Mooncake and LMCache inside of containers: `recipes/tiny-cpu.yaml` with a `container:` section."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.cluster.deployments import Deployment
-from tests.cluster.waiting import wait_until
+from tests.cluster.tiny import RECIPE, assert_all_proven, until_ready
 from tests.containers.boxes import Boxes
 from tests.containers.image import IMAGE, host_mounts, limits
-from tests.launch.deployment import REPOSITORY
 
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
-_START_SECONDS = 900
+NAME = "tiny-box"
 
 
 def contained(folder: Path, **changes: object) -> Path:
     """The recipe of the repository in a container, for a user who adds nothing else."""
     container: dict[str, object] = {"kind": "docker", "image": IMAGE, "python": sys.executable, "mounts": host_mounts()}
     container["options"] = limits()
-    recipe = {"extends": str(REPOSITORY / "recipes/tiny-cpu.yaml"), "name": "tiny-box", "container": container}
-    file = folder / "tiny-box.yaml"
+    recipe = {"extends": str(RECIPE), "name": NAME, "container": container}
+    file = folder / f"{NAME}.yaml"
     file.write_text(yaml.safe_dump(recipe | changes, sort_keys=False))
     return file
-
-
-def until_ready(up: Deployment) -> None:
-    up.name = "tiny-box"
-
-    def over() -> bool:
-        return "serving tiny at" in up.printed() or "\nerror: " in f"\n{up.printed()}"
-
-    wait_until("ready", over, _START_SECONDS, why=up.printed)
-    assert "serving tiny at" in up.printed(), up.printed()
 
 
 @pytest.fixture
 def tiny(box: Boxes) -> Iterator[Deployment]:
     with box.up(box.node, contained(box.folder)) as up:
-        until_ready(up)
+        until_ready(up, NAME)
         yield up
 
 
 def test_every_proof_is_proven_inside(tiny: Deployment, box: Boxes) -> None:
-    done = box.pdserve(box.node, "verify", "tiny-box", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(
-        ("endpoints", "requests", "transfer", "stored", "output", "reload", "clean"), "proven"
-    ), done.stdout
-    inside = box.docker.output("top", box.container(), "-o", "pid,args")
-    assert inside.count("VLLM::EngineCore") == 2, inside
+    assert_all_proven(tiny)
+    assert box.inside(box.node).count("VLLM::EngineCore") == 2
     # A real engine leaves memory behind when it is killed.
     assert box.cluster.segments(box.node)
     box.docker.output("kill", box.container())
     assert "docker run ended with exit code 137" in tiny.expect("is lost while serving")
     assert tiny.ended() == "5"
     box.assert_nothing_left()
+
+
+@contextmanager
+def over_ssh(boxes: Boxes, recipe: Path) -> Iterator[Deployment]:
+    """Called on the node of the proxy, which listens on loopback: `verify` must reach it, and needs the key, too."""
+    with boxes.up(boxes.node, recipe, "--cluster", boxes.hosts()) as up:
+        yield up
+
+
+@contextmanager
+def in_a_job(boxes: Boxes, recipe: Path) -> Iterator[Deployment]:
+    yield boxes.sbatch(recipe, "--gres=none")
+
+
+@pytest.mark.parametrize(("started", "over"), [(over_ssh, "0"), (in_a_job, "COMPLETED")], ids=["ssh", "slurm"])
+def test_every_proof_is_proven_between_containers_of_two_nodes(
+    boxes: Boxes, started: Callable[[Boxes, Path], AbstractContextManager[Deployment]], over: str
+) -> None:
+    first, second = boxes.cluster.nodes
+    with started(boxes, contained(boxes.folder, slurm={"nodes": 2})) as up:
+        until_ready(up, NAME)
+        for node, engine in ((first, "prefill-0"), (second, "decode-0")):
+            assert up.node_of(engine) == node
+            assert boxes.inside(node).count("VLLM::EngineCore") == 1
+        assert_all_proven(up)
+        assert boxes.pdserve(first, "down", NAME).returncode == 0
+        assert up.ended() == over
+    boxes.assert_nothing_left()

@@ -113,6 +113,15 @@ def test_a_docker_that_does_not_run(own_box: Boxes) -> None:
     assert "systemctl start docker" in output
 
 
+def test_a_docker_that_hangs(box: Boxes) -> None:
+    """Its socket accepts, and nothing is answered."""
+    with box.docker.hanging():
+        output = refused(box, box.boxed(), fault="dockerd hangs")
+    assert f"docker cannot be asked for images in time on {box.node}" in output
+    assert "likely cause: no answer of docker within 30 s: dockerd there hangs" in output
+    assert "journalctl -u docker" in output
+
+
 def test_a_docker_that_is_not_installed(box: Boxes) -> None:
     recipe = box.boxed()
     folder = box.folder / "bin"

@@ -19,17 +19,13 @@ ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 _LIMIT = 240.0
 
 
-def inside(boxes: Boxes, node: str) -> str:
-    return boxes.dockers[node].output("top", boxes.container(node), "-o", "pid,args")
-
-
 def test_over_ssh_each_node_has_its_container(boxes: Boxes) -> None:
     first, second = boxes.cluster.nodes
     with boxes.up(LOGIN, boxes.over_two(), "--cluster", boxes.hosts()) as up:
         up.ready()
         assert up.complete()[0] == 200
-        assert "tests/fakes/lmcache.py" in inside(boxes, first)
-        assert "tests/fakes/engine.py" in inside(boxes, second)
+        assert "tests/fakes/lmcache.py" in boxes.inside(first)
+        assert "tests/fakes/engine.py" in boxes.inside(second)
         assert boxes.pdserve(LOGIN, "down").returncode == 0
         assert up.ended() == "0"
         assert up.stopped() == ORDER
@@ -39,7 +35,7 @@ def test_over_ssh_each_node_has_its_container(boxes: Boxes) -> None:
 def test_in_a_slurm_job_each_node_has_its_container(boxes: Boxes) -> None:
     up = boxes.sbatch(boxes.over_two()).ready()
     for node in boxes.cluster.nodes:
-        assert "tests/fakes/engine.py" in inside(boxes, node)
+        assert "tests/fakes/engine.py" in boxes.inside(node)
     assert up.complete()[0] == 200
     assert boxes.pdserve(LOGIN, "down").returncode == 0
     assert up.ended() == "COMPLETED"

@@ -21,7 +21,8 @@ from pdserve.recipe.sections.container import Container
 Report = Callable[[str], None]
 """Gets one line for the user."""
 
-_TOOL_SECONDS = 120.0
+_TOOL_SECONDS = 30.0
+"""For what looks and fetches nothing: a healthy docker answers within one."""
 _QUIET_SECONDS = 10.0
 _TAIL_LINES = 8
 _PATIENCE_SECONDS = 10.0
@@ -77,14 +78,13 @@ class ContainerStage:
             others = f"; {self.complete} of {self.nodes} nodes have it" if self.nodes > 1 else ""
             self.report(f"image: {node}: {text}{others}")
 
-    def error(self, node: str, what: str, end: ToolEnd, program: str) -> PreflightError:
+    def error(self, node: str, what: str, end: ToolEnd, program: str, *, fetching: bool = False) -> PreflightError:
+        """`fetching`: its limit was the one for the image."""
         known = fault(end.text, node=node, image=self.image, program=program, user=_user())
         lines = [line for line in end.text.splitlines() if line.strip()]
         if end.code is None:
             what += " in time"
-            known = ImageFault(
-                "it did not end in its limit", "raise timeouts.container_seconds, or look why it is slow"
-            )
+            known = _SLOW if fetching else _hangs(program, node)
         return PreflightError(
             f"{what} on {node}",
             where=f"image@{node}",
@@ -92,6 +92,23 @@ class ContainerStage:
             todo="read the log" if known is None else known.todo,
             evidence=(f"log: {self.log(node)}", *lines[-_TAIL_LINES:]),
         )
+
+
+_SLOW = ImageFault("it did not end in its limit", "raise timeouts.container_seconds, or look why it is slow")
+
+
+def _hangs(program: str, node: str) -> ImageFault:
+    if program != "docker":
+        return ImageFault(
+            f"{program} gave no answer within {_TOOL_SECONDS:g} s: its disk, or the way there (ssh, srun), hangs",
+            f"look on {node} whether the folder can be listed",
+        )
+    return ImageFault(
+        f"no answer of docker within {_TOOL_SECONDS:g} s: dockerd there hangs (it was stopped, or waits for its disk), "
+        "or the way there (ssh, srun) does",
+        f"`docker info` on {node} must answer; journalctl -u docker has why it does not, and sudo systemctl restart "
+        "docker ends the hang, with every container there",
+    )
 
 
 def _user() -> str:

@@ -101,7 +101,7 @@ async def _fetch(
     began = time.monotonic()
     end = await stage.run(on, argv, seconds=stage.seconds, watch=watch)
     if end.code != 0:
-        raise stage.error(on.name, f"{stage.image} cannot be fetched", end, argv[0])
+        raise stage.error(on.name, f"{stage.image} cannot be fetched", end, argv[0], fetching=True)
     stage.report(f"image: {on.name} has it after {time.monotonic() - began:.0f} s")
 
 

@@ -1,0 +1,34 @@
+"""`recipes/tiny-cpu.yaml` over nodes: real engines, which take longer to start than fake ones, and what `verify` proves
+of them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cluster.deployments import Deployment
+from tests.cluster.waiting import wait_until
+from tests.launch.deployment import REPOSITORY
+
+RECIPE = REPOSITORY / "recipes/tiny-cpu.yaml"
+START_SECONDS = 900
+PROOFS = ("endpoints", "requests", "transfer", "stored", "output", "reload", "clean")
+
+
+def until_ready(up: Deployment, name: str) -> None:
+    up.name = name
+
+    def over() -> bool:
+        return "serving tiny at" in up.printed() or "\nerror: " in f"\n{up.printed()}"
+
+    wait_until("ready", over, START_SECONDS, why=up.printed)
+    assert "serving tiny at" in up.printed(), up.printed()
+
+
+def assert_all_proven(up: Deployment) -> None:
+    """`pdserve verify`, called where its key is, proves all that it can prove of this recipe."""
+    done = up.lab.pdserve(up.state().host, "verify", up.name, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven"), (
+        done.stdout
+    )
