@@ -25,8 +25,9 @@ REFUSED: Mapping[str, Refused] = {
     "NixlPushConnector": Refused(
         "nixl-push",
         "if prefill dies, aborts a prompt or drops its KV before decode has asked for it, vLLM 0.32 only logs that: "
-        "decode's request waits for ever, and its blocks are lost, also when its client leaves; a WRITE that begins or "
-        "goes on after prefill's lease (30 s) sends the KV of whatever has its blocks by then",
+        "decode's request waits for ever, and its blocks are lost, also when its client leaves; with both legs "
+        "sent at once nothing extends prefill's lease (30 s), and a WRITE begins or goes on after it from blocks that "
+        "other prompts may have",
         "use kind: nixl, where decode pulls",
     ),
     # kv_connector/v1/moriio/moriio_connector.py. `update_connector_output` frees sends after `defer_timeout`: a long
