@@ -101,5 +101,5 @@ def test_a_point_that_was_not_measured_gives_no_time() -> None:
 
 def test_loads_are_those_of_bench() -> None:
     (first, *_) = planned(sweep(concurrency=[8], rate=[2.0]))
-    assert first.workload == Workload(**SHORT)
+    assert first.workload == Workload.model_validate(SHORT)
     assert first.load == Load(concurrency=8, requests=80)
