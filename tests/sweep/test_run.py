@@ -22,8 +22,9 @@ WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
 
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What stands for the engines' interpreter: it runs the fake client."""
-    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.01")
+    """What stands for the engines' interpreter: it runs the fake client, which waits more than it computes, so that it
+    is not saturated on a busy machine."""
+    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.4")
     program = tmp_path / "python-fake"
     client = REPOSITORY / "tests/fakes/bench_client.py"
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')

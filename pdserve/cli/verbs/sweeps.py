@@ -34,3 +34,23 @@ def sweep(
     from pdserve.sweep.run import SweepOptions
 
     run(file, SweepOptions(python, tokenizer, limit), dry=dry_run, retry=retry)
+
+
+@verbs.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Of sweeps and of results of bench.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each picture as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Write results of sweeps and benchmarks as a page of one file: provenance, pictures, figures, verdicts.
+
+    An INVALID measurement is marked in every table and picture, and no curve passes through it. The pictures need
+    matplotlib (extra `report`).
+    """
+    from pdserve.cli.bench.report import run
+
+    run(folders, out, pictures)
