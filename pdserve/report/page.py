@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pdserve.report.rows import Report, varied
+from pdserve.report.rows import ReportContents, varied
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def page(report: Report, drawn: Sequence[Mapping[str, str]]) -> str:
+def page(report: ReportContents, drawn: Sequence[Mapping[str, str]]) -> str:
     """`drawn`: title, note and svg of each picture."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdserve.bench.result import Measurement
 from pdserve.errors import PreflightError
-from pdserve.report.rows import Row
+from pdserve.report.rows import ReportRow
 from pdserve.report.stages import SOURCES, STAGES, prompt_sources, stages
 
 _INK, _WRONG = "#010203", "#d62728"
@@ -71,7 +71,7 @@ def check_matplotlib() -> None:
     mpl.use("Agg")
 
 
-def pictures(rows: Sequence[Row]) -> list[Picture]:
+def pictures(rows: Sequence[ReportRow]) -> list[Picture]:
     """Those for which there is something to draw."""
     measured = [row for row in rows if row.measurement is not None and row.measurement.figures.completed]
     closed = [row for row in measured if row.load.concurrency is not None]
@@ -87,7 +87,7 @@ def pictures(rows: Sequence[Row]) -> list[Picture]:
     return made
 
 
-def _pareto(rows: Sequence[Row], *, per_gpu: bool) -> Picture:
+def _pareto(rows: Sequence[ReportRow], *, per_gpu: bool) -> Picture:
     def throughput(each: Measurement) -> float | None:
         return each.figures.output_per_second_per_gpu if per_gpu else each.figures.output_per_second
 
@@ -105,7 +105,7 @@ def _pareto(rows: Sequence[Row], *, per_gpu: bool) -> Picture:
     return _picture("throughput", "Throughput against interactivity", note, figure, axes, rows)
 
 
-def _against_load(rows: Sequence[Row], name: str, label: str, read: Read) -> Picture:
+def _against_load(rows: Sequence[ReportRow], name: str, label: str, read: Read) -> Picture:
     figure, axes = _axes()
     axes.set_xlabel("concurrency")
     axes.set_ylabel(label)
@@ -115,7 +115,7 @@ def _against_load(rows: Sequence[Row], name: str, label: str, read: Read) -> Pic
     return _picture(name, f"{title} against concurrency", "Lower is better.", figure, axes, rows)
 
 
-def _curves(axes: Any, rows: Sequence[Row], x: Read | None, y: Read) -> None:
+def _curves(axes: Any, rows: Sequence[ReportRow], x: Read | None, y: Read) -> None:
     """A mark for each repeat, a line through the means of the VALID ones."""
     for index, series in enumerate(dict.fromkeys(row.series for row in rows)):
         colour, mark = _COLOURS[index % len(_COLOURS)], _MARKS[index % len(_MARKS)]
@@ -142,8 +142,8 @@ def _curves(axes: Any, rows: Sequence[Row], x: Read | None, y: Read) -> None:
             axes.scatter([], [], color=_WRONG, marker="x", label=f"INVALID: {_short(series)}")
 
 
-def _bars(rows: Sequence[Row]) -> list[Picture]:
-    shown: list[tuple[str, Row]] = []
+def _bars(rows: Sequence[ReportRow]) -> list[Picture]:
+    shown: list[tuple[str, ReportRow]] = []
     for row in rows:
         shown.append((f"{_short(row.series, 22)}\n{row.load.title} #{(row.repeat or 0) + 1}", row))
     made = []
@@ -203,7 +203,7 @@ def _axes(height: float = _SIZE[1]) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _picture(name: str, title: str, note: str, figure: Any, axes: Any, rows: Sequence[Row]) -> Picture:
+def _picture(name: str, title: str, note: str, figure: Any, axes: Any, rows: Sequence[ReportRow]) -> Picture:
     """With the mark of validity in the picture itself, so that a copy of it has the mark too."""
     wrong = sum(not row.valid for row in rows)
     mark = f"{wrong} of {len(rows)} measurements INVALID" if wrong else f"all {len(rows)} measurements VALID"

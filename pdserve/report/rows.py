@@ -15,7 +15,7 @@ from pdserve.sweep.record import PointRecord, has_result, records_in
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """A measurement, or a point that has none."""
 
     series: str
@@ -35,22 +35,22 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContents:
     """All that a page shows."""
 
     provenance: tuple[tuple[str, Provenance], ...]
     """Of each result, with the folder's name."""
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
     @property
     def invalid(self) -> int:
         return sum(not row.valid for row in self.rows)
 
 
-def read_report(folders: Sequence[Path]) -> Report:
+def read_report(folders: Sequence[Path]) -> ReportContents:
     """Raises StateError when a folder has neither."""
     provenance: list[tuple[str, Provenance]] = []
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     for folder in folders:
         if has_result(folder):
             result = read_result(folder, str(folder))
@@ -74,10 +74,10 @@ def read_report(folders: Sequence[Path]) -> Report:
             result = read_result(there, str(there))
             provenance.append((record.id, result.provenance))
             rows += rows_of(series, result, record)
-    return Report(tuple(provenance), tuple(_sorted(_with_work(rows))))
+    return ReportContents(tuple(provenance), tuple(_sorted(_with_work(rows))))
 
 
-def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[Row]:
+def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
     """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
     rows = []
     for each in result.measurements:
@@ -87,7 +87,7 @@ def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> lis
         if record is not None:
             unchecked = tuple(dict.fromkeys((*unchecked, *record.unchecked)))
         valid = each.verdict.valid and (record is None or record.status == "VALID")
-        rows.append(Row(series, result.workload, each.load, each.repeat, valid, reasons, unchecked, each))
+        rows.append(ReportRow(series, result.workload, each.load, each.repeat, valid, reasons, unchecked, each))
     return rows
 
 
@@ -103,22 +103,22 @@ def varied(provenance: Sequence[tuple[str, Provenance]]) -> tuple[Mapping[str, s
     return shared, {name: list(dict.fromkeys(v)) for name, v in values.items() if name not in shared}
 
 
-def _unmeasured(series: str, record: PointRecord) -> Row:
-    return Row(series, record.workload, record.load, None, False, record.reasons, record.unchecked, None)
+def _unmeasured(series: str, record: PointRecord) -> ReportRow:
+    return ReportRow(series, record.workload, record.load, None, False, record.reasons, record.unchecked, None)
 
 
-def _with_work(rows: Sequence[Row]) -> list[Row]:
+def _with_work(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Curves of different prompts are different curves."""
     works = {(row.workload.input_tokens, row.workload.output_tokens) for row in rows}
     if len(works) < 2:
         return list(rows)
     return [
-        Row(**{**vars(row), "series": f"{row.series}; {row.workload.input_tokens}/{row.workload.output_tokens}"})
+        ReportRow(**{**vars(row), "series": f"{row.series}; {row.workload.input_tokens}/{row.workload.output_tokens}"})
         for row in rows
     ]
 
 
-def _sorted(rows: Sequence[Row]) -> list[Row]:
+def _sorted(rows: Sequence[ReportRow]) -> list[ReportRow]:
     series = list(dict.fromkeys(row.series for row in rows))
     return sorted(
         rows,

@@ -30,7 +30,7 @@ def combinations(sweep: Sweep) -> tuple[Settings, ...]:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Variant:
     """A variant of the recipe: brought up once for all of its points."""
 
     settings: Settings
@@ -46,7 +46,7 @@ class Deployment:
 class Point:
     """A workload under a load, on a deployment."""
 
-    deployment: Deployment
+    deployment: Variant
     workload: Workload
     load: Load
 
@@ -81,11 +81,11 @@ def points(sweep: Sweep, digests: Sequence[tuple[Settings, str]]) -> tuple[Point
     deployments = {digest: settings for settings, digest in reversed(digests)}
     order = dict.fromkeys(digest for _, digest in digests)
     each = itertools.product(order, sweep.workload, _loads(sweep))
-    made = [Point(Deployment(deployments[digest], digest), workload, load) for digest, workload, load in each]
+    made = [Point(Variant(deployments[digest], digest), workload, load) for digest, workload, load in each]
     return tuple({point.id: point for point in made}.values())
 
 
-def by_deployment(some: Sequence[Point]) -> list[tuple[Deployment, list[Point]]]:
+def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
     """Runs of points of a deployment: as many as there are starts."""
     return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
 

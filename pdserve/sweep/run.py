@@ -24,7 +24,7 @@ from pdserve.operations.where import where
 from pdserve.run.directory import new_run_id
 from pdserve.sweep.cold import cold
 from pdserve.sweep.keep import keep_start
-from pdserve.sweep.points import Deployment, Point, by_deployment
+from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
 from pdserve.sweep.resolve import PlannedSweep, set_of
 
@@ -98,7 +98,7 @@ class _Runner:
         self._show.note(f"{self._name}: left by this sweep when it was cut off; stopping it")
         self._down()
 
-    def measure_all(self, deployment: Deployment, its_points: Sequence[Point]) -> None:
+    def measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
         """Up, its points, down. It is only started anew in between when it is not ready any more."""
         self._show.note(f"deployment: {deployment.title}")
         start_failed: PdserveError | None = None
@@ -127,7 +127,7 @@ class _Runner:
             return False
         return True
 
-    def _up(self, deployment: Deployment) -> None:
+    def _up(self, deployment: Variant) -> None:
         """Raises what `up` raises."""
         recipe = self._planned.recipes[deployment.digest]
         before = self._run_id()

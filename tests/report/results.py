@@ -9,7 +9,7 @@ from pdserve.bench.result import Measurement, Window
 from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
-from pdserve.sweep.points import Deployment, Point, Settings
+from pdserve.sweep.points import Point, Settings, Variant
 from pdserve.sweep.record import PointRecord, SweepFolder
 from tests.bench.test_compare import INVALID, measured, result
 
@@ -41,7 +41,7 @@ def sweep_point(
     *reasons: Reason,
 ) -> None:
     load = Load(requests=20, concurrency=4)
-    point = Point(Deployment(settings, str(settings)), WORK, load)
+    point = Point(Variant(settings, str(settings)), WORK, load)
     if measurement is not None:
         bench_folder(sweep.point(point) / "attempt", measurement)
     record = PointRecord(

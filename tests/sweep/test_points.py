@@ -7,9 +7,11 @@ from typing import Any
 
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.estimate import estimate
-from pdserve.sweep.file import Sweep
+from pdserve.sweep.file import Sweep, load_sweep
 from pdserve.sweep.points import Point, Settings, by_deployment, combinations, points, recipe_digest
 from pdserve.sweep.record import PointRecord
+from pdserve.sweep.resolve import resolve
+from tests.docs.markdown import REPOSITORY
 
 SHORT, LONG = {"input_tokens": 8, "output_tokens": 4}, {"input_tokens": 64, "output_tokens": 4}
 
@@ -103,3 +105,10 @@ def test_loads_are_those_of_bench() -> None:
     (first, *_) = planned(sweep(concurrency=[8], rate=[2.0]))
     assert first.workload == Workload.model_validate(SHORT)
     assert first.load == Load(concurrency=8, requests=80)
+
+
+def test_the_example_turns_lmcache_off_and_on_with_a_start_each() -> None:
+    planned = resolve(load_sweep(REPOSITORY / "sweeps" / "cache-tiny-cpu.yaml"), {})
+    assert [recipe.recipe.lmcache is not None for recipe in planned.recipes.values()] == [False, True]
+    assert (len(planned.points), len(by_deployment(planned.points))) == (6, 2)
+    assert planned.name == "tiny-cpu"

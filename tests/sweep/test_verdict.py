@@ -7,7 +7,7 @@ import pytest
 from pdserve.bench.result import BenchResult, Window
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.cold import CHECK
-from pdserve.sweep.points import Deployment, Point
+from pdserve.sweep.points import Point, Variant
 from pdserve.sweep.record import PointRecord
 from pdserve.sweep.run import record_of
 from tests.bench.test_compare import INVALID, measured, result
@@ -22,7 +22,7 @@ def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
 
 def record_for(some: BenchResult, repeats: int) -> PointRecord:
     workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
-    point = Point(Deployment((), "d"), workload, Load(requests=20, concurrency=4))
+    point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
     return record_of(point, some, attempt="a", start_seconds=None, seconds=1.0)
 
 
