@@ -10,6 +10,7 @@
     ├── InvalidBenchError                9    a benchmark was made, and its figures do not count
     ├── DiagnosedError                  10    `pdserve doctor` sees why a run failed, or is slow
     ├── SourceDifferenceError           11    a recipe has less, or other, than the file that it comes from
+    ├── InvalidSweepError               12    a sweep was made, and some of its points do not count
     ├── CommandError                   126    the command of `pdserve run` cannot be executed; 127: there is none
     ├── ReportedError                    *    an error of a detached launcher, shown again by the command that waits
     ├── StateError                       8    there is no such deployment or process, or it is already running
@@ -129,6 +130,12 @@ class InvalidBenchError(PdserveError):
     """A measurement of `pdserve bench` is INVALID: the evidence has a line for each reason."""
 
     exit_code = 9
+
+
+class InvalidSweepError(PdserveError):
+    """Points of `pdserve sweep` are INVALID: the evidence has a line for each reason."""
+
+    exit_code = 12
 
 
 class CommandError(PdserveError):

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from pdserve import __version__
 from pdserve.cli.options import OWN_CODES_OF_RUN
-from pdserve.cli.verbs import deployment, house, proofs, recipe
+from pdserve.cli.verbs import deployment, house, proofs, recipe, sweeps
 from pdserve.errors import RecipeError
 from pdserve.installed import compiled
 
@@ -40,7 +40,7 @@ app = typer.Typer(
     "Exit codes: 0 ok, 2 recipe, 3 preflight, 4 failed to start, 5 died while serving or degraded, "
     "6 a proof failed, 7 a proof could not be made, 8 no such deployment or not in this state, "
     "9 figures of a benchmark do not count, 10 the doctor sees a cause, 11 not all that an imported file serves, "
-    "130 Ctrl-C. "
+    "12 points of a sweep do not count, 130 Ctrl-C. "
     "`run` ends with the code of its command, or with 200 + one of these.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -55,5 +55,5 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for group in (deployment, recipe, proofs, house):
+for group in (deployment, recipe, proofs, sweeps, house):
     app.add_typer(group.verbs)

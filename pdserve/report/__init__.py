@@ -1,0 +1,1 @@
+"""`pdserve report`: results of benchmarks and sweeps as a page of one file, with pictures."""

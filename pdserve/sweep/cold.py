@@ -1,0 +1,30 @@
+"""Whether the prompts of a measurement were new to every cache. Pure.
+
+Each run of the client has a `cache_salt` of its own (`pdserve.bench.client`). vLLM and LMCache key a block by it, so
+that what an earlier point left cannot be loaded. It is not removed: it fills the caches until it is evicted. What the
+engines counted is the proof: how many tokens of prompts came from a cache.
+"""
+
+from __future__ import annotations
+
+from pdserve.bench.result import Measurement
+from pdserve.bench.validity import Reason
+
+CHECK = "cold-cache"
+WARM_SHARE = 0.1
+"""Of all prompt tokens. Random prompts of a small vocabulary share some of their first blocks with each other."""
+
+
+def cold(measurement: Measurement) -> tuple[Reason | None, Reason | None]:
+    """Why it is INVALID, and why it could not be checked."""
+    prefill, decode = measurement.window.prefill, measurement.window.decode
+    if "computed" not in prefill or "local_hits" not in prefill:
+        text = "the engines do not count where the tokens of their prompts came from"
+        return None, Reason(check=CHECK, text=text)
+    # What prefill received came from a cache tier; what decode received is the transfer itself.
+    warm = prefill["local_hits"] + prefill.get("received", 0.0) + decode.get("local_hits", 0.0)
+    asked = measurement.figures.input_tokens
+    if warm <= WARM_SHARE * asked:
+        return None, None
+    text = f"{warm:.0f} of {asked} prompt tokens came from a cache, whose prompts were all new: it was not cold"
+    return Reason(check=CHECK, text=text), None

@@ -1,0 +1,121 @@
+"""What a sweep leaves, beside the runs of its deployment.
+
+<home>/<deployment>/sweep/<name>/
+    points/<point>/point.json            what it is, its verdict, where its result is
+    points/<point>/<attempt>/            a result of `pdserve bench`: result.json, raw output and log of the client
+    starts/<run id>/                     of each start of a deployment: recipe, plan, versions, history, logs
+
+A point has no point.json until it is over: one that was cut off is measured again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from pdserve.bench.result import BenchResult
+from pdserve.bench.stored import RESULT
+from pdserve.bench.validity import Reason
+from pdserve.bench.workload import Load, Workload
+from pdserve.errors import MAKE_ROOM, StateError
+from pdserve.plan.frozen import Frozen
+from pdserve.sweep.points import Point, Settings
+
+POINT = "point.json"
+_FOLDER, _POINTS, _STARTS = "sweep", "points", "starts"
+
+
+class PointRecord(Frozen):
+    """point.json: of a point that is over."""
+
+    schema_version: Literal[1] = 1
+    id: str
+    settings: Settings
+    workload: Workload
+    load: Load
+    status: Literal["VALID", "INVALID"]
+    reasons: tuple[Reason, ...] = ()
+    """Why it is INVALID: those of its measurements, and those of the sweep itself."""
+    unchecked: tuple[Reason, ...] = ()
+    result: str | None = None
+    """The folder of its result, beside this file; None: it was not measured."""
+    run_id: str | None = None
+    """The start of the deployment that it was measured on; None: there was none."""
+    start_seconds: float | None = None
+    """That the deployment needed to start; only of the first point after a start."""
+    seconds: float
+    """That the measurement needed, warm-ups and readings included."""
+
+
+class SweepFolder:
+    """Of a sweep of a deployment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.starts = path / _STARTS
+
+    @classmethod
+    def of(cls, root: Path, deployment: str, name: str) -> SweepFolder:
+        return cls(root / deployment / _FOLDER / name)
+
+    def point(self, point: Point) -> Path:
+        return self.path / _POINTS / point.id
+
+    def read(self, point: Point) -> PointRecord | None:
+        """None: it was never measured to its end. Raises StateError for a record that cannot be read."""
+        file = self.point(point) / POINT
+        return read_point(file) if file.exists() else None
+
+    def write(self, point: Point, record: PointRecord) -> None:
+        """In one step, so that a crash leaves no half of it. Raises StateError."""
+        file = self.point(point) / POINT
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+            temporary.rename(file)
+        except OSError as error:
+            raise StateError(
+                "the record of a point cannot be written",
+                where=str(file),
+                cause=error.strerror or str(error),
+                todo=MAKE_ROOM,
+            ) from error
+
+
+def read_point(file: Path) -> PointRecord:
+    """Raises StateError."""
+    try:
+        return PointRecord.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise StateError("this point cannot be read", where=str(file), cause=error.strerror or str(error)) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise StateError(
+            f"this is no {POINT} of this version of pdserve",
+            where=str(file),
+            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
+            todo=f"use the version that wrote it, or remove {file.parent} to measure the point again",
+        ) from None
+
+
+def records_in(folder: Path) -> Mapping[Path, PointRecord]:
+    """All points of a sweep's folder that are over, by the folder of each. Raises StateError."""
+    return {file.parent: read_point(file) for file in sorted(folder.glob(f"{_POINTS}/*/{POINT}"))}
+
+
+def has_result(folder: Path) -> bool:
+    """Whether this is the folder of a result of `pdserve bench`."""
+    return (folder / RESULT).is_file()
+
+
+def reasons_of(result: BenchResult) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
+    """Of all repeats: why it is INVALID, and what could not be checked; each once."""
+    verdicts = [measurement.verdict for measurement in result.measurements]
+    wrong = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
+    unchecked = dict.fromkeys(reason for verdict in verdicts for reason in verdict.unchecked)
+    return tuple(wrong), tuple(unchecked)

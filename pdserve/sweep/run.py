@@ -1,0 +1,219 @@
+"""Carries a sweep out on this machine: each deployment up once, its points one after the other, down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.bench.client import client_of
+from pdserve.bench.result import BenchResult
+from pdserve.bench.run import Task, bench
+from pdserve.bench.validity import Reason
+from pdserve.errors import PdserveError, ReportedError, StateError
+from pdserve.operations.current_run import last_run, running
+from pdserve.operations.down import down
+from pdserve.operations.launcher_process import interruptible
+from pdserve.operations.plan_recipe import recipe_words
+from pdserve.operations.progress import VerbProgress
+from pdserve.operations.serving import serving
+from pdserve.operations.up import UpOptions, up
+from pdserve.operations.where import where
+from pdserve.run.directory import new_run_id
+from pdserve.sweep.cold import cold
+from pdserve.sweep.keep import keep_start
+from pdserve.sweep.points import Point, Variant, by_deployment
+from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
+from pdserve.sweep.resolve import PlannedSweep, set_of
+
+OnPoint = Callable[[Point, PointRecord], None]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How each point is measured."""
+
+    python: str | None
+    """An interpreter with vLLM for the client; None: that of the engines."""
+    tokenizer: str | None
+    limit_seconds: float
+    """For each run of the client."""
+
+
+def to_run(planned: PlannedSweep, folder: SweepFolder, *, retry: bool) -> tuple[Point, ...]:
+    """Points that were never measured to their end; `retry`: the INVALID ones too."""
+    records = [(point, folder.read(point)) for point in planned.points]
+    return tuple(point for point, record in records if record is None or (retry and record.status == "INVALID"))
+
+
+def sweep(
+    planned: PlannedSweep,
+    some: Sequence[Point],
+    root: Path,
+    folder: SweepFolder,
+    options: SweepOptions,
+    show: VerbProgress,
+    on_point: OnPoint,
+) -> None:
+    """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name runs
+    that is not the sweep's own, when one cannot be stopped, or when the record cannot be written."""
+    runner = _Runner(planned, root, folder, options, show, on_point)
+    runner.end_former()
+    for deployment, its_points in by_deployment(some):
+        runner.measure_all(deployment, its_points)
+
+
+class _Runner:
+    def __init__(
+        self,
+        planned: PlannedSweep,
+        root: Path,
+        folder: SweepFolder,
+        options: SweepOptions,
+        show: VerbProgress,
+        on_point: OnPoint,
+    ) -> None:
+        self._planned = planned
+        self._name = planned.name
+        self._root = root
+        self._folder = folder
+        self._options = options
+        self._show = show
+        self._on_point = on_point
+
+    def end_former(self) -> None:
+        """A sweep that was killed leaves its deployment running."""
+        run = running(self._root, self._name)
+        if run is None:
+            return
+        if not (self._folder.starts / run.run_id).exists():
+            raise StateError(
+                f"{self._name} is running already",
+                where=str(run.path),
+                cause="a sweep starts and stops the deployments that it measures, and this one is not of this sweep",
+                todo=f"pdserve down {self._name}, or another name in the recipe",
+            )
+        self._show.note(f"{self._name}: left by this sweep when it was cut off; stopping it")
+        self._down()
+
+    def measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
+        """Up, its points, down. It is only started anew in between when it is not ready any more."""
+        self._show.note(f"deployment: {deployment.title}")
+        start_failed: PdserveError | None = None
+        try:
+            for point in its_points:
+                began, start_seconds = time.monotonic(), None
+                if start_failed is None and not self._ready():
+                    self._down()
+                    try:
+                        self._up(deployment)
+                        start_seconds = time.monotonic() - began
+                    except PdserveError as error:
+                        start_failed = error
+                if start_failed is not None:
+                    # The same recipe would fail again, and a start takes minutes.
+                    self._end(point, _failed(point, "start", start_failed))
+                else:
+                    self._end(point, self._measured(point, start_seconds))
+        finally:
+            self._down()
+
+    def _ready(self) -> bool:
+        try:
+            serving(self._root, self._name, "sweep")
+        except StateError:
+            return False
+        return True
+
+    def _up(self, deployment: Variant) -> None:
+        """Raises what `up` raises."""
+        recipe = self._planned.recipes[deployment.digest]
+        before = self._run_id()
+        words = recipe_words(recipe.path, set_of(deployment.settings), ())
+        try:
+            up(recipe, where(recipe, None, this_machine=True, words=words), self._show, UpOptions(detach=True))
+        finally:
+            interruptible()  # `up` leaves a closed terminal to its launcher; here a deployment has to be stopped
+            last = last_run(self._root, self._name)
+            if last is not None and last[0].run_id != before:
+                keep_start(last[0], self._folder.starts)
+
+    def _down(self) -> None:
+        run = running(self._root, self._name)
+        if run is None:
+            return
+        try:
+            down(self._name, self._show.result)
+        except ReportedError as error:
+            self._show.note(error.render().splitlines()[0])  # it had failed; it is stopped all the same
+        keep_start(run, self._folder.starts)
+
+    def _run_id(self) -> str | None:
+        last = last_run(self._root, self._name)
+        return None if last is None else last[0].run_id
+
+    def _measured(self, point: Point, start_seconds: float | None) -> PointRecord:
+        began = time.monotonic()
+        attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
+        try:
+            deployment = serving(self._root, self._name, "sweep")
+            client = client_of(deployment.plan, python=self._options.python, tokenizer=self._options.tokenizer)
+            task = Task(point.workload, (point.load,), client, self._options.limit_seconds)
+            result = asyncio.run(bench(deployment, task, self._folder.point(point) / attempt, lambda _: None))
+        except PdserveError as error:
+            return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
+        return record_of(
+            point,
+            result,
+            attempt=attempt,
+            start_seconds=start_seconds,
+            seconds=time.monotonic() - began,
+        )
+
+    def _end(self, point: Point, record: PointRecord) -> None:
+        self._folder.write(point, record)
+        self._on_point(point, record)
+
+
+def record_of(
+    point: Point, result: BenchResult, *, attempt: str, start_seconds: float | None, seconds: float
+) -> PointRecord:
+    """Its verdict: that of each measurement, all of them made, on cold caches."""
+    wrong, unchecked = map(list, reasons_of(result))
+    if len(result.measurements) < point.workload.repeats:
+        text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
+        wrong.append(Reason(check="repeats", text=text))
+    for measurement in result.measurements:
+        warm, unknown = cold(measurement)
+        wrong += [warm] if warm is not None and warm not in wrong else []
+        unchecked += [unknown] if unknown is not None and unknown not in unchecked else []
+    return PointRecord(
+        id=point.id,
+        settings=point.deployment.settings,
+        workload=point.workload,
+        load=point.load,
+        status="INVALID" if wrong else "VALID",
+        reasons=tuple(wrong),
+        unchecked=tuple(unchecked),
+        result=attempt,
+        run_id=result.provenance.run_id,
+        start_seconds=start_seconds,
+        seconds=seconds,
+    )
+
+
+def _failed(
+    point: Point, check: str, error: PdserveError, *, run_id: str | None = None, seconds: float = 0.0
+) -> PointRecord:
+    return PointRecord(
+        id=point.id,
+        settings=point.deployment.settings,
+        workload=point.workload,
+        load=point.load,
+        status="INVALID",
+        reasons=(Reason(check=check, text=error.render()),),
+        run_id=run_id,
+        seconds=seconds,
+    )

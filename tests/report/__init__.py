@@ -1,0 +1,1 @@
+"""The report: rows, pictures, the page."""

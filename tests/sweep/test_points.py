@@ -1,0 +1,114 @@
+"""Points and their order: one start for each distinct recipe, the same id for the same point, an honest estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdserve.bench.workload import Load, Workload
+from pdserve.sweep.estimate import estimate
+from pdserve.sweep.file import Sweep, load_sweep
+from pdserve.sweep.points import Point, Settings, by_deployment, combinations, points, recipe_digest
+from pdserve.sweep.record import PointRecord
+from pdserve.sweep.resolve import resolve
+from tests.docs.markdown import REPOSITORY
+
+SHORT, LONG = {"input_tokens": 8, "output_tokens": 4}, {"input_tokens": 64, "output_tokens": 4}
+
+
+def sweep(**changes: Any) -> Sweep:
+    values = {"schema": 1, "name": "s", "recipe": "r.yaml", "workload": [SHORT], "concurrency": [1, 4], **changes}
+    return Sweep.model_validate(values)
+
+
+def planned(some: Sweep, same: Mapping[Settings, str] | None = None) -> tuple[Point, ...]:
+    """With a recipe of its own for each combination, but for those of `same`."""
+    digests = [(settings, (same or {}).get(settings, str(settings))) for settings in combinations(some)]
+    return points(some, digests)
+
+
+def record(point: Point, seconds: float, start: float | None = None, result: str | None = "r") -> PointRecord:
+    return PointRecord(
+        id=point.id,
+        settings=point.deployment.settings,
+        workload=point.workload,
+        load=point.load,
+        status="VALID",
+        result=result,
+        start_seconds=start,
+        seconds=seconds,
+    )
+
+
+def titles(some: Sequence[Point]) -> list[str]:
+    return [f"{point.deployment.title}; {point.load.title}" for point in some]
+
+
+def test_without_lists_there_is_the_recipe_as_it_is() -> None:
+    assert combinations(sweep()) == ((),)
+    assert titles(planned(sweep())) == ["the recipe as it is; concurrency 1", "the recipe as it is; concurrency 4"]
+
+
+def test_zip_goes_first_with_first_and_cross_each_with_each() -> None:
+    some = sweep(zip={"p": [1, 2], "d": [3, 4]}, cross={"c": [None, {"kind": "x"}]})
+    assert combinations(some) == (
+        (("p", "1"), ("d", "3"), ("c", "null")),
+        (("p", "1"), ("d", "3"), ("c", "{kind: x}")),
+        (("p", "2"), ("d", "4"), ("c", "null")),
+        (("p", "2"), ("d", "4"), ("c", "{kind: x}")),
+    )
+
+
+def test_a_deployment_is_started_once_for_all_of_its_workloads_and_loads() -> None:
+    some = planned(sweep(workload=[SHORT, LONG], rate=[0.5], cross={"c": [1, 2, 3]}))
+    assert len(some) == 3 * 2 * 3
+    assert [deployment.title for deployment, _ in by_deployment(some)] == ["c=1", "c=2", "c=3"]
+
+
+def test_settings_that_mean_the_same_recipe_are_the_same_deployment() -> None:
+    some = sweep(cross={"c": ["default", 2, "explicit"]})
+    first, _, third = combinations(some)
+    made = planned(some, {first: "same", third: "same"})
+    assert titles(made) == [
+        "c=default; concurrency 1",
+        "c=default; concurrency 4",
+        "c=2; concurrency 1",
+        "c=2; concurrency 4",
+    ]
+
+
+def test_the_order_of_keys_in_a_recipe_means_nothing_and_its_folder_does() -> None:
+    assert recipe_digest({"a": 1, "b": 2}, "/x") == recipe_digest({"b": 2, "a": 1}, "/x")
+    assert recipe_digest({"a": 1}, "/x") != recipe_digest({"a": 1}, "/y")
+
+
+def test_a_point_keeps_its_id_when_others_are_added_and_gets_another_one_with_other_work() -> None:
+    before = {point.id for point in planned(sweep(cross={"c": [2]}))}
+    after = {point.id for point in planned(sweep(cross={"c": [1, 2]}, concurrency=[1, 2, 4]))}
+    assert before < after
+    assert not before & {point.id for point in planned(sweep(cross={"c": [2]}, workload=[LONG]))}
+
+
+def test_the_estimate_is_of_points_with_the_same_work_and_load_and_counts_the_others() -> None:
+    one, four, other_one, other_four = planned(sweep(cross={"c": [1, 2]}))
+    assert estimate([one], []).unknown_points == 1
+    left = estimate([four, other_one, other_four], [record(one, 10.0, start=30.0)])
+    assert (left.seconds, left.unknown_points, left.unknown_starts) == (10.0 + 2 * 30.0, 2, 0)
+
+
+def test_a_point_that_was_not_measured_gives_no_time() -> None:
+    one, _, other_one, _ = planned(sweep(cross={"c": [1, 2]}))
+    assert estimate([other_one], [record(one, 0.1, result=None)]).unknown_points == 1
+
+
+def test_loads_are_those_of_bench() -> None:
+    (first, *_) = planned(sweep(concurrency=[8], rate=[2.0]))
+    assert first.workload == Workload.model_validate(SHORT)
+    assert first.load == Load(concurrency=8, requests=80)
+
+
+def test_the_example_turns_lmcache_off_and_on_with_a_start_each() -> None:
+    planned = resolve(load_sweep(REPOSITORY / "sweeps" / "cache-tiny-cpu.yaml"), {})
+    assert [recipe.recipe.lmcache is not None for recipe in planned.recipes.values()] == [False, True]
+    assert (len(planned.points), len(by_deployment(planned.points))) == (6, 2)
+    assert planned.name == "tiny-cpu"

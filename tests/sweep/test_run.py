@@ -1,0 +1,171 @@
+"""`pdserve sweep` over fake engines: a start for each recipe, faults are INVALID, it goes on where it was cut."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pdserve.operations.current_run import running
+from pdserve.sweep.record import PointRecord, SweepFolder, records_in
+from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve, recipe, up
+
+pytestmark = pytest.mark.process
+
+WORK = {"input_tokens": 300, "output_tokens": 2, "repeats": 1, "warmup": 0}
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What stands for the engines' interpreter: it runs the fake client, which waits more than it computes, so that it
+    is not saturated on a busy machine."""
+    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.4")
+    program = tmp_path / "python-fake"
+    client = REPOSITORY / "tests/fakes/bench_client.py"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def sweep_file(folder: Path, **changes: object) -> Path:
+    """Over a recipe without LMCache, whose fakes start fast."""
+    base = recipe(folder, lmcache=None, prefill__connector={"kind": "mooncake", "protocol": "tcp"})
+    document = {
+        "schema": 1,
+        "name": "s",
+        "recipe": base.name,
+        "workload": [WORK],
+        "concurrency": [1, 2],
+        "requests": 4,
+        **changes,
+    }
+    file = folder / "sweep.yaml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return file
+
+
+def records(home: Path) -> list[PointRecord]:
+    folder = SweepFolder.of(home, "fake", "s").path
+    return sorted(records_in(folder).values(), key=lambda record: (record.settings, record.load.concurrency or 0))
+
+
+def starts(home: Path) -> int:
+    return len(list(SweepFolder.of(home, "fake", "s").starts.iterdir()))
+
+
+def test_each_recipe_is_started_once_and_each_point_keeps_what_it_was_measured_on(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    file = sweep_file(tmp_path, cross={"proxy.drain_seconds": [1, 2]})
+    code, output = pdserve("sweep", "--dry-run", file)
+    assert code == 0, output
+    assert "to run: 4 points on 2 starts" in output
+    assert not (pdserve_home / "fake").exists(), "nothing has run"
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert [(each.settings, each.load.concurrency, each.status) for each in records(pdserve_home)] == [
+        ((("proxy.drain_seconds", "1"),), 1, "VALID"),
+        ((("proxy.drain_seconds", "1"),), 2, "VALID"),
+        ((("proxy.drain_seconds", "2"),), 1, "VALID"),
+        ((("proxy.drain_seconds", "2"),), 2, "VALID"),
+    ]
+    assert starts(pdserve_home) == 2
+    assert running(pdserve_home, "fake") is None
+    assert_nothing_left(Deployment(None, pdserve_home))
+    folder = SweepFolder.of(pdserve_home, "fake", "s")
+    for path, record in records_in(folder.path).items():
+        result = json.loads((path / str(record.result) / "result.json").read_text())
+        assert "drain_seconds: " + record.settings[0][1] in result["provenance"]["recipe"]
+        assert (path / str(record.result) / result["measurements"][0]["raw"]).exists()
+        kept = folder.starts / str(record.run_id)
+        assert list((kept / "logs").glob("prefill-0*"))
+        assert (kept / "versions.json").exists()
+    code, output = pdserve("sweep", "--dry-run", file)
+    assert "to run: 0 points" in output
+
+
+def test_a_deployment_that_does_not_start_makes_its_points_invalid_and_the_next_ones_run(
+    tmp_path: Path, pdserve_home: Path, python: str
+) -> None:
+    file = sweep_file(tmp_path, cross={"engine.command": [["/nowhere/vllm"], None]}, concurrency=[1])
+    command = yaml.safe_load((tmp_path / "fake.yaml").read_text())["engine"]["command"]
+    text = yaml.safe_load(file.read_text())
+    text["cross"]["engine.command"][1] = command
+    file.write_text(yaml.safe_dump(text))
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 12, output
+    assert sorted(each.status for each in records(pdserve_home)) == ["INVALID", "VALID"]
+    (wrong,) = [each for each in records(pdserve_home) if each.status == "INVALID"]
+    assert wrong.reasons[0].check == "start"
+    assert "/nowhere/vllm" in wrong.reasons[0].text
+    assert "error: " in output
+    assert "1 of 2 points are INVALID" in output
+    assert running(pdserve_home, "fake") is None
+
+
+def test_an_invalid_point_is_over_and_is_only_measured_again_when_asked(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = sweep_file(tmp_path, concurrency=[1])
+    monkeypatch.setenv("FAKE_CLIENT", "die")
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 12, output
+    monkeypatch.delenv("FAKE_CLIENT")
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 12, "it is over, and still INVALID: " + output
+    code, output = pdserve("sweep", "--retry", "--python", python, file)
+    assert code == 0, output
+
+
+def test_a_sweep_that_was_killed_goes_on_with_the_point_that_was_cut_off(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = sweep_file(tmp_path)
+    command = Command("sweep", "--python", python, file)
+    command.expect("concurrency 1: VALID")
+    (first,) = records(pdserve_home)
+    command.popen.send_signal(signal.SIGKILL)
+    command.finish()
+    assert running(pdserve_home, "fake") is not None, "its launcher is a process of its own"
+    code, output = pdserve("sweep", "--python", python, file)
+    assert code == 0, output
+    assert "left by this sweep" in output
+    done, second = records(pdserve_home)
+    assert done == first, "what is whole is not measured again"
+    assert second.status == "VALID"
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_ctrl_c_stops_the_deployment(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CLIENT", "hang")
+    command = Command("sweep", "--python", python, sweep_file(tmp_path))
+    command.expect("serving fake")
+    command.interrupt()
+    assert command.finish() == 130, command.output
+    assert not records(pdserve_home)
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_a_deployment_that_is_not_the_sweeps_own_is_left_alone(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    file = sweep_file(tmp_path)
+    with up(tmp_path / "fake.yaml", pdserve_home) as deployment:
+        deployment.command.expect("serving fake")
+        code, output = pdserve("sweep", "--python", python, file)
+        assert code == 8
+        assert "pdserve down fake" in output
+        assert deployment.state().phase == "ready"
+
+
+def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_path: Path, pdserve_home: Path) -> None:
+    code, output = pdserve("sweep", sweep_file(tmp_path, cross={"prefill.instances": [1, "two"]}))
+    assert code == 2
+    assert "sweep.yaml:" in output
+    assert "prefill.instances=two" in output
+    assert not (pdserve_home / "fake").exists()

@@ -1,0 +1,64 @@
+"""The verdict on a point: that of its measurements, all repeats made, on caches that were cold."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.bench.result import BenchResult, Window
+from pdserve.bench.workload import Load, Workload
+from pdserve.sweep.cold import CHECK
+from pdserve.sweep.points import Point, Variant
+from pdserve.sweep.record import PointRecord
+from pdserve.sweep.run import record_of
+from tests.bench.test_compare import INVALID, measured, result
+
+COLD = {"computed": 10.0, "local_hits": 0.0, "received": 0.0}
+
+
+def judged(*windows: Window, repeats: int | None = None) -> PointRecord:
+    measurements = [measured(0.1).model_copy(update={"window": window}) for window in windows]
+    return record_for(result(*measurements), repeats or len(windows))
+
+
+def record_for(some: BenchResult, repeats: int) -> PointRecord:
+    workload = Workload(input_tokens=10, output_tokens=5, repeats=repeats)
+    point = Point(Variant((), "d"), workload, Load(requests=20, concurrency=4))
+    return record_of(point, some, attempt="a", start_seconds=None, seconds=1.0)
+
+
+def test_new_prompts_on_cold_caches_are_valid() -> None:
+    record = judged(Window(prefill=COLD, decode={"received": 10.0, "local_hits": 0.0}))
+    assert (record.status, record.reasons, record.unchecked) == ("VALID", (), ())
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        (COLD | {"local_hits": 500.0}, {}),
+        (COLD | {"received": 500.0}, {}),
+        (COLD, {"local_hits": 500.0}),
+    ],
+    ids=["prefix-cache", "cache-tier", "decode"],
+)
+def test_prompts_that_came_from_a_cache_are_invalid(prefill: dict[str, float], decode: dict[str, float]) -> None:
+    record = judged(Window(prefill=COLD), Window(prefill=prefill, decode=decode))
+    assert record.status == "INVALID"
+    assert [reason.check for reason in record.reasons] == [CHECK]
+    assert "500 of" in record.reasons[0].text
+
+
+def test_engines_that_do_not_count_prove_nothing_and_that_is_named() -> None:
+    record = judged(Window())
+    assert record.status == "VALID"
+    assert [reason.check for reason in record.unchecked] == [CHECK]
+
+
+def test_a_repeat_that_was_not_made_is_invalid() -> None:
+    record = judged(Window(prefill=COLD), repeats=3)
+    assert [reason.text for reason in record.reasons] == ["1 of 3 repeats were made"]
+
+
+def test_an_invalid_repeat_makes_the_point_invalid() -> None:
+    record = record_for(result(measured(0.1), measured(0.1, INVALID)), 2)
+    assert record.status == "INVALID"
+    assert record.reasons[0].check == "errors"
