@@ -33,6 +33,8 @@ def run(
     as_json: bool,
     cluster: Path | None = None,
     this_machine: bool = False,
+    fabric: bool = False,
+    min_gbps: float | None = None,
 ) -> None:
     """Prints what every node has and lacks; starts nothing. Exit 3 when a check has failed."""
     check_place_options(cluster, this_machine=this_machine)
@@ -40,7 +42,8 @@ def run(
     there = where(loaded, cluster, this_machine=this_machine, words=recipe_words(recipe, set_, unset))
     for warning in there.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    findings = sorted(preflight(loaded, there, _progress), key=lambda finding: _ORDER.index(finding.status))
+    all_findings = preflight(loaded, there, _progress, fabric=fabric, min_gbps=min_gbps)
+    findings = sorted(all_findings, key=lambda finding: _ORDER.index(finding.status))
     if as_json:
         typer.echo(json.dumps([finding.model_dump() for finding in findings], indent=2))
     elif sys.stdout.isatty():

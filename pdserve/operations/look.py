@@ -19,6 +19,7 @@ from pdserve.operations.interpreters import as_running
 from pdserve.operations.plan_recipe import Planned, located, plan_for
 from pdserve.plan.model import LmcacheServer, Node, Plan
 from pdserve.preflight.engine_packages import check_installed
+from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import gather
 from pdserve.preflight.finding import Finding, of_error, raise_failed
 from pdserve.preflight.memory import given_back
@@ -54,18 +55,25 @@ class Looked:
 
 
 def look(
-    loaded: LoadedRecipe, machines: Candidates | None, run: RunDir, *, report: Report, running: bool = False
+    loaded: LoadedRecipe,
+    machines: Candidates | None,
+    run: RunDir,
+    *,
+    report: Report,
+    running: bool = False,
+    fabric: Wish | None = None,
 ) -> Looked:
     """`machines` None: this one. `running`: a deployment runs in `run`; the plan is fitted to it, and only what would
     be started or replaced is looked at. `report` gets lines of what takes long: an image that is fetched, because the
-    nodes are looked at from inside of it. Raises PreflightError and RecipeError when there is no plan to be had."""
+    nodes are looked at from inside of it. `fabric`: also try transfers between the nodes. Raises PreflightError and
+    RecipeError when there is no plan to be had."""
     if machines is None:
         return _look_here(loaded, run, running=running)
     provide(loaded, machines, run, report)
-    return _look_there(loaded, machines, run, running=running)
+    return _look_there(loaded, machines, run, running=running, fabric=fabric)
 
 
-def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report) -> Looked:
+def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report, fabric: Wish | None = None) -> Looked:
     """`look` through a run directory that is gone afterwards, unless a node cannot be looked at (failed_look.py)."""
     if machines is None:
         return _look_here(loaded, None, running=False)
@@ -73,7 +81,7 @@ def look_once(loaded: LoadedRecipe, machines: Candidates | None, report: Report)
     discard_earlier(run.path.parent)
     try:
         run.make()
-        return look(loaded, machines, run, report=report)
+        return look(loaded, machines, run, report=report, fabric=fabric)
     except PreflightError as error:
         keep_failed_look(run, failure_report(error, loaded.recipe.name, None, ()))
         raise
@@ -103,7 +111,9 @@ def _look_here(loaded: LoadedRecipe, run: RunDir | None, *, running: bool) -> Lo
     return Looked(planned, findings, notes=notes)
 
 
-def _look_there(loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, running: bool) -> Looked:
+def _look_there(
+    loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, running: bool, fabric: Wish | None
+) -> Looked:
     with located(loaded):
         there = in_containers(
             machines,
@@ -132,6 +142,7 @@ def _look_there(loaded: LoadedRecipe, machines: Candidates, run: RunDir, *, runn
                 run_dir=run.path,
                 plan_for=plan,
                 change_for=(lambda plan: recorded_change(run, plan)) if running else None,
+                fabric=fabric,
             )
         )
     assert planned is not None

@@ -9,14 +9,18 @@ from pdserve.operations.current_run import running
 from pdserve.operations.look import look_once
 from pdserve.operations.size import find_crossings
 from pdserve.operations.where import Where
+from pdserve.preflight.fabric.paths import Wish, find_untried
 from pdserve.preflight.finding import Finding, of_plan
 from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
 from pdserve.run.directory import home
 
 
-def preflight(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Finding, ...]:
-    """All findings. `report` gets lines while an image is fetched.
+def preflight(
+    loaded: LoadedRecipe, there: Where, report: Report, *, fabric: bool = False, min_gbps: float | None = None
+) -> tuple[Finding, ...]:
+    """All findings. `report` gets lines while an image is fetched. `fabric`: also of transfers between the nodes,
+    which must reach `min_gbps` (None: what the recipe has).
 
     Raises StateError where the deployment runs: its ports and its memory are its own, and every check would blame it;
     and as `look`."""
@@ -27,5 +31,10 @@ def preflight(loaded: LoadedRecipe, there: Where, report: Report) -> tuple[Findi
             cause="preflight looks for what a start from nothing needs, and the deployment has it",
             todo=f"pdserve status {name}; pdserve up RECIPE checks what it would change",
         )
-    seen = look_once(loaded, there.machines, report)
-    return (*of_plan(seen.planned.plan), *find_crossings(seen.planned), *seen.findings)
+    recipe = loaded.recipe
+    least = recipe.fabric.min_gbps if min_gbps is None else min_gbps
+    wish = Wish(python=recipe.engine.python, min_gbps=least) if fabric else None
+    seen = look_once(loaded, there.machines, report, wish)
+    plan = seen.planned.plan
+    here_only = find_untried(plan) if fabric and there.machines is None else None
+    return (*of_plan(plan), *find_crossings(seen.planned), *seen.findings, *([here_only] if here_only else []))

@@ -25,6 +25,7 @@ from pdserve.operations.shown_agents import shown_nodes
 from pdserve.operations.where import Where
 from pdserve.plan.model import Plan
 from pdserve.preflight import resolve_secrets
+from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.finding import strange
 from pdserve.preflight.nodes.container_stage import Report
 from pdserve.recipe.load.loader import LoadedRecipe
@@ -160,7 +161,7 @@ def _check_no_containers(run: RunDir, state: DeploymentState) -> None:
 
 def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress) -> Looked:
     try:
-        seen = look(loaded, there.machines, run, report=show.note)
+        seen = look(loaded, there.machines, run, report=show.note, fabric=_fabric(loaded))
     except PreflightError as error:
         if there.machines is not None:  # it names a log of the run
             keep_failed_look(run, report(error, loaded.recipe.name, None, ()))
@@ -170,6 +171,14 @@ def _looked(loaded: LoadedRecipe, there: Where, run: RunDir, show: VerbProgress)
         show.note(f"{there.machines.origin}: {len(there.machines.machines)} node(s)", *seen.nodes)
     seen.raise_failed()
     return seen
+
+
+def _fabric(loaded: LoadedRecipe) -> Wish | None:
+    """None where the recipe does without, or where a command of its own may run anything."""
+    recipe = loaded.recipe
+    if not recipe.fabric.check or recipe.engine.command:
+        return None
+    return Wish(python=recipe.engine.python, min_gbps=recipe.fabric.min_gbps)
 
 
 def _bring_up(

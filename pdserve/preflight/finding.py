@@ -35,6 +35,7 @@ Check = Literal[
     "firmware",
     "rdma",
     "reach",
+    "fabric",
 ]
 
 ALL_NODES = "all nodes"

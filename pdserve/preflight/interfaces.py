@@ -10,7 +10,7 @@ import struct
 
 from pdserve.plan.model import Frozen
 
-_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
+_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x8913, 0x891B, 0x8921
 _UP_AND_RUNNING = 0x1 | 0x40
 _IFREQ = struct.Struct("16s16s8x")  # struct ifreq: a name and a union of 24 bytes
 _SOCKADDR = struct.Struct("=HH4s8x")
@@ -71,6 +71,17 @@ def _up(asking: socket.socket, name: str) -> bool:
     answer = fcntl.ioctl(asking, _SIOCGIFFLAGS, _IFREQ.pack(name.encode(), b""))
     flags: int = struct.unpack_from("=H", answer, 16)[0]
     return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+
+
+def mtu(name: str) -> int | None:
+    """Bytes of the largest packet of an interface; None: it is gone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking, _SIOCGIFMTU, _IFREQ.pack(name.encode(), b""))
+        except OSError:
+            return None
+    size: int = struct.unpack_from("=i", answer, 16)[0]
+    return size
 
 
 def route_source(target: str) -> str | None:

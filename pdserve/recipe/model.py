@@ -11,6 +11,7 @@ from pdserve.recipe.connectors.registry import Connector, ConnectorPorts
 from pdserve.recipe.sections.container import Container as Container
 from pdserve.recipe.sections.lmcache import Lmcache
 from pdserve.recipe.sections.mooncake_store import MooncakeStore as MooncakeStore
+from pdserve.recipe.sections.nodes import Fabric as Fabric
 from pdserve.recipe.sections.nodes import Network as Network
 from pdserve.recipe.sections.nodes import OnNodeLoss as OnNodeLoss
 from pdserve.recipe.sections.parallel import Parallel as Parallel
@@ -269,6 +270,7 @@ class Recipe(Strict):
         default=None,
         description="Where the nodes reach each other; null: the address from which a node reaches the other nodes.",
     )
+    fabric: Fabric = Field(default=Fabric(), description="The transfers that `up` tries between nodes.")
     exclude_nodes: list[str] = Field(default=[], description="Names of nodes that are never used: known bad hosts.")
     on_node_loss: OnNodeLoss = Field(
         default="fail",

@@ -90,6 +90,7 @@ _SECTIONS: Sequence[tuple[str, str, type[BaseModel]]] = (
     ("retention", "`retention:`", model.Retention),
     ("verify", "`verify:`", model.Verify),
     ("network", "`network:`", nodes.Network),
+    ("fabric", "`fabric:`", nodes.Fabric),
     ("slurm", "`slurm:`", slurm.Slurm),
     ("container", "`container:`", container.Container),
     ("secret", "", SecretRef),

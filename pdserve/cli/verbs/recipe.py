@@ -143,6 +143,13 @@ def preflight(
     json_: JsonOption = False,
     cluster: ClusterOption = None,
     this_machine: ThisMachineOption = False,
+    fabric: Annotated[
+        bool, typer.Option("--fabric", help="Also try a transfer by the recipe's engine for each pair of nodes.")
+    ] = False,
+    min_gbps: Annotated[
+        float | None,
+        typer.Option("--min-gbps", min=0.001, help="With --fabric: the least rate of each pair, in Gbit/s."),
+    ] = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
@@ -152,7 +159,18 @@ def preflight(
     """
     from pdserve.cli.preflight import run
 
-    run(recipe, set_ or [], unset or [], as_json=json_, cluster=cluster, this_machine=this_machine)
+    if min_gbps is not None and not fabric:
+        raise typer.BadParameter("--min-gbps belongs to --fabric")
+    run(
+        recipe,
+        set_ or [],
+        unset or [],
+        as_json=json_,
+        cluster=cluster,
+        this_machine=this_machine,
+        fabric=fabric,
+        min_gbps=min_gbps,
+    )
 
 
 @verbs.command()

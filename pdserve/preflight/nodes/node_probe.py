@@ -16,6 +16,8 @@ from pydantic import Field, TypeAdapter
 
 from pdserve.plan.frozen import Frozen
 from pdserve.plan.model import LmcacheServer, Plan
+from pdserve.preflight.fabric.ends import EndFailure, Receiving, Sent, WaitingEnd, send
+from pdserve.preflight.fabric.paths import End, Path
 from pdserve.preflight.facts import NodeFacts, gather
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.node_checks import check_node
@@ -64,6 +66,23 @@ class Connect(Frozen):
     targets: tuple[CrossNodePort, ...]
 
 
+class Receive(Frozen):
+    """Hold memory that others write to by the transfer engine, until the probe leaves. Answered by Receives."""
+
+    ask: Literal["receive"] = "receive"
+    end: End
+    python: str | None
+
+
+class Send(Frozen):
+    """Write into the memory of another node's receiver. Answered by HasSent."""
+
+    ask: Literal["send"] = "send"
+    path: Path
+    to: WaitingEnd
+    python: str | None
+
+
 class ProbeReady(Frozen):
     """The first line: the probe is there."""
 
@@ -85,6 +104,21 @@ class Listens(Frozen):
     taken: tuple[tuple[str, int], ...] = ()
 
 
+class Receives(Frozen):
+    """Answer to Receive: where it waits, or why not."""
+
+    answers: Literal["receives"] = "receives"
+    receiver: WaitingEnd | None = None
+    failure: EndFailure | None = None
+
+
+class HasSent(Frozen):
+    """Answer to Send."""
+
+    answers: Literal["sent"] = "sent"
+    sent: Sent
+
+
 class Findings(Frozen):
     """Answer to everything else."""
 
@@ -92,8 +126,8 @@ class Findings(Frozen):
     findings: tuple[Finding, ...] = ()
 
 
-Question = WhatIs | Check | Listen | Connect
-Answer = ProbeReady | Here | Listens | Findings
+Question = WhatIs | Check | Listen | Connect | Receive | Send
+Answer = ProbeReady | Here | Listens | Receives | HasSent | Findings
 QUESTIONS: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="ask")])
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answers")])
 
@@ -130,11 +164,26 @@ class Probe:
                 return Listens(findings=listening.findings, taken=listening.taken)
             case Connect():
                 return Findings(findings=tuple(asyncio.run(connect(question.node, question.targets))))
+            case Receive():
+                return self._receive(question)
+            case Send():
+                return HasSent(sent=send(question.path, question.to, question.python))
             case _:
                 assert_never(question)
 
+    def _receive(self, question: Receive) -> Receives:
+        try:
+            receiving = Receiving(question.end, question.python)
+        except OSError as error:
+            return Receives(
+                failure=EndFailure(step="start", error=f"{question.python or sys.executable}: {error.strerror}")
+            )
+        self._listening.callback(receiving.close)
+        begun = receiving.begin()
+        return Receives(failure=begun) if isinstance(begun, EndFailure) else Receives(receiver=begun)
+
     def close(self) -> None:
-        """Listens no longer."""
+        """Listens and receives no longer."""
         self._listening.close()
 
 

@@ -17,12 +17,14 @@ from pdserve.installed.versions import Versions
 from pdserve.plan.model import Node, Plan
 from pdserve.plan.nodes.agent_line import with_agent
 from pdserve.plan.nodes.reach import Ssh, reach_argv
+from pdserve.preflight.fabric.paths import Wish
 from pdserve.preflight.facts import NodeFacts, own_pdserve
 from pdserve.preflight.finding import Finding
 from pdserve.preflight.memory import given_back
 from pdserve.preflight.nodes.address import Asked, Chosen, choose_all, find_addresses
 from pdserve.preflight.nodes.agreement import Skew, clock_skew, compare
 from pdserve.preflight.nodes.cross_node import cross_node
+from pdserve.preflight.nodes.fabric_stage import try_fabric
 from pdserve.preflight.nodes.node_probe import (
     ANSWERS,
     Answer,
@@ -182,9 +184,10 @@ async def survey(
     run_dir: Path,
     plan_for: Callable[[Sequence[Node], Versions], Plan],
     change_for: Callable[[Plan], Change] | None = None,
+    fabric: Wish | None = None,
 ) -> Survey:
     """Facts of all nodes, the plan for them, and what keeps it from being started. `change_for`: of a deployment that
-    runs; what it goes on with is not looked at.
+    runs; what it goes on with is not looked at. `fabric`: also try a transfer for each pair of nodes.
 
     Raises PreflightError when a node cannot be looked at, or has no address that the others could use.
     """
@@ -222,7 +225,10 @@ async def survey(
             findings += [finding for answer in checked for finding in answer.findings]
         finally:
             remove_mark(run_dir, mark)
-        findings += await _reach(probes, plan)
+        reached = await _reach(probes, plan)
+        findings += reached
+        if fabric is not None:
+            findings += await try_fabric({probe.name: probe for probe in probes}, plan, fabric, reached)
     return Survey(plan, tuple(findings), addresses, facts)
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pdserve.recipe.base import Strict
 
 OnNodeLoss = Literal["fail", "degrade"]
+
+
+class Fabric(Strict):
+    """The fabric check: a real transfer for each pair of nodes that will move KV, before anything starts."""
+
+    check: bool = Field(
+        default=True,
+        description="Whether `up` over several nodes makes the check. It takes seconds, and needs Mooncake; other "
+        "connectors are not tried. `pdserve preflight RECIPE --fabric` makes it in any case.",
+    )
+    min_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="10^9 bits a second that each pair must reach, in host memory and with one sender; null: any rate.",
+    )
 
 
 class Network(Strict):

@@ -1,0 +1,1 @@
+"""The fabric check: a real transfer for each pair of nodes that will move KV, before weights load."""

@@ -1,0 +1,201 @@
+"""Both ends of a transfer on their nodes: the programs, the ports behind them, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pdserve.plan.frozen import Frozen
+from pdserve.preflight.fabric import transfer_program
+from pdserve.preflight.fabric.paths import End
+from pdserve.preflight.fabric.paths import Path as FabricPath
+from pdserve.preflight.interfaces import interfaces, mtu, route_source
+from pdserve.preflight.nodes.cross_node import CrossNodePort
+from pdserve.preflight.nodes.reachability import Tried, try_all
+from pdserve.system import procfs
+from pdserve.system.process import output_of, spawn_piped
+
+_START_SECONDS = 30.0
+"""Until the receiving end has imported the engine and registered its memory: cold files on a busy node."""
+_CONNECT_SECONDS = 2.0
+_SEND_SECONDS = 7.0
+"""With the connections before it less than ten: the engine's own limit of a transfer is 30 s."""
+_MOST_LINES = 6
+
+
+class EndFailure(Frozen):
+    """What one end could not do."""
+
+    step: str
+    error: str
+    memlock: int | None = None
+    """The soft limit there in bytes; None: it was not learnt, or there is none."""
+    output: tuple[str, ...] = ()
+    """The last lines of what the engine printed."""
+
+
+class Link(Frozen):
+    """The interface that has an address."""
+
+    name: str
+    mtu: int | None
+
+
+class WaitingEnd(Frozen):
+    """A receiving end that waits."""
+
+    session_port: int
+    pointer: int
+    ports: tuple[int, ...]
+    """All on which it listens."""
+    link: Link | None
+
+
+class Sent(Frozen):
+    """What became of one transfer."""
+
+    unreachable: tuple[tuple[int, str, str], ...] = ()
+    """Ports that could not be connected to: port, problem, cause."""
+    failure: EndFailure | None = None
+    connect_seconds: float = 0.0
+    timings: tuple[tuple[int, float], ...] = ()
+    """Bytes and seconds of each write, the largest last."""
+    link: Link | None = None
+    leaves_by: str | None = None
+    """The address that packets to the target really come from."""
+
+
+class Receiving:
+    """The receiving end on this node. Its owner must `close` it; it also leaves when its owner dies."""
+
+    def __init__(self, end: End, python: str | None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pdserve-fabric-"))
+        self._log = self._folder / "output.log"
+        try:
+            self._popen = spawn_piped(_argv(python), env=_environment(end), stderr=self._log)
+        except OSError:
+            shutil.rmtree(self._folder)
+            raise
+        self._end = end
+
+    def begin(self) -> WaitingEnd | EndFailure:
+        """Waits until it has its memory."""
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its answer is missing
+            os.write(self._popen.stdin.fileno(), _order(self._end))
+        answer = _parsed(self._line(), _tail(self._log))
+        if isinstance(answer, EndFailure):
+            return answer
+        ports = tuple(sorted(procfs.listening_ports([self._popen.pid])))
+        link = _link(self._end.address)
+        return WaitingEnd(session_port=answer["session_port"], pointer=answer["pointer"], ports=ports, link=link)
+
+    def _line(self) -> str:
+        """Its answer; empty when it ended or was too late."""
+        assert self._popen.stdout is not None
+        deadline, read = time.monotonic() + _START_SECONDS, b""
+        output = self._popen.stdout.fileno()
+        while not read.endswith(b"\n") and select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = os.read(output, 1 << 16)
+            if not part:
+                break
+            read += part
+        return read.decode(errors="replace")
+
+    def close(self) -> None:
+        """Ends it and removes what it printed."""
+        with self._popen:
+            self._popen.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
+    """One transfer from this node. First the ports that the receiver listens on: where a firewall drops
+    packets, the engine would wait for half a minute."""
+    link, leaves_by = _link(path.source.address), route_source(path.target.address)
+    tried = asyncio.run(_connect(path, to))
+    unreachable = tuple(
+        (attempt.target.port, attempt.problem, attempt.cause or "unknown") for attempt in tried if attempt.problem
+    )
+    if unreachable:
+        return Sent(unreachable=unreachable, link=link, leaves_by=leaves_by)
+    more = {"session": f"{path.target.address}:{to.session_port}", "pointer": to.pointer}
+    order = _order(path.source, more).decode()
+    began = time.monotonic()
+    done = output_of(
+        _argv(python), timeout=_SEND_SECONDS, cwd=Path("/"), stdin=order, environ=_environment(path.source)
+    )
+    output = tuple(done.err.splitlines()[-_MOST_LINES:])
+    answer: dict[str, Any] | EndFailure
+    if done.code is None:
+        step = "start" if time.monotonic() - began < _SEND_SECONDS else "transfer"
+        answer = EndFailure(step=step, error=done.err)
+    else:
+        answer = _parsed(done.out, output)
+    connect = max((attempt.seconds for attempt in tried), default=0.0)
+    if isinstance(answer, EndFailure):
+        return Sent(failure=answer, connect_seconds=connect, link=link, leaves_by=leaves_by)
+    return Sent(connect_seconds=connect, timings=answer["timings"], link=link, leaves_by=leaves_by)
+
+
+async def _connect(path: FabricPath, to: WaitingEnd) -> list[Tried]:
+    targets = [
+        CrossNodePort(
+            source=path.source.node,
+            node=path.target.node,
+            address=path.target.address,
+            port=port,
+            purpose=f"transfer of {path.target.process}",
+        )
+        for port in to.ports
+    ]
+    # Each by itself: `try_all` gives a node up after its first port.
+    tries = (try_all([target], deadline=_CONNECT_SECONDS, greeted=False) for target in targets)
+    return [attempt for [attempt] in await asyncio.gather(*tries)]
+
+
+def _argv(python: str | None) -> list[str]:
+    return [python or sys.executable, "-c", Path(transfer_program.__file__).read_text(encoding="utf-8")]
+
+
+def _environment(end: End) -> dict[str, str]:
+    return {**os.environ, **end.environment}
+
+
+def _order(end: End, more: Mapping[str, Any] | None = None) -> bytes:
+    order = {"host": end.address, "protocol": end.protocol, "devices": end.devices, **(more or {})}
+    return json.dumps(order).encode() + b"\n"
+
+
+def _parsed(line: str, output: tuple[str, ...]) -> dict[str, Any] | EndFailure:
+    """The answer of a program; what is none is a failure of it."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return EndFailure(step="start", error="its program ended, or was not ready in time", output=output)
+    if "error" in answer:
+        memlock = answer["memlock"] if answer["memlock"] >= 0 else None
+        return EndFailure(step=answer["step"], error=answer["error"], memlock=memlock, output=output)
+    parsed: dict[str, Any] = answer
+    return parsed
+
+
+def _link(address: str) -> Link | None:
+    for interface in interfaces():
+        if interface.address == address:
+            return Link(name=interface.name, mtu=mtu(interface.name))
+    return None
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    return tuple(log.read_text(errors="replace").splitlines()[-_MOST_LINES:])

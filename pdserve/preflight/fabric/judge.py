@@ -1,0 +1,179 @@
+"""What became of the transfers, as findings with cause and fix: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.preflight.fabric.ends import EndFailure, Link, Sent, WaitingEnd
+from pdserve.preflight.fabric.paths import ENGINE, End, Path
+from pdserve.preflight.finding import ALL_NODES, Finding, Status
+
+_MIB = 1 << 20
+_NETWORK = "network: {interface: NAME} or {cidr: A.B.C.D/N}"
+
+
+def judge_end(end: End, failure: EndFailure) -> Finding:
+    """Of an end that could not begin: nothing of it could be tried."""
+    cause, fix = _cause_and_fix(end, failure)
+    return _finding(
+        end.node,
+        "failed",
+        f"{failure.step} failed: {failure.error}",
+        f"the transfer engine of {ENGINE} with {end.protocol} at {end.address}",
+        fix=fix,
+        evidence=(f"likely cause: {cause}", *failure.output),
+        protocol=end.protocol,
+    )
+
+
+def judge_path(path: Path, to: WaitingEnd, sent: Sent, *, min_gbps: float | None) -> list[Finding]:
+    """Of a transfer that was tried."""
+    need = f"{path}: {ENGINE} with {path.source.protocol} writes to {path.target.address} from host memory"
+    if sent.unreachable:
+        return [_unreachable(path, to, sent, need)]
+    if sent.failure is not None:
+        cause, fix = _cause_and_fix(path.source, sent.failure)
+        value = f"{path}, port {to.session_port}: {sent.failure.step} failed: {sent.failure.error}"
+        evidence = (f"likely cause: {cause}", *sent.failure.output)
+        return [_of_path(path, "failed", value, need, fix, evidence), *_route(path, sent)]
+    return [_rate(path, to, sent, need, min_gbps), *_route(path, sent), *_mtu(path, to, sent)]
+
+
+def judge_untried(tried: int, wanted: int) -> list[Finding]:
+    """What the limit of rounds has left out."""
+    if tried == wanted:
+        return []
+    value = f"{tried} of {wanted} pairs were tried, each node with some of the others"
+    need = "a transfer for each pair of nodes"
+    return [_finding(ALL_NODES, "unknown", value, need, fix="pdserve verify RECIPE, once it serves", protocol="tcp")]
+
+
+def gbps(sent: Sent) -> float:
+    """Of the largest write, in 10^9 bits a second. 0 when nothing was written."""
+    size, seconds = sent.timings[-1] if sent.timings else (0, 1.0)
+    return size * 8 / seconds / 1e9
+
+
+def _rate(path: Path, to: WaitingEnd, sent: Sent, need: str, min_gbps: float | None) -> Finding:
+    size, seconds = sent.timings[-1]
+    small, small_seconds = sent.timings[0]
+    rate = gbps(sent)
+    value = (
+        f"{path}: {rate:.3g} Gbit/s ({size / _MIB:.3g} MiB in {seconds * 1000:.0f} ms), {small >> 10} KiB in "
+        f"{small_seconds * 1000:.1f} ms, connected in {sent.connect_seconds * 1000:.1f} ms; "
+        f"{_shown(sent.link)} -> {_shown(to.link)}"
+    )
+    if min_gbps is None or rate >= min_gbps:
+        return _of_path(path, "ok", value, need)
+    cause = "likely cause: a slow or shared link, or an interface that is not the fast one"
+    if path.source.protocol == "tcp":
+        cause += "; one connection over TCP may be slower than the link"
+    return _of_path(
+        path,
+        "failed",
+        value,
+        f"{need}, at least {min_gbps:g} Gbit/s",
+        f"name the fast network ({_NETWORK}), or lower fabric.min_gbps (--min-gbps)",
+        (cause,),
+    )
+
+
+def _unreachable(path: Path, to: WaitingEnd, sent: Sent, need: str) -> Finding:
+    ports = ", ".join(str(port) for port, _, _ in sent.unreachable)
+    problems = ", ".join(dict.fromkeys(problem for _, problem, _ in sent.unreachable))
+    value = f"{path} at {path.target.address}, port {ports}: {problems}"
+    if len(sent.unreachable) == len(to.ports):
+        fix = f"choose the network ({_NETWORK}), or open the transfer ports of {path.target.process} (ports.transfer)"
+    else:
+        fix = f"open TCP {ports} on {path.target.node}, as all transfer ports of {path.target.process} (ports.transfer)"
+    evidence = tuple(f"port {port}: {problem}; {cause}" for port, problem, cause in sent.unreachable)
+    route = tuple(finding.value for finding in _route(path, sent))
+    return _of_path(path, "failed", value, need, fix, (*evidence, *route))
+
+
+def _route(path: Path, sent: Sent) -> list[Finding]:
+    if sent.leaves_by in (None, path.source.address):
+        return []
+    value = f"{path}: packets leave from {sent.leaves_by}, not from {path.source.address} ({_shown(sent.link)})"
+    need = "KV on the network of the deployment"
+    fix = f"name the network that both nodes have ({_NETWORK}), or correct the route to {path.target.address}"
+    return [_of_path(path, "warning", value, need, fix)]
+
+
+def _mtu(path: Path, to: WaitingEnd, sent: Sent) -> list[Finding]:
+    ours, theirs = sent.link, to.link
+    if ours is None or theirs is None or ours.mtu == theirs.mtu:
+        return []
+    value = f"{path}: MTU {ours.mtu} on {ours.name}, {theirs.mtu} on {theirs.name}"
+    need = "one MTU on both ends: large packets are lost or cut otherwise"
+    fix = f"ip link set dev {theirs.name} mtu {ours.mtu} on {path.target.node}, if the switches carry it"
+    return [_of_path(path, "warning", value, need, fix)]
+
+
+def _cause_and_fix(end: End, failure: EndFailure) -> tuple[str, str]:
+    if failure.step == "import":
+        return (
+            "Mooncake, or a system library of it, is not there for the engines' interpreter",
+            "pip install the mooncake package there; correct engine.python, or LD_LIBRARY_PATH in engine.env",
+        )
+    if failure.step == "initialize":
+        if end.protocol == "rdma":
+            return (
+                "no usable RDMA device, or its link is down, or no permission on /dev/infiniband",
+                "see the findings about rdma; correct device_name of the connector, or set protocol: tcp",
+            )
+        return (
+            f"{end.address} is not an address of {end.node}, or no port of the range of {end.process} is free",
+            "correct the network, or move the range with ports.transfer",
+        )
+    if failure.step == "register":
+        if failure.memlock is not None:
+            return (
+                f"RDMA locks what it registers, and {failure.memlock // 1024} KiB may be locked",
+                "ulimit -l unlimited where pdserve starts (docker: --ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity "
+                "for slurmd)",
+            )
+        return "the device refuses the memory", "read the engine's own lines below"
+    if failure.step == "compare":
+        return (
+            "what arrived is not what was sent: defective memory, adapter or driver",
+            f"leave a node out with exclude_nodes: [{end.node}] and try again; check the adapter's error counters",
+        )
+    if failure.step == "start":
+        return "the interpreter of the engines cannot run there", "correct engine.python; read the lines below"
+    return (
+        "the link drops or delays what is large (a cut link, a different MTU on the way), or is far too slow",
+        f"compare MTU and error counters of both interfaces (ip -s link), or name another network ({_NETWORK})",
+    )
+
+
+def _shown(link: Link | None) -> str:
+    return "an unknown interface" if link is None else f"{link.name} (MTU {link.mtu})"
+
+
+def _of_path(
+    path: Path, status: Status, value: str, need: str, fix: str | None = None, evidence: Sequence[str] = ()
+) -> Finding:
+    return _finding(path.source.node, status, value, need, fix=fix, evidence=evidence, protocol=path.source.protocol)
+
+
+def _finding(
+    node: str,
+    status: Status,
+    value: str,
+    need: str,
+    *,
+    fix: str | None,
+    protocol: str,
+    evidence: Sequence[str] = (),
+) -> Finding:
+    return Finding(
+        node=node,
+        check="fabric",
+        status=status,
+        value=value,
+        need=need,
+        fix=fix,
+        evidence=tuple(evidence),
+        unverified_on_hardware=protocol == "rdma",
+    )

@@ -1,0 +1,268 @@
+"""The fabric check without a network: which pairs, in which order, what an answer means; and ends that cannot begin."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.commands import app
+from pdserve.preflight.fabric import ends
+from pdserve.preflight.fabric.ends import EndFailure, Link, Receiving, Sent, WaitingEnd, send
+from pdserve.preflight.fabric.judge import gbps, judge_end, judge_path, judge_untried
+from pdserve.preflight.fabric.paths import End, find_untried, paths, rounds
+from pdserve.preflight.fabric.paths import Path as FabricPath
+from pdserve.preflight.finding import Finding
+from tests.launch.deployment import free_ports
+from tests.plan import kit
+from tests.recipe.kit import CPU, refused
+
+MIB = 1 << 20
+
+
+def end(node: str, *, protocol: str = "tcp", address: str = "127.0.0.1") -> End:
+    return End.model_validate(
+        {
+            "node": node,
+            "address": address,
+            "protocol": protocol,
+            "devices": "",
+            "environment": {},
+            "process": "decode-0",
+        }
+    )
+
+
+def path(source: str = "a", target: str = "b", protocol: str = "tcp") -> FabricPath:
+    return FabricPath(source=end(source, protocol=protocol), target=end(target, protocol=protocol))
+
+
+def receiver(mtu: int = 1500) -> WaitingEnd:
+    return WaitingEnd(session_port=15002, pointer=1, ports=(15002, 15075), link=Link(name="eth0", mtu=mtu))
+
+
+def judged(sent: Sent, *, min_gbps: float | None = None, protocol: str = "tcp", mtu: int = 1500) -> list[Finding]:
+    return judge_path(path(protocol=protocol), receiver(mtu), sent, min_gbps=min_gbps)
+
+
+def wrote(size: int, seconds: float, **more: object) -> Sent:
+    values = {"timings": ((4096, 0.001), (size, seconds)), "link": Link(name="eth0", mtu=1500), **more}
+    return Sent.model_validate(values)
+
+
+def on_nodes(prefills: int, decodes: int, *changes: dict[str, object]) -> tuple[FabricPath, ...]:
+    recipe = kit.recipe(
+        kit.on_gpus(),
+        {"prefill": {"instances": prefills}, "decode": {"instances": decodes}},
+        *changes,
+    )
+    return paths(kit.plan(recipe, *kit.hosts(*[1] * (prefills + decodes))))
+
+
+# Which pairs
+
+
+def test_prefill_writes_to_decode_on_every_other_node() -> None:
+    pairs = {(each.source.node, each.target.node) for each in on_nodes(2, 2)}
+    assert pairs == {("host0", "host2"), ("host0", "host3"), ("host1", "host2"), ("host1", "host3")}
+
+
+def test_each_end_has_what_the_plan_gives_its_engine() -> None:
+    [only] = on_nodes(1, 1)
+    assert (only.source.address, only.target.address) == ("192.0.2.1", "192.0.2.2")
+    assert only.source.protocol == "tcp"
+    assert only.source.environment["MC_FORCE_TCP"] == "1"
+    low, high = (int(only.target.environment[f"MC_{side}_RPC_PORT"]) for side in ("MIN", "MAX"))
+    assert low < high
+    assert str(only) == "host0 -> host1"
+
+
+def test_rdma_has_the_devices_of_the_recipe() -> None:
+    rdma = {"connector": {"kind": "mooncake", "protocol": "rdma", "device_name": "mlx5_0, mlx5_1"}}
+    [only] = on_nodes(1, 1, {"prefill": rdma, "decode": rdma})
+    assert (only.source.protocol, only.source.devices) == ("rdma", "mlx5_0,mlx5_1")
+    assert "MC_FORCE_TCP" not in only.source.environment
+
+
+def test_what_stays_on_a_node_is_not_tried() -> None:
+    plan = kit.plan(kit.recipe(kit.on_gpus()), *kit.hosts(2))
+    assert paths(plan) == ()
+    untried = find_untried(plan)
+    assert untried is not None
+    assert "no prefill and decode are on different nodes" in untried.value
+
+
+def test_a_connector_that_is_not_supported_is_named() -> None:
+    nixl = {"connector": kit.NIXL}
+    plan = kit.plan(kit.recipe(kit.on_gpus(), {"prefill": nixl, "decode": nixl}), *kit.hosts(1, 1))
+    untried = find_untried(plan)
+    assert untried is not None
+    assert (untried.status, untried.value) == (
+        "unknown",
+        "no transfer was tried: the connectors of the plan are NixlConnector",
+    )
+    assert "pdserve verify" in str(untried.fix)
+
+
+def test_no_node_sends_twice_or_receives_twice_in_a_round() -> None:
+    wanted = [path(source, target) for source in "abc" for target in "xyz"]
+    done = rounds(wanted)
+    assert len(done) == 3
+    assert sorted(str(each) for some in done for each in some) == sorted(map(str, wanted))
+    for some in done:
+        assert len({each.source.node for each in some}) == len({each.target.node for each in some}) == len(some)
+
+
+def test_pairs_beyond_the_limit_are_counted() -> None:
+    assert judge_untried(4, 4) == []
+    [finding] = judge_untried(512, 4096)
+    assert (finding.status, "512 of 4096 pairs" in finding.value) == ("unknown", True)
+
+
+# What an answer means
+
+
+def test_the_rate_is_that_of_the_largest_write() -> None:
+    sent = wrote(125 * 10**6, 0.1, connect_seconds=0.0005)
+    assert gbps(sent) == pytest.approx(10)
+    [finding] = judged(sent)
+    assert finding.status == "ok"
+    assert finding.value.startswith("a -> b: 10 Gbit/s (119 MiB in 100 ms), 4 KiB in 1.0 ms, connected in 0.5 ms")
+
+
+@pytest.mark.parametrize(("least", "status"), [(10.0, "ok"), (10.1, "failed")])
+def test_less_than_was_asked_for_fails(least: float, status: str) -> None:
+    [finding] = judged(wrote(125 * 10**6, 0.1), min_gbps=least)
+    assert finding.status == status
+    if status == "failed":
+        assert f"at least {least:g} Gbit/s" in finding.need
+        assert "fabric.min_gbps" in str(finding.fix)
+
+
+def test_ports_that_are_dropped_are_named_and_the_others_are_not() -> None:
+    [finding] = judged(Sent(unreachable=((15075, "no answer within 2 s", "a firewall drops it"),)))
+    assert finding.value == "a -> b at 127.0.0.1, port 15075: no answer within 2 s"
+    assert str(finding.fix).startswith("open TCP 15075 on b")
+    assert finding.evidence == ("port 15075: no answer within 2 s; a firewall drops it",)
+
+
+@pytest.mark.parametrize(
+    ("step", "protocol", "memlock", "cause", "fix"),
+    [
+        ("import", "tcp", None, "not there for the engines' interpreter", "engine.python"),
+        ("initialize", "tcp", None, "is not an address of a", "ports.transfer"),
+        ("initialize", "rdma", None, "no usable RDMA device", "protocol: tcp"),
+        ("register", "rdma", 64 << 10, "64 KiB may be locked", "ulimit -l unlimited"),
+        ("register", "rdma", None, "the device refuses the memory", "lines below"),
+        ("compare", "tcp", None, "not what was sent", "exclude_nodes: [a]"),
+        ("transfer", "tcp", None, "far too slow", "ip -s link"),
+    ],
+)
+def test_each_step_has_its_cause_and_its_fix(
+    step: str, protocol: str, memlock: int | None, cause: str, fix: str
+) -> None:
+    failure = EndFailure(step=step, error="returned -1", memlock=memlock, output=("a line of the engine",))
+    [of_path] = judged(Sent(failure=failure), protocol=protocol)
+    of_end = judge_end(end("a", protocol=protocol), failure)
+    for finding in (of_path, of_end):
+        assert finding.status == "failed"
+        assert f"{step} failed: returned -1" in finding.value
+        assert cause in finding.evidence[0]
+        assert finding.evidence[1] == "a line of the engine"
+        assert fix in str(finding.fix)
+        assert finding.unverified_on_hardware == (protocol == "rdma")
+    assert "a -> b, port 15002" in of_path.value
+
+
+def test_another_way_out_and_another_mtu_are_warnings() -> None:
+    sent = wrote(MIB, 0.1, leaves_by="10.0.0.9")
+    rate, route, mtu = judged(sent, mtu=9000)
+    assert (rate.status, route.status, mtu.status) == ("ok", "warning", "warning")
+    assert "packets leave from 10.0.0.9, not from 127.0.0.1" in route.value
+    assert mtu.value == "a -> b: MTU 1500 on eth0, 9000 on eth0"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("least", ["0", "-1", ".inf", "fast"])
+def test_a_least_rate_that_is_none_is_refused(tmp_path: Path, least: str) -> None:
+    assert "fabric.min_gbps" in refused(tmp_path, CPU, f"fabric.min_gbps={least}")
+
+
+def test_a_least_rate_without_the_check_is_refused() -> None:
+    done = CliRunner().invoke(app, ["preflight", "recipe.yaml", "--min-gbps", "10"])
+    assert done.exit_code == 2
+    assert "--min-gbps belongs to --fabric" in done.output
+
+
+# Ends that cannot begin
+
+
+@pytest.mark.process
+def test_an_interpreter_without_mooncake_is_named(tmp_path: Path) -> None:
+    """-S: without what is installed."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    receiving = Receiving(end("b"), str(python))
+    try:
+        begun = receiving.begin()
+    finally:
+        receiving.close()
+    assert isinstance(begun, EndFailure)
+    assert (begun.step, begun.error) == ("import", "No module named 'mooncake'")
+    sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(), link=None), str(python))
+    assert sent.failure is not None
+    assert sent.failure.step == "import"
+
+
+@pytest.mark.process
+def test_an_interpreter_that_ends_at_once_is_a_failure_with_its_output(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such library >&2\nexit 1\n")
+    python.chmod(0o755)
+    receiving = Receiving(end("b"), str(python))
+    try:
+        begun = receiving.begin()
+    finally:
+        receiving.close()
+    assert begun == EndFailure(
+        step="start", error="its program ended, or was not ready in time", output=("no such library",)
+    )
+
+
+@pytest.mark.process
+def test_a_transfer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "_SEND_SECONDS", 1.0)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    python.chmod(0o755)
+    sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(), link=None), str(python))
+    assert sent.failure is not None
+    assert (sent.failure.step, sent.failure.error) == ("transfer", "no answer within 1 s")
+
+
+@pytest.mark.process
+def test_an_interpreter_that_is_not_on_the_sending_node_is_no_slow_link() -> None:
+    sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(), link=None), "/none/python")
+    assert sent.failure == EndFailure(step="start", error="No such file or directory")
+
+
+@pytest.mark.process
+def test_a_port_that_refuses_is_named_before_the_engine_tries_it() -> None:
+    [closed_port] = free_ports(1)
+    sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(closed_port,), link=None), "/none/python")
+    [(port, problem, cause)] = sent.unreachable
+    assert (port, problem) == (closed_port, "refused")
+    assert "firewall refuses it" in cause
+
+
+@pytest.mark.process
+def test_an_interpreter_that_is_not_there_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="No such file"):
+        Receiving(end("b"), "/none/python")
+    assert not list(tmp_path.iterdir())
