@@ -234,15 +234,53 @@ def test_an_interpreter_that_ends_at_once_is_a_failure_with_its_output(tmp_path:
     )
 
 
+ENGINE = """
+import ctypes, threading
+
+class TransferEngine:
+    def initialize(self, *_):
+        {start}
+        return 0
+
+    def batch_register_memory(self, *_):
+        return 0
+
+    def batch_transfer_sync_write(self, _, here, there, sizes):
+        {write}
+        self.base, self.far = there[0], ctypes.string_at(here[0], sizes[0])
+        return 0
+
+    def batch_transfer_sync_read(self, _, here, there, sizes):
+        begin = there[0] - self.base
+        ctypes.memmove(here[0], self.far[begin : begin + sizes[0]], sizes[0])
+        return 0
+"""
+"""A stand-in for Mooncake, to hang or to be slow where it is asked for."""
+
+
+def sent_by(folder: Path, *, start: str = "pass", write: str = "pass") -> Sent:
+    package = folder / "mooncake"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "engine.py").write_text(ENGINE.format(start=start, write=write))
+    source = end("a").model_copy(update={"environment": {"PYTHONPATH": str(folder)}})
+    there = WaitingEnd(session_port=1, pointer=1, ports=(), link=None)
+    return send(path().model_copy(update={"source": source}), there, sys.executable)
+
+
 @pytest.mark.process
 def test_a_transfer_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "_SEND_SECONDS", 1.0)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    python.chmod(0o755)
-    sent = send(path(), WaitingEnd(session_port=1, pointer=1, ports=(), link=None), str(python))
-    assert sent.failure is not None
-    assert (sent.failure.step, sent.failure.error) == ("transfer", "no answer within 1 s")
+    monkeypatch.setattr(ends, "_SEND_SECONDS", 1)
+    sent = sent_by(tmp_path, write="threading.Event().wait()")
+    assert sent.failure == EndFailure(step="transfer", error="not done within 1 s")
+
+
+@pytest.mark.process
+def test_an_engine_that_starts_slowly_is_no_slow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "_SEND_SECONDS", 1)
+    sent = sent_by(tmp_path, start="threading.Event().wait(1.5)")
+    assert sent.failure is None
+    assert sent.timings
 
 
 @pytest.mark.process

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,11 +26,11 @@ from pdserve.preflight.nodes.reachability import Tried, try_all
 from pdserve.system import procfs
 from pdserve.system.process import output_of, spawn_piped
 
-_START_SECONDS = 30.0
-"""Until the receiving end has imported the engine and registered its memory: cold files on a busy node."""
+_START_SECONDS = 60.0
+"""Until an end has imported the engine and registered its memory: cold files of a distant disk, on a busy node."""
 _CONNECT_SECONDS = 2.0
-_SEND_SECONDS = 7.0
-"""With the connections before it less than ten: the engine's own limit of a transfer is 30 s."""
+_SEND_SECONDS = 7
+"""Of the writes alone. With the connections before them less than ten: the engine's own limit of a transfer is 30 s."""
 _MOST_LINES = 6
 
 
@@ -129,17 +130,16 @@ def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:
     )
     if unreachable:
         return Sent(unreachable=unreachable, link=link, leaves_by=leaves_by)
-    more = {"session": f"{path.target.address}:{to.session_port}", "pointer": to.pointer}
-    order = _order(path.source, more).decode()
-    began = time.monotonic()
-    done = output_of(
-        _argv(python), timeout=_SEND_SECONDS, cwd=Path("/"), stdin=order, environ=_environment(path.source)
-    )
+    session = f"{path.target.address}:{to.session_port}"
+    order = _order(path.source, {"session": session, "pointer": to.pointer, "seconds": _SEND_SECONDS}).decode()
+    limit = _START_SECONDS + _SEND_SECONDS
+    done = output_of(_argv(python), timeout=limit, cwd=Path("/"), stdin=order, environ=_environment(path.source))
     output = tuple(done.err.splitlines()[-_MOST_LINES:])
     answer: dict[str, Any] | EndFailure
     if done.code is None:
-        step = "start" if time.monotonic() - began < _SEND_SECONDS else "transfer"
-        answer = EndFailure(step=step, error=done.err)
+        answer = EndFailure(step="start", error=done.err)
+    elif done.code == -signal.SIGALRM:
+        answer = EndFailure(step="transfer", error=f"not done within {_SEND_SECONDS} s", output=output)
     else:
         answer = _parsed(done.out, output)
     connect = max((attempt.seconds for attempt in tried), default=0.0)

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -70,8 +71,12 @@ def _receive(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _send(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Growing writes until one lasts long enough to be measured, then the last page is read back and compared."""
+    """Growing writes until one lasts long enough to be measured, then the last page is read back and compared.
+
+    SIGALRM ends the program when they take longer than `seconds` of the order. The start before them, which may read
+    the engine from a cold and distant disk, does not count."""
     engine, memory, address = _start(order)
+    signal.alarm(order["seconds"])
     page = bytes(index % _PATTERN for index in range(_SIZES[0]))
     ctypes.memmove(address, page * (len(memory) // len(page)), len(memory))
     timings: list[tuple[int, float]] = []
