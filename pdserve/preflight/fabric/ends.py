@@ -26,7 +26,7 @@ from pdserve.preflight.nodes.reachability import Tried, try_all
 from pdserve.system import procfs
 from pdserve.system.process import output_of, spawn_piped
 
-_START_SECONDS = 60.0
+_START_SECONDS = 45.0
 """Until an end has imported the engine and registered its memory: cold files of a distant disk, on a busy node."""
 _CONNECT_SECONDS = 2.0
 _SEND_SECONDS = 7
