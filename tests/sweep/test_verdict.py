@@ -31,12 +31,18 @@ def test_new_prompts_on_cold_caches_are_valid() -> None:
     assert (record.status, record.reasons, record.unchecked) == ("VALID", (), ())
 
 
+def test_random_prompts_may_share_blocks_with_each_other() -> None:
+    asked = measured(0.1).figures.input_tokens
+    assert judged(Window(prefill=COLD | {"local_hits": 0.4 * asked})).status == "VALID"
+    assert judged(Window(prefill=COLD | {"local_hits": 0.6 * asked})).status == "INVALID"
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
-        (COLD | {"local_hits": 500.0}, {}),
-        (COLD | {"received": 500.0}, {}),
-        (COLD, {"local_hits": 500.0}),
+        (COLD | {"local_hits": 900.0}, {}),
+        (COLD | {"received": 900.0}, {}),
+        (COLD, {"local_hits": 900.0}),
     ],
     ids=["prefix-cache", "cache-tier", "decode"],
 )
@@ -44,7 +50,7 @@ def test_prompts_that_came_from_a_cache_are_invalid(prefill: dict[str, float], d
     record = judged(Window(prefill=COLD), Window(prefill=prefill, decode=decode))
     assert record.status == "INVALID"
     assert [reason.check for reason in record.reasons] == [CHECK]
-    assert "500 of" in record.reasons[0].text
+    assert "900 of" in record.reasons[0].text
 
 
 def test_engines_that_do_not_count_prove_nothing_and_that_is_named() -> None:
