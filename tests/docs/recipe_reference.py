@@ -157,7 +157,8 @@ def _type(schema: Mapping[str, Any]) -> str:
     for key in ("anyOf", "oneOf"):
         if key in schema:
             options = [option for option in schema[key] if option.get("type") != "null"]
-            return "any value" if len(options) == len(_JSON) else _either(list(dict.fromkeys(map(_type, options))))
+            whole = {option.get("type") for option in options} == set(_JSON)
+            return "any value" if whole else _either(list(dict.fromkeys(map(_type, options))))
     if "$ref" in schema:
         return _linked(schema["$ref"].rsplit("/", 1)[-1])
     if "const" in schema:

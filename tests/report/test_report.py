@@ -129,7 +129,6 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
 
 
 def drawn(*folders: Path) -> dict[str, Any]:
-    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
     check_matplotlib()
     return {picture.name: picture for picture in pictures(read_report(folders).rows)}
 
@@ -169,7 +168,6 @@ def test_pictures_take_the_ink_of_the_page_share_no_ids_and_draw_hostile_names(t
 
 
 def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
     folder = bench_folder(tmp_path / "b", one(1), one(4))
     run([folder], tmp_path / "r.html", tmp_path / "pictures")
     assert (tmp_path / "r.html").read_text().count("<svg") == 5
