@@ -46,6 +46,7 @@ def run(arguments: list[str], watched: tuple[str, ...], home: Path) -> str:
         (["--help"], 0),
         (["--version"], 0),
         (["validate", RECIPE], 0),
+        (["init", "--model", "org/model", "--hardware", "cpu"], 0),
         (["render", RECIPE], 0),
         (["render", RECIPE, "--json"], 0),
         (["up", RECIPE, "--dry-run"], 0),

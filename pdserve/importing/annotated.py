@@ -6,7 +6,8 @@ between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pdserve.importing.launch import Draft, Note
 from pdserve.recipe.load import yaml12
@@ -30,8 +31,13 @@ def annotated(draft: Draft) -> str:
         notes = [note for note in draft.notes if note.effect == effect]
         head += ["", f"{title}:"] if notes else []
         head += [f"  {line(note)}" for note in notes]
-    comments = [f"# {text}".rstrip() for text in head]
-    return "\n".join([*comments, "", *_body(draft)]) + "\n"
+    return commented(draft.document, draft.origins, head, draft.file)
+
+
+def commented(document: Mapping[str, Any], comments: Mapping[Path, str], head: Sequence[str], file: str) -> str:
+    """YAML that begins with `head` and has `comments` at the values of those paths; `file`: for errors."""
+    top = [f"# {text}".rstrip() for text in head]
+    return "\n".join([*top, "", *_body(document, comments, file)]) + "\n"
 
 
 def line(note: Note) -> str:
@@ -39,24 +45,24 @@ def line(note: Note) -> str:
     return f"{note.at}: {note.why}"
 
 
-def _body(draft: Draft) -> Sequence[str]:
-    text = yaml12.dump(draft.document, _WIDTH)
+def _body(document: Mapping[str, Any], comments: Mapping[Path, str], file: str) -> Sequence[str]:
+    text = yaml12.dump(document, _WIDTH)
     lines = text.splitlines()
-    places = yaml12.parse(text, draft.file).origins
-    for path, origin in sorted(draft.origins.items(), key=lambda item: places[item[0]].line, reverse=True):
+    places = yaml12.parse(text, file).origins
+    for path, comment in sorted(comments.items(), key=lambda item: places[item[0]].line, reverse=True):
         index = places[path].line - 1
-        short = f"{lines[index]}  # {origin}"
-        if len(short) <= _LONGEST and not _continues(path, draft):
+        short = f"{lines[index]}  # {comment}"
+        if len(short) <= _LONGEST and not _continues(path, document):
             lines[index] = short
         else:
             indent = lines[index][: len(lines[index]) - len(lines[index].lstrip(" -"))].replace("-", " ")
-            lines.insert(index, f"{indent}# {origin}")
+            lines.insert(index, f"{indent}# {comment}")
     return lines
 
 
-def _continues(path: Path, draft: Draft) -> bool:
+def _continues(path: Path, document: Mapping[str, Any]) -> bool:
     """Whether the value is a text that goes on in the next line, where a comment would be a part of it."""
-    value = draft.document
+    value: Any = document
     for part in path:
-        value = value[part]  # type: ignore[index]
+        value = value[part]
     return isinstance(value, str) and "\n" in value

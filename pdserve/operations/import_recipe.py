@@ -85,13 +85,13 @@ def _beside(file: Path) -> dict[str, str]:
     return {}
 
 
-def save(recipe: ImportedRecipe, out: Path) -> None:
-    """Write the recipe to a new file. Raises RecipeError where there is one already."""
+def save(text: str, out: Path) -> None:
+    """Write a recipe to a new file. Raises RecipeError where there is one already."""
     try:
         with out.open("x", encoding="utf-8") as file:
-            file.write(recipe.text)
+            file.write(text)
     except FileExistsError:
-        todo = "choose another name, or remove the file; an import overwrites nothing"
+        todo = "choose another name, or remove the file; nothing is overwritten"
         raise RecipeError("the file is there already", where=str(out), todo=todo) from None
     except OSError as error:
         todo = "choose a folder that is there and that you can write to"

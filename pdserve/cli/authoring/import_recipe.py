@@ -28,7 +28,7 @@ def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
     if out is None:
         typer.echo(recipe.text, nl=False)
     else:
-        import_recipe.save(recipe, out)
+        import_recipe.save(recipe.text, out)
     for warning in dict.fromkeys(recipe.loaded.warnings):
         typer.echo(f"warning: {warning.partition(': ')[2]}", err=True)
     _report(recipe.draft, out)

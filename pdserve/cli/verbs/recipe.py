@@ -17,6 +17,7 @@ from pdserve.cli.options import (
     UnsetOption,
 )
 from pdserve.cli.plan import options
+from pdserve.starter.goal import Goal
 
 verbs = typer.Typer()
 
@@ -135,6 +136,39 @@ def import_(
         raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
     else:
         import_recipe.run(file, out, choice)
+
+
+@verbs.command()
+def init(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FOLDER_OR_ID", help="A folder, or an id of the hub; asked for if missing."),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", help="mi355x, mi300x, h100, h200, b200 or cpu; asked for if missing."),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=64, help="Nodes of the deployment.")] = 1,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=1, max=64, help="Without it as the hardware usually has.")
+    ] = None,
+    goal: Annotated[
+        Goal,
+        typer.Option("--goal", help="Most requests, fewest seconds a token, or long prompts that begin alike."),
+    ] = Goal.THROUGHPUT,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the recipe here instead of to stdout.")
+    ] = None,
+) -> None:
+    """Write a first recipe for a model on known hardware, with the reason of each value.
+
+    Sizes are the planner's where config.json and the headers of the weights are in the folder, or in the hub's cache;
+    else a default that says so. The recipe is loaded and planned before it is written. An instance stays on one node.
+    Exit 2 when the model does not fit, with the numbers; nothing is overwritten.
+    """
+    from pdserve.cli.authoring.init_recipe import run
+
+    run(model, hardware, nodes, gpus_per_node, goal, out)
 
 
 @verbs.command()

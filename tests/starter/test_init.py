@@ -1,0 +1,202 @@
+"""`pdserve init`: every recipe of it is valid, its sizes are the planner's, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.operations.authoring.init_recipe import FirstRecipe, first_recipe
+from pdserve.operations.plan_recipe import plan_for
+from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.model import Role
+from pdserve.starter.goal import Goal
+from pdserve.starter.hardware import HARDWARE
+from tests.messages.kit import Outcome, run
+from tests.plan.kit import VERSIONS
+from tests.starter.kit import model
+
+GPUS = [name for name, hardware in HARDWARE.items() if hardware.devices]
+
+
+def typed(folder: Path, *words: str) -> Outcome:
+    return run(("init", *words), folder, {})
+
+
+def made(
+    name: Path | str, hardware: str, goal: Goal = Goal.THROUGHPUT, nodes: int = 1, devices: int | None = None
+) -> FirstRecipe:
+    home = {"HOME": str(Path(name).parent)}
+    return first_recipe(str(name), hardware, nodes=nodes, devices=devices, goal=goal, environ=home)
+
+
+def layout(first: FirstRecipe) -> dict[str, tuple[int, int]]:
+    """Role -> instances, tensor parallelism."""
+    return {name: (role.instances, role.parallel.tp) for name, role in first.loaded.recipe.roles()}
+
+
+def loaded(text: str, folder: Path) -> LoadedRecipe:
+    path = folder / "again.yaml"
+    path.write_text(text)
+    return load_recipe(path, environ={})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("goal", Goal)
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_every_recipe_is_valid_and_plans_on_the_nodes_that_were_asked_for(
+    hardware: str, goal: Goal, nodes: int, tmp_path: Path
+) -> None:
+    first = made(model(tmp_path / "some", 30), hardware, goal, nodes)
+    assert first.checked
+    again = loaded(first.text, tmp_path)
+    plan = plan_for(again, None, run_dir="R", run_id="R", versions=VERSIONS).plan
+    if hardware in GPUS:
+        assert len(plan.nodes) == nodes
+        used = sum(len(process.devices) for process in plan.processes if process.role in ("prefill", "decode"))
+        assert used == nodes * HARDWARE[hardware].devices
+    assert ("lmcache-0" in {process.name for process in plan.processes}) == (goal is Goal.AGENTS)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("goal", Goal)
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_so_is_that_of_an_id_that_is_not_cached_and_it_says_so(
+    hardware: str, goal: Goal, nodes: int, tmp_path: Path
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    first = first_recipe("org/model", hardware, nodes=nodes, devices=None, goal=goal, environ=home)
+    assert not first.checked
+    assert "id: org/model  # NOT CHECKED: not in the hub's cache here" in first.text
+    assert "max-model-len" not in first.text
+    loaded(first.text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gib", "goal", "nodes", "expected"),
+    [
+        (30, Goal.THROUGHPUT, 1, {"prefill": (4, 1), "decode": (4, 1)}),
+        (30, Goal.LATENCY, 1, {"prefill": (1, 4), "decode": (1, 4)}),
+        (30, Goal.LATENCY, 2, {"prefill": (1, 8), "decode": (1, 8)}),
+        (100, Goal.THROUGHPUT, 1, {"prefill": (2, 2), "decode": (2, 2)}),
+        (400, Goal.THROUGHPUT, 1, {"aggregated": (1, 8)}),
+        (400, Goal.THROUGHPUT, 2, {"prefill": (1, 8), "decode": (1, 8)}),
+        (400, Goal.THROUGHPUT, 3, {"prefill": (1, 8), "decode": (2, 8)}),
+        (400, Goal.AGENTS, 3, {"prefill": (2, 8), "decode": (1, 8)}),
+    ],
+)
+def test_instances_follow_the_weights_and_the_goal(
+    gib: int, goal: Goal, nodes: int, expected: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    assert layout(made(model(tmp_path / "some", gib), "h100", goal, nodes)) == expected
+
+
+def test_the_planners_numbers_are_in_the_comments(tmp_path: Path) -> None:
+    text = made(model(tmp_path / "some", 100), "h100").text
+    assert "parallel:  # weights of a rank 50 of 79 GiB; " in text
+    assert "requests of 32768 tokens" in text
+    assert "max-model-len: 32768  # the model's 40960, at most 32768 for --goal throughput" in text
+
+
+def test_a_length_that_leaves_no_request_is_halved(tmp_path: Path) -> None:
+    wide = {"num_hidden_layers": 100, "num_key_value_heads": 64}
+    first = made(model(tmp_path / "wide", 30, **wide), "h100", devices=1)
+    role: Role = first.loaded.recipe.roles()[0][1]
+    assert role.instances == 1
+    args = first.loaded.recipe.engine.args
+    assert args["max-model-len"] == 8192
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 6, "num_key_value_heads": 6}])
+def test_heads_are_dealt_out_evenly(change: dict[str, Any], tmp_path: Path) -> None:
+    first = made(model(tmp_path / "six", 30, **change), "h100", Goal.LATENCY)
+    assert layout(first) == {"prefill": (2, 2), "decode": (2, 2)}
+
+
+def test_l1_is_not_write_only(tmp_path: Path) -> None:
+    first = made(model(tmp_path / "some", 30), "h100", Goal.AGENTS, devices=2)
+    assert first.crossings == ()
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    model(tmp_path / "huge", 700)
+    done = typed(tmp_path, "--model", "huge", "--hardware", "h100", "--nodes", "2", "--out", "new.yaml")
+    assert done.code == 2
+    assert "at TP 8 a rank holds 87.5 GiB of weights" in done.err
+    assert "h100 has 79 GiB a device" in done.err
+    assert not (tmp_path / "new.yaml").exists()
+
+
+def test_a_cached_id_is_read(tmp_path: Path) -> None:
+    cache = tmp_path / ".cache" / "huggingface" / "hub" / "models--org--model"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model(cache / "snapshots" / commit, 100)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(commit)
+    home = {"HOME": str(tmp_path)}
+    first = first_recipe("org/model", "h100", nodes=1, devices=None, goal=Goal.THROUGHPUT, environ=home)
+    assert layout(first) == {"prefill": (2, 2), "decode": (2, 2)}
+    assert "read from the hub's cache" in first.text
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "new.yaml").write_text("mine")
+    done = typed(tmp_path, "--model", "org/model", "--hardware", "cpu", "--out", "new.yaml")
+    assert done.code == 2
+    assert "nothing is overwritten" in done.err
+    assert (tmp_path / "new.yaml").read_text() == "mine"
+
+
+def test_a_written_recipe_is_what_up_takes(tmp_path: Path) -> None:
+    model(tmp_path / "tiny", 1, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    assert typed(tmp_path, "--model", "tiny", "--hardware", "cpu", "-o", "new.yaml").code == 0
+    done = run(("up", "new.yaml", "--dry-run"), tmp_path, {})
+    assert done.code == 0
+    assert "prefill-0" in done.out
+    assert "decode-0" in done.out
+
+
+class Terminal(io.StringIO):
+    """Answers that are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_what_is_missing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("org/model\ncpu\n"))
+    done = typed(tmp_path)
+    assert done.code == 0
+    assert "hardware (mi355x, mi300x, h100, h200, b200, cpu)" in done.err
+    assert "id: org/model" in done.out
+    loaded(done.out, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hardware", "h100"), "--model is missing: give a folder"),
+        (("--model", "org/model"), "--hardware is missing: give mi355x, mi300x"),
+        (("--model", "org/model", "--hardware", "tpu"), "the hardware tpu is not known"),
+        (("--model", "no-such", "--hardware", "cpu"), "no such folder, and no id of the hub"),
+        (("--model", "org/model", "--hardware", "cpu", "--gpus-per-node", "2"), "cpu has no GPUs"),
+        (("--model", "org/model", "--hardware", "h100", "--nodes", "0"), "--nodes"),
+        (("--model", "org/model", "--hardware", "h100", "--goal", "fast"), "--goal"),
+        (("--model", "org/model", "--hardware", "cpu", "-o", "no/such/new.yaml"), "cannot be written"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = typed(tmp_path, *words)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_help_names_all_hardware(tmp_path: Path) -> None:
+    helped = typed(tmp_path, "--help").out
+    assert all(name in helped for name in HARDWARE)
