@@ -84,5 +84,5 @@ _ALL = (
     ),
 )
 HARDWARE: Mapping[str, Hardware] = {hardware.name: hardware for hardware in _ALL}
-"""Device memory is what vLLM can see, rounded down: MI355X and MI300X by data sheet, the others as a
-little less than theirs."""
+"""Device memory is about what a device of the kind shows to vLLM. It was not measured here: a recipe is right only
+after `pdserve preflight` on the nodes."""
