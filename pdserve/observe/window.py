@@ -49,7 +49,10 @@ class Distribution:
             return None
         for bound, upto in self.buckets:
             if upto >= wanted and upto > below:
-                return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / (upto - below)
+                if math.isinf(bound):
+                    return low
+                share_of_bucket = (wanted - below) / (upto - below)
+                return min(bound, low + (bound - low) * share_of_bucket)  # a sum of floats may be a bit above it
             low, below = bound, upto
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -131,6 +131,7 @@ def test_what_is_beyond_all_bounds_is_estimated_as_the_largest() -> None:
 
 
 @given(st.lists(st.floats(0, 500), min_size=1))
+@example([1.0, 1.0, 1.0, 0.001953125, 0.001953125, 0.001953125])
 def test_an_estimate_is_in_the_bucket_of_the_true_quantile(values: list[float]) -> None:
     window = MetricsWindow()
     window.add(0, {"p": page(observed().page().decode())})
