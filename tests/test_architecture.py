@@ -113,7 +113,7 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: 
     engines = {"vllm", "lmcache", "mooncake", "torch", "transformers"}
     used = {name.split(".")[0] for name, _ in imports(module)} & engines
     # The client of a benchmark and an end of a transfer are programs of their own, run by the engines' interpreter.
-    programs = ("pdserve.bench.vllm_client", "pdserve.preflight.fabric.transfer_program")
+    programs = ("pdserve.bench.clients.vllm_program", "pdserve.preflight.fabric.transfer_program")
     allowed = room(module) in ("pdserve.patches", "pdserve.connectors") or module in programs
     assert not used or allowed, f"{module} imports {used}"
 
