@@ -119,7 +119,7 @@ class _Bench:
         ran = await self._run_client(load, name)
         after = await self._looker.settled()
         events, _ = self._serving.run.read_events(offset)
-        client_cpu, proxy_cpu = cpu_use(ran.sampler.samples, ran.records)
+        client_cpu, proxy_cpu = cpu_use(ran.sampler.samples, ran.records, ran.sampler.titled(self._task.client.timing))
         evidence = Evidence(
             plan=plan,
             workload=workload,
@@ -183,13 +183,14 @@ class _Bench:
         sampler = Sampler(child.pid, proxy_pids(plan, self._serving.state), self._looker)
         problem = await self._ended(child, sampler)
         records: tuple[RequestRecord, ...] = ()
-        if not problem:
-            try:
-                records = await asyncio.to_thread(client.records, asked, before)
-            except (OSError, UnreadableResultError) as error:
-                problem = f"{client.name} left no result that can be read ({error})"
+        try:
+            # One that failed may have left records all the same: they have the errors of the requests.
+            records = await asyncio.to_thread(client.records, asked, before)
+        except (OSError, UnreadableResultError) as error:
+            problem = problem or f"{client.name} left no result that can be read ({error})"
         if problem:
-            end = " | ".join(split(end_of(asked.log, _LOG_BYTES))[-_LOG_LINES:])
+            lines = [line for line in split(end_of(asked.log, _LOG_BYTES)) if any(map(str.isalnum, line))]
+            end = " | ".join(lines[-_LOG_LINES:])
             problem = f"{problem}; the end of {asked.log}: {end}"
         return _Ran(asked, records, sampler, problem)
 

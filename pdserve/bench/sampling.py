@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.evidence import CpuUse
@@ -53,6 +53,7 @@ class Sampler:
         self._proxy = proxy
         self._looker = looker
         self._family = frozenset({client})
+        self._titles: dict[int, str] = {}
         self._snapshots: list[list[EngineSnapshot]] = []
         self.samples: list[Sample] = []
 
@@ -68,7 +69,13 @@ class Sampler:
         """A client may be many processes. Looking at all of /proc for them costs too much to do it for every sample."""
         while True:
             self._family = frozenset(await asyncio.to_thread(procfs.family, {self._client}))
+            self._titles |= {pid: procfs.command(pid) for pid in self._family}
             await asyncio.sleep(_FAMILY_SECONDS)
+
+    def titled(self, titles: Collection[str]) -> frozenset[int]:
+        """Processes of the client whose title begins with one of these; all, if none has."""
+        chosen = {pid for pid, title in self._titles.items() if title.startswith(tuple(titles))}
+        return frozenset(chosen or self._titles or {self._client})
 
     async def _read_cpu(self) -> None:
         while True:
@@ -93,9 +100,12 @@ class Sampler:
         )
 
 
-def cpu_use(samples: Sequence[Sample], records: Sequence[RequestRecord]) -> tuple[CpuUse, CpuUse]:
+def cpu_use(
+    samples: Sequence[Sample], records: Sequence[RequestRecord], timing: Collection[int] | None = None
+) -> tuple[CpuUse, CpuUse]:
     """Of the client and of the proxy, between the first request and the last answer: what the client needs for its
-    imports, its prompts and its report is no part of it."""
+    imports, its prompts and its report is no part of it. `timing`: those PIDs of the client that take the times; None:
+    all."""
     done = [record for record in records if record.ok]
     if not done:
         return CpuUse(), CpuUse()
@@ -105,7 +115,11 @@ def cpu_use(samples: Sequence[Sample], records: Sequence[RequestRecord]) -> tupl
         return CpuUse(), CpuUse()
     first, last = inside[0], inside[-1]
     seconds = last.at - first.at
-    busiest = [last.wanted[pid] - first.wanted[pid] for pid in first.wanted.keys() & last.wanted.keys()]
+    busiest = [
+        last.wanted[pid] - first.wanted[pid]
+        for pid in first.wanted.keys() & last.wanted.keys()
+        if timing is None or pid in timing
+    ]
     proxy = None if last.proxy is None or first.proxy is None else (last.proxy - first.proxy) / seconds
     wanted = max(busiest) / seconds if busiest else None
     # A process of the client that has ended in between takes its time along.

@@ -33,7 +33,7 @@ class Workload(Frozen):
     """Of each answer; of a trace, of the answers whose length it does not have."""
     trace: str | None = Field(default=None, min_length=1)
     """A file, or the name of a trace that pdserve makes."""
-    trace_digest: str | None = Field(default=None, pattern=r"[0-9a-f]{64}")
+    trace_digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the trace: another one under the same name is other work."""
     trace_block: int | None = Field(default=None, ge=1)
     """Tokens of a block with a hash id; None: the size that fits all lines."""
@@ -41,7 +41,7 @@ class Workload(Frozen):
     """Of the trace, the first ones; None: all."""
     client: ClientKind | None = None
     """None: AIPerf where it is needed."""
-    session_header: str | None = Field(default=None, pattern=r"[A-Za-z0-9-]+")
+    session_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
     """In which the client names the session; None: X-Session-ID."""
     seed: int = 0
     warmup: int = Field(default=8, ge=0)

@@ -34,7 +34,8 @@ _LOOK_SECONDS = 0.5
 _CHECK_SECONDS = 120.0
 _STOP_SECONDS = 5.0
 _LAST_LINES, _LOG_BYTES = 6, 8192
-_STEP = re.compile(r"(?:Collecting|Downloading|Installing collected packages|Building wheel)\b.*")
+_PACKAGE = re.compile(r"(?:Collecting|Processing) (?:\S*/)?(\S+)")
+_INSTALLING = "Installing collected packages"
 _CAUSES = (
     ("No space left on device", "the disk is full"),
     ("No matching distribution", "the package index does not have a pinned version for this Python"),
@@ -87,7 +88,7 @@ def found(environ: Mapping[str, str]) -> str:
 async def make(environ: Mapping[str, str], show: Show) -> Path:
     """Makes it, unless it is there. Raises PreflightError."""
     folder = place(environ)
-    with _alone(folder):
+    with alone(folder):
         if made(folder) and (version := _version(folder, environ)) == VERSION:
             show(f"{NAME} is installed: {folder}")
             return folder
@@ -116,13 +117,11 @@ async def _step(argv: list[str], env: Mapping[str, str], log: Path, show: Show) 
     except OSError as error:
         raise _failed(f"{argv[0]} cannot be started", log, error.strerror or str(error)) from error
     waiting = asyncio.create_task(child.wait())
-    seen = 0
+    progress = _Progress(log, show)
     try:
-        while True:
-            done, _ = await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
-            seen = _follow(log, seen, show)
-            if done:
-                break
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+            progress.look()
     finally:
         waiting.cancel()
         await child.stop(_STOP_SECONDS)
@@ -131,16 +130,29 @@ async def _step(argv: list[str], env: Mapping[str, str], log: Path, show: Show) 
         raise _failed(f"{NAME} could not be installed: {Path(argv[0]).name} {ended}", log, _cause(log))
 
 
-def _follow(log: Path, seen: int, show: Show) -> int:
-    """Shows the whole lines from `seen` on that name a step."""
-    with log.open("rb") as file:
-        file.seek(seen)
-        text = file.read()
-    whole = text[: text.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        if step := _STEP.match(line.strip()):
-            show(step.group()[:100])
-    return seen + len(whole)
+class _Progress:
+    """What pip writes, as a line for each package."""
+
+    def __init__(self, log: Path, show: Show) -> None:
+        self._log = log
+        self._show = show
+        self._read = 0
+        self._packages = 0
+        self._all = sum(line[:1].isalnum() for line in requirements().read_text().splitlines())
+
+    def look(self) -> None:
+        """Shows what is new, by whole lines."""
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if package := _PACKAGE.match(line):
+                self._packages += 1
+                self._show(f"package {self._packages} of {self._all}: {package.group(1)}")
+            elif line.startswith(_INSTALLING):
+                self._show("all packages are here; installing them")
 
 
 def _cause(log: Path) -> str:
@@ -199,7 +211,7 @@ def _remove(folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Two set-ups at once would make half an environment each. Raises PreflightError."""
     lock = folder.with_name(f"{folder.name}.lock")
     try:

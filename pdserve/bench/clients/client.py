@@ -59,6 +59,10 @@ class Client(Protocol):
     def program(self) -> str:
         """The interpreter that runs it."""
 
+    @property
+    def timing(self) -> tuple[str, ...]:
+        """How the titles of those of its processes begin that send and receive: the others may be busy."""
+
     def prepare(self, run: ClientRun) -> list[str]:
         """The command line. Writes the files that it needs, without secrets. Raises OSError."""
 

@@ -26,6 +26,8 @@ class VllmClient:
     tokenizer: str
     """A folder, or an id of the hub."""
     name: str = NAME
+    timing: tuple[str, ...] = ()
+    """It is a single process."""
 
     @property
     def versions(self) -> Mapping[str, str]:
