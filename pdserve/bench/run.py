@@ -154,9 +154,9 @@ class _Bench:
 
     async def _run_client(self, load: Load, name: str, *, warmup: bool = False) -> _Ran:
         """To its end, or to the limit."""
-        plan, client, workload = self._serving.plan, self._task.client, self._task.workload
+        workload = self._task.workload
         asked = ClientRun(
-            plan=plan,
+            plan=self._serving.plan,
             workload=workload,
             load=load,
             salt=f"pdserve-bench-{self._folder.name}-{name}",
@@ -165,9 +165,16 @@ class _Bench:
             name=name,
             warmup=warmup,
         )
+        try:
+            return await self._ran(asked)
+        finally:
+            self._task.client.clean(asked)
+
+    async def _ran(self, asked: ClientRun) -> _Ran:
+        client = self._task.client
         with written(self._serving.run):
             argv = client.prepare(asked)
-        env = client.environment(os.environ, plan, self._serving.key)
+        env = client.environment(asked, os.environ, self._serving.key)
         before = clocks()
         try:
             # A name of its own: the client is no process of the deployment.
@@ -180,7 +187,7 @@ class _Bench:
                 cause="the engines run in another place (a container, another machine) or their environment has moved",
                 todo=f"--python /path/to/python of an environment on this machine that has {client.name}",
             ) from error
-        sampler = Sampler(child.pid, proxy_pids(plan, self._serving.state), self._looker)
+        sampler = Sampler(child.pid, proxy_pids(asked.plan, self._serving.state), self._looker)
         problem = await self._ended(child, sampler)
         records: tuple[RequestRecord, ...] = ()
         try:

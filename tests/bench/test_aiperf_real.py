@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,11 @@ def test_requests_that_fail_make_it_invalid_whatever_aiperf_says(serving: Deploy
     finally:
         scripted(serving, "decode-0", decode_status=0)
     assert (code, reasons(result)) == (9, {"client", "completed", "errors"}), output
+
+
+def test_one_that_takes_too_long_is_stopped_with_all_of_its_processes(serving: Deployment, tokenizer: str) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("*aiperf*"))
+    code, _, output = bench(tokenizer, "--trace", "agentic-tiny", "--limit", "6")
+    assert code == 9
+    assert "was stopped after 6 s (--limit)" in output
+    assert set(Path(tempfile.gettempdir()).glob("*aiperf*")) == before

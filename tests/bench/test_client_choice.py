@@ -40,7 +40,10 @@ def run(folder: Path, workload: Workload = TRACE, load: Load = FOUR, **changes: 
 
 def told(folder: Path, client: AiperfClient, asked: ClientRun) -> dict[str, Any]:
     """The configuration that AIPerf is given."""
-    argv = client.prepare(asked)
+    try:
+        argv = client.prepare(asked)
+    finally:
+        client.clean(asked)
     assert argv[:-1] == [client.program, "-I", "-m", "aiperf", "profile", "--config"]
     settings: dict[str, Any] = json.loads(Path(argv[-1]).read_text())
     return settings
@@ -142,8 +145,9 @@ def test_a_rate_is_poisson_and_a_time_has_its_grace(tmp_path: Path) -> None:
 def test_the_key_is_in_the_environment_and_nowhere_else(tmp_path: Path, client: AiperfClient | VllmClient) -> None:
     asked = run(tmp_path, TRACE if isinstance(client, AiperfClient) else FIXED)
     environ = {"http_proxy": "http://proxy", "PDSERVE_PATCHES": "x", "HOME": "/h", "PYTHONPATH": "/ours"}
-    environment = client.environment(environ, asked.plan, KEY)
+    environment = client.environment(asked, environ, KEY)
     argv = client.prepare(asked)
+    client.clean(asked)
     assert environment["OPENAI_API_KEY"] == KEY
     assert KEY not in " ".join(argv)
     assert not [file for file in tmp_path.iterdir() if KEY in file.read_text()]
@@ -151,9 +155,23 @@ def test_the_key_is_in_the_environment_and_nowhere_else(tmp_path: Path, client: 
     assert environment["HOME"] == "/h"
 
 
-def test_aiperf_gets_none_of_our_packages_and_is_not_told_to_be_offline() -> None:
+def test_aiperf_gets_none_of_our_packages_and_is_not_told_to_be_offline(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "HF_HUB_OFFLINE": "1"}
-    assert AiperfClient("p", "/m").environment(environ, plan(), KEY) == {"OPENAI_API_KEY": KEY}
+    environment = AiperfClient("p", "/m").environment(run(tmp_path), environ, KEY)
+    assert not environ.keys() & environment.keys()
+
+
+def test_what_aiperf_leaves_in_the_temporary_folder_is_removed(tmp_path: Path) -> None:
+    """Its cache of prompts in the user's folder is turned off."""
+    client, asked = AiperfClient("p", "/m"), run(tmp_path, FIXED)
+    client.prepare(asked)
+    environment = client.environment(asked, {}, KEY)
+    assert environment["AIPERF_DATASET_MMAP_CACHE_ENABLED"] == "false"
+    folder = Path(environment["TMPDIR"])
+    assert folder.stat().st_mode & 0o077 == 0
+    (folder / "prompts").write_text("secret")
+    client.clean(asked)
+    assert not folder.exists()
 
 
 def test_without_its_environment_aiperf_is_refused_with_the_fix(tmp_path: Path) -> None:

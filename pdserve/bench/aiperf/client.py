@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +18,6 @@ from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord
 from pdserve.bench.traces.read import first_sessions
 from pdserve.bench.traces.trace import Trace
-from pdserve.plan.model import Plan
 
 _EXPORT = "profile_export.jsonl"
 _NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -44,6 +46,7 @@ class AiperfClient:
     def prepare(self, run: ClientRun) -> list[str]:
         """Writes its configuration and the lines of the trace."""
         run.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _temporary(run).mkdir(mode=0o700)
         trace, file = self._of(run), None
         if trace is not None:
             file = run.folder / ("trace.warmup.jsonl" if run.warmup else "trace.jsonl")
@@ -56,11 +59,13 @@ class AiperfClient:
         # -I: no package but its own.
         return [self.program, "-I", "-m", "aiperf", "profile", "--config", str(config)]
 
-    def environment(self, environ: Mapping[str, str], plan: Plan, key: str) -> dict[str, str]:
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
         """The key is where its configuration names it."""
         ours = {name: value for name, value in direct(environ).items() if name not in _NOT_THEIRS}
-        insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if plan.proxy.tls is not None else {}
-        return {**ours, **insecure, KEY: key}
+        insecure = {"AIPERF_HTTP_SSL_VERIFY": "false"} if run.plan.proxy.tls is not None else {}
+        # It would keep every prompt in the user's cache folder, and leave its files and sockets in /tmp.
+        places = {"AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "TMPDIR": str(_temporary(run))}
+        return {**ours, **insecure, **places, KEY: key}
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """Its record of each request becomes the result's own file."""
@@ -69,6 +74,10 @@ class AiperfClient:
         asked = None if self.trace is None else self.trace.asked_output()
         records = of_aiperf(run.result.read_text(encoding="utf-8"), clocks, asked)
         return records + cut_records(run.log.read_text(encoding="utf-8", errors="replace"), records)
+
+    def clean(self, run: ClientRun) -> None:
+        """Its temporary files."""
+        shutil.rmtree(_temporary(run), ignore_errors=True)
 
     def _of(self, run: ClientRun) -> Trace | None:
         """Before a measurement, so many sessions that the warm-up has its requests."""
@@ -86,3 +95,11 @@ class AiperfClient:
 
 def _artifacts(run: ClientRun) -> Path:
     return run.folder / f"{run.name}.aiperf"
+
+
+def _temporary(run: ClientRun) -> Path:
+    """Of this run alone. Its sockets are there, so that it cannot be in the folder of the result: the name of a socket
+    has 107 bytes at most."""
+    return (
+        Path(tempfile.gettempdir()) / f"pdserve-{hashlib.sha256(f'{run.salt}{run.folder}'.encode()).hexdigest()[:16]}"
+    )

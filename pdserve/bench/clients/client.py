@@ -66,11 +66,14 @@ class Client(Protocol):
     def prepare(self, run: ClientRun) -> list[str]:
         """The command line. Writes the files that it needs, without secrets. Raises OSError."""
 
-    def environment(self, environ: Mapping[str, str], plan: Plan, key: str) -> dict[str, str]:
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
         """The key of the deployment is here and nowhere else."""
 
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """Of a run that is over. `clocks`: read before it began. Raises OSError and UnreadableResultError."""
+
+    def clean(self, run: ClientRun) -> None:
+        """Removes what it has left outside of its folder."""
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ class VllmClient:
             argv += ["--request-rate", str(load.rate)]
         return argv + (["--insecure"] if plan.proxy.tls is not None else [])
 
-    def environment(self, environ: Mapping[str, str], plan: Plan, key: str) -> dict[str, str]:
+    def environment(self, run: ClientRun, environ: Mapping[str, str], key: str) -> dict[str, str]:
         """Without the site's proxy, and without a look at the hub where the tokenizer is a folder."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.tokenizer).is_absolute() else {}
         return {**direct(environ), **offline, "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", KEY: key}
@@ -65,6 +65,9 @@ class VllmClient:
     def records(self, run: ClientRun, clocks: Clocks) -> tuple[RequestRecord, ...]:
         """It counts by the monotonic clock already."""
         return of_vllm(run.result.read_text(encoding="utf-8"))
+
+    def clean(self, run: ClientRun) -> None:
+        """It leaves nothing."""
 
 
 def vllm_client(plan: Plan, *, python: str | None, tokenizer: str | None) -> VllmClient:
