@@ -246,11 +246,12 @@ class Launcher:
 
     async def _serve(self) -> None:
         """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
+        judged = -1  # so many changes are in what was judged last
         while True:
+            change = asyncio.ensure_future(self._fleet.changed_since(judged))
             trouble = asyncio.ensure_future(self._fleet.troubles.get())
             fatal = asyncio.ensure_future(self._fatal.get())
             stop = asyncio.ensure_future(self._stop_asked.wait())
-            change = asyncio.ensure_future(self._fleet.changed())
             request = asyncio.ensure_future(self._requests.get())
             racing: set[asyncio.Future[Any]] = {trouble, fatal, stop, change, request}
             try:
@@ -275,6 +276,7 @@ class Launcher:
                 await self._fulfil(*request.result())
             if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on
                 self._judge()
+            judged = self._fleet.changes
 
     def _judge(self) -> None:
         """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
