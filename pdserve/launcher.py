@@ -246,7 +246,7 @@ class Launcher:
 
     async def _serve(self) -> None:
         """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
-        judged = -1  # so many changes are in what was judged last
+        judged = -1  # changes that the last judgement saw
         while True:
             change = asyncio.ensure_future(self._fleet.changed_since(judged))
             trouble = asyncio.ensure_future(self._fleet.troubles.get())
@@ -282,8 +282,7 @@ class Launcher:
         """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
         if self._state.phase not in ("ready", "degraded"):
             return
-        whole = all(map(self._is_ready, self._state.processes))
-        self._set_phase("ready" if whole else "degraded")
+        self._set_phase("ready" if all(map(self._is_ready, self._state.processes)) else "degraded")
 
     def _set_phase(self, phase: Phase) -> None:
         if self._state.phase != phase:
