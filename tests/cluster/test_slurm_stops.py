@@ -97,10 +97,12 @@ def test_the_time_limit_lets_a_stream_end_before_anything_is_stopped(job: Lab) -
 
 
 def runs_now(up: Deployment) -> bool:
-    """Slurm lets a requeued job wait for two minutes, and sets that time once more when its last step is gone."""
-    if up.job_state() == "PENDING":
-        up.cluster.output(LOGIN, ["scontrol", "update", f"JobId={up.job}", "StartTime=now"])
-    return up.job_state() == "RUNNING"
+    """Slurm lets a requeued job wait for two minutes, and sets that time once more when its last step is gone. A job
+    that has been started meanwhile refuses the change."""
+    if up.job_state() == "RUNNING":
+        return True
+    up.cluster.run(LOGIN, ["scontrol", "update", f"JobId={up.job}", "StartTime=now"])
+    return False
 
 
 def test_a_requeued_job_is_a_new_run_and_the_old_one_is_gone(job: Lab) -> None:
