@@ -8,7 +8,7 @@ import platform
 import time
 from pathlib import Path
 
-from pdserve.bench.clients.client import Client
+from pdserve.bench.clients.client import LoadClient
 from pdserve.bench.result import Provenance
 from pdserve.plan.model import Plan
 from pdserve.preflight.facts import own_pdserve
@@ -22,7 +22,7 @@ _GPUS = (
 )
 
 
-def provenance(run: RunDir, plan: Plan, client: Client) -> Provenance:
+def provenance(run: RunDir, plan: Plan, client: LoadClient) -> Provenance:
     """What cannot be read is left out."""
     return Provenance(
         deployment=plan.name,

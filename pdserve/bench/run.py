@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from pdserve.bench.clients.client import Client, ClientRun
+from pdserve.bench.clients.client import ClientRun, LoadClient
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.figures import figures
 from pdserve.bench.look import Looker, clocks
@@ -21,7 +21,7 @@ from pdserve.bench.result import BenchResult, Measurement, Window
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
 from pdserve.bench.stored import RESULT
 from pdserve.bench.traces.prefix import asked_input, facts
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.validity import judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PreflightError
@@ -61,10 +61,10 @@ class Task:
 
     workload: Workload
     loads: tuple[Load, ...]
-    client: Client
+    client: LoadClient
     limit_seconds: float
     """For each run of the client."""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     """That of the workload."""
 
 

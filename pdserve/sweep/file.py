@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import Workload
 from pdserve.errors import RecipeError
@@ -71,10 +71,10 @@ class LoadedSweep:
     sweep: Sweep
     path: FilePath
     origins: Mapping[Path, Origin] = field(repr=False)
-    traces: Mapping[str, Trace] = field(default_factory=dict, repr=False)
+    traces: Mapping[str, RequestTrace] = field(default_factory=dict, repr=False)
     """By the workload, as JSON."""
 
-    def trace_of(self, workload: Workload) -> Trace | None:
+    def trace_of(self, workload: Workload) -> RequestTrace | None:
         """None: it has none."""
         return self.traces.get(workload.model_dump_json())
 
@@ -113,7 +113,7 @@ def load_sweep(path: FilePath) -> LoadedSweep:
 def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -> LoadedSweep:
     """Traces are read now, so that a bad line is not found after hours. A trace is relative to the sweep file."""
     workloads: list[Workload] = []
-    traces: dict[str, Trace] = {}
+    traces: dict[str, RequestTrace] = {}
     for workload in sweep.workload:
         if workload.trace is not None:
             beside = path.parent / workload.trace

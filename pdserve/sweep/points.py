@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload, usual_requests
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load import yaml12
@@ -89,7 +89,7 @@ def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
 
 
 def points(
-    sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, Trace] | None = None
+    sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, RequestTrace] | None = None
 ) -> tuple[Point, ...]:
     """Each deployment is started once: all of its points follow each other. Settings that resolve to the same recipe
     are the same deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the
@@ -109,7 +109,7 @@ def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
     return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
 
 
-def _loads(sweep: Sweep, trace: Trace | None) -> Iterator[Load]:
+def _loads(sweep: Sweep, trace: RequestTrace | None) -> Iterator[Load]:
     each = [*((concurrency, None) for concurrency in sweep.concurrency), *((None, rate) for rate in sweep.rate)]
     requests = sweep.requests if trace is None else trace.requests
     for concurrency, rate in each:

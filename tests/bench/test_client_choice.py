@@ -17,7 +17,7 @@ from pdserve.bench.clients.client import ClientRun
 from pdserve.bench.clients.vllm import VllmClient
 from pdserve.bench.traces import agentic
 from pdserve.bench.traces.read import read_trace
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload
 from pdserve.cli.bench import options
 from pdserve.errors import PreflightError
@@ -29,7 +29,7 @@ TRACE = Workload(trace=agentic.NAME)
 FOUR = Load(requests=40, concurrency=4)
 
 
-def trace(sessions: int | None = None) -> Trace:
+def trace(sessions: int | None = None) -> RequestTrace:
     return read_trace(agentic.NAME, output_tokens=128, sessions=sessions)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pdserve.bench.traces import agentic
 from pdserve.bench.traces.prefix import asked_input, facts, prefix_hit
 from pdserve.bench.traces.read import read_trace
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import Workload
 from pdserve.errors import RecipeError
@@ -25,7 +25,7 @@ def written(folder: Path, *rows: Any) -> str:
     return str(file)
 
 
-def read(folder: Path, *rows: Any, **options: Any) -> Trace:
+def read(folder: Path, *rows: Any, **options: Any) -> RequestTrace:
     return read_trace(written(folder, *rows), **({"output_tokens": 128} | options))
 
 

@@ -17,7 +17,7 @@ from pdserve.bench.clients.client import KEY, ClientRun, direct
 from pdserve.bench.reading import Clocks
 from pdserve.bench.records import RequestRecord
 from pdserve.bench.traces.read import first_sessions
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 
 _EXPORT = "profile_export.jsonl"
 _NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -33,7 +33,7 @@ class AiperfClient:
     """The interpreter of its own environment."""
     tokenizer: str
     """The folder of the model: its built-in tokenizer needs the network."""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     name: str = NAME
     timing: tuple[str, ...] = ("aiperf worker_", "aiperf timing_manager")
     """Others read its records, and are busy after each answer."""
@@ -79,7 +79,7 @@ class AiperfClient:
         """Its temporary files."""
         shutil.rmtree(_temporary(run), ignore_errors=True)
 
-    def _of(self, run: ClientRun) -> Trace | None:
+    def _of(self, run: ClientRun) -> RequestTrace | None:
         """Before a measurement, so many sessions that the warm-up has its requests."""
         if self.trace is None or not run.warmup:
             return self.trace
@@ -88,7 +88,7 @@ class AiperfClient:
         )
         return self._first(some)
 
-    def _first(self, sessions: int) -> Trace:
+    def _first(self, sessions: int) -> RequestTrace:
         assert self.trace is not None
         return replace(self.trace, sessions=first_sessions(self.trace.sessions, sessions))
 

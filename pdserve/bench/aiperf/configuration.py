@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.bench.clients.client import KEY, ClientRun
-from pdserve.bench.traces.trace import Trace, TraceFormat
+from pdserve.bench.traces.trace import RequestTrace, TraceFormat
 from pdserve.bench.workload import SESSION_HEADER, Load
 
 FORMATS: Mapping[TraceFormat, str] = {
@@ -25,7 +25,7 @@ USUAL_GRACE = 30.0
 
 
 def configuration(
-    run: ClientRun, tokenizer: str, artifacts: Path, trace: Trace | None, trace_file: Path | None
+    run: ClientRun, tokenizer: str, artifacts: Path, trace: RequestTrace | None, trace_file: Path | None
 ) -> dict[str, Any]:
     """`trace_file`: the lines that AIPerf reads, of `trace`."""
     plan, workload = run.plan, run.workload
@@ -68,12 +68,12 @@ def _synthetic(run: ClientRun) -> dict[str, Any]:
     return {"type": "synthetic", "entries": run.load.requests, "prompts": prompts}
 
 
-def _file(trace: Trace, file: Path | None) -> dict[str, Any]:
+def _file(trace: RequestTrace, file: Path | None) -> dict[str, Any]:
     block = {} if trace.block is None else {"blockSize": trace.block}
     return {"type": "file", "path": str(file), "format": FORMATS[trace.format], "sampling": "sequential", **block}
 
 
-def _phase(load: Load, trace: Trace | None) -> dict[str, Any]:
+def _phase(load: Load, trace: RequestTrace | None) -> dict[str, Any]:
     """Until all is sent, or the time is over."""
     end: dict[str, Any] = {"requests": load.requests} if trace is None else {"sessions": trace.roots}
     if load.seconds is not None:

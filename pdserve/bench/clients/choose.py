@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pdserve.bench.aiperf.client import AiperfClient
 from pdserve.bench.aiperf.environment import found
-from pdserve.bench.clients.client import Client
+from pdserve.bench.clients.client import LoadClient
 from pdserve.bench.clients.vllm import vllm_client
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.model import Plan
 
@@ -17,12 +17,12 @@ def client_of(
     plan: Plan,
     workload: Workload,
     load: Load,
-    trace: Trace | None,
+    trace: RequestTrace | None,
     environ: Mapping[str, str],
     *,
     python: str | None,
     tokenizer: str | None,
-) -> Client:
+) -> LoadClient:
     """`python` None: the interpreter of the engines, or that of `pdserve bench --setup`. Raises PreflightError when
     there is none."""
     if workload.client_for(load) == "vllm":

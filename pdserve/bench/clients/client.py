@@ -44,7 +44,7 @@ class ClientRun:
         return self.folder / f"{self.name}.log"
 
 
-class Client(Protocol):
+class LoadClient(Protocol):
     """A program that sends requests and records each of them."""
 
     @property

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pdserve.bench.traces.line import Line
-from pdserve.bench.traces.rows import AgentRow, ConversationRow, Message, MessagesRow, MooncakeRow, Spawn
+from pdserve.bench.traces.line import TraceLine
+from pdserve.bench.traces.rows import AgentRow, ConversationRow, LoggedMessage, MessagesRow, MooncakeRow, Spawn
 from pdserve.bench.traces.trace import Piece, Session, Turn
 
 BLOCKS = (512, 16, 64, 32, 128, 256, 1024)
@@ -23,11 +23,11 @@ _CHARACTERS_A_TOKEN = 4.0
 Sessions = tuple[Session, ...]
 
 
-def mooncake(lines: Sequence[Line], output_tokens: int, block: int | None) -> tuple[Sessions, int | None]:
+def mooncake(lines: Sequence[TraceLine], output_tokens: int, block: int | None) -> tuple[Sessions, int | None]:
     """Lines of a session are its turns: each adds its prompt to the ones before and their answers."""
     rows = [(line, line.read(MooncakeRow)) for line in lines]
     fitted = _block(rows, block)
-    grouped: dict[str, list[tuple[Line, MooncakeRow]]] = {}
+    grouped: dict[str, list[tuple[TraceLine, MooncakeRow]]] = {}
     for line, row in rows:
         grouped.setdefault(row.session_id or f"line-{line.number}", []).append((line, row))
     sessions = []
@@ -43,7 +43,7 @@ def mooncake(lines: Sequence[Line], output_tokens: int, block: int | None) -> tu
     return tuple(sessions), fitted
 
 
-def conversations(lines: Sequence[Line], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
+def conversations(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
     """A leading system turn is no request: AIPerf sends it before the first one."""
     sessions = []
     for line in lines:
@@ -64,11 +64,11 @@ def conversations(lines: Sequence[Line], output_tokens: int, _: int | None) -> t
     return tuple(sessions), None
 
 
-def sub_agents(lines: Sequence[Line], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
+def sub_agents(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
     """A fork continues its parent's prompt and answer, a spawn begins anew."""
     rows = [(line, line.read(AgentRow)) for line in lines]
     parents: dict[str, tuple[str, int]] = {}
-    started: dict[str, Line] = {}
+    started: dict[str, TraceLine] = {}
     for line, row in rows:
         started |= dict.fromkeys(row.pre_session_spawns, line)
         for index, turn in enumerate(row.turns):
@@ -101,7 +101,7 @@ def sub_agents(lines: Sequence[Line], output_tokens: int, _: int | None) -> tupl
     return tuple(sessions), None
 
 
-def messages(lines: Sequence[Line], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
+def messages(lines: Sequence[TraceLine], output_tokens: int, _: int | None) -> tuple[Sessions, int | None]:
     """A line that ends with an answer is a whole conversation: a request for each answer in it. What the log has as
     the model's answers is sent as it is, so that every run has the same prompts."""
     grouped: dict[str, list[tuple[Turn, dict[str, Any]]]] = {}
@@ -152,13 +152,13 @@ def openai_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _block(rows: Iterable[tuple[Line, MooncakeRow]], chosen: int | None) -> int | None:
+def _block(rows: Iterable[tuple[TraceLine, MooncakeRow]], chosen: int | None) -> int | None:
     """The one size of block by which every line has as many hash ids as it has blocks. Raises RecipeError."""
     hashed = [(line, row.input_length, len(row.hash_ids)) for line, row in rows if row.input_length and row.hash_ids]
     if not hashed:
         return None
 
-    def misfit(size: int) -> tuple[Line, int, int] | None:
+    def misfit(size: int) -> tuple[TraceLine, int, int] | None:
         return next((each for each in hashed if each[2] != -(-each[1] // size)), None)
 
     for size in (chosen,) if chosen is not None else BLOCKS:
@@ -172,7 +172,7 @@ def _block(rows: Iterable[tuple[Line, MooncakeRow]], chosen: int | None) -> int 
     )
 
 
-def _blocks(line: Line, row: MooncakeRow, block: int | None) -> list[Piece]:
+def _blocks(line: TraceLine, row: MooncakeRow, block: int | None) -> list[Piece]:
     length = row.input_length or 0
     if not row.hash_ids or block is None:
         return [(("line", line.number), float(length))]
@@ -181,7 +181,7 @@ def _blocks(line: Line, row: MooncakeRow, block: int | None) -> list[Piece]:
     return [((number, size), size) for number, size in zip(row.hash_ids, tokens, strict=True)]
 
 
-def _messages(some: Sequence[Message]) -> list[Piece]:
+def _messages(some: Sequence[LoggedMessage]) -> list[Piece]:
     return _text("".join(message.text for message in some))
 
 
@@ -190,7 +190,7 @@ def _text(text: str) -> list[Piece]:
     return [(part, len(part) / _CHARACTERS_A_TOKEN) for part in parts]
 
 
-def _unique(lines: Sequence[Line], sessions: Sequence[Session]) -> None:
+def _unique(lines: Sequence[TraceLine], sessions: Sequence[Session]) -> None:
     seen: set[str] = set()
     for line, session in zip(lines, sessions, strict=True):
         if session.id in seen:

@@ -15,7 +15,7 @@ _Row = TypeVar("_Row", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Line:
+class TraceLine:
     """Read as JSON."""
 
     place: str

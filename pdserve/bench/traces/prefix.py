@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.bench.traces.trace import Piece, Session, Trace, TraceFacts
+from pdserve.bench.traces.trace import Piece, RequestTrace, Session, TraceFacts
 
 
-def facts(trace: Trace) -> TraceFacts:
+def facts(trace: RequestTrace) -> TraceFacts:
     """What the result has of it."""
     return TraceFacts(
         name=trace.name,
@@ -25,7 +25,7 @@ def facts(trace: Trace) -> TraceFacts:
     )
 
 
-def prefix_hit(trace: Trace) -> float:
+def prefix_hit(trace: RequestTrace) -> float:
     """0 to 1, of the tokens of all prompts together."""
     seen: set[int] = set()
     asked = hits = 0.0
@@ -39,7 +39,7 @@ def prefix_hit(trace: Trace) -> float:
     return hits / asked if asked else 0.0
 
 
-def asked_input(trace: Trace) -> int | None:
+def asked_input(trace: RequestTrace) -> int | None:
     """Tokens of all prompts together, as a client sends them; None: the trace does not have lengths."""
     if any(turn.input_tokens is None for session in trace.sessions for turn in session.turns):
         return None

@@ -20,14 +20,14 @@ from typing import Any
 
 from pdserve.bench.traces import agentic
 from pdserve.bench.traces.convert import conversations, messages, mooncake, openai_row, sub_agents
-from pdserve.bench.traces.line import FORMATS, Line
-from pdserve.bench.traces.trace import Session, Trace, TraceFormat
+from pdserve.bench.traces.line import FORMATS, TraceLine
+from pdserve.bench.traces.trace import RequestTrace, Session, TraceFormat
 from pdserve.errors import RecipeError
 
-Reader = Callable[[list[Line], int, int | None], tuple[tuple[Session, ...], int | None]]
+Reader = Callable[[list[TraceLine], int, int | None], tuple[tuple[Session, ...], int | None]]
 
 
-def read_trace(name: str, *, output_tokens: int, block: int | None = None, sessions: int | None = None) -> Trace:
+def read_trace(name: str, *, output_tokens: int, block: int | None = None, sessions: int | None = None) -> RequestTrace:
     """The file, or the trace that pdserve makes under this name. `output_tokens`: of answers whose length it does not
     have. `sessions`: only the first so many. Raises RecipeError."""
     path = Path(name)
@@ -51,10 +51,10 @@ def read_trace(name: str, *, output_tokens: int, block: int | None = None, sessi
     read, fitted = _READERS[form](lines, output_tokens, block)
     if not read:
         raise RecipeError("this trace has no request", where=where, cause="no line asks for an answer", todo=FORMATS)
-    return Trace(path.name, hashlib.sha256(data).hexdigest(), form, first_sessions(read, sessions), fitted)
+    return RequestTrace(path.name, hashlib.sha256(data).hexdigest(), form, first_sessions(read, sessions), fitted)
 
 
-def _lines(data: bytes, where: str) -> Iterator[Line]:
+def _lines(data: bytes, where: str) -> Iterator[TraceLine]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -69,11 +69,11 @@ def _lines(data: bytes, where: str) -> Iterator[Line]:
                 todo=f"a trace has one JSON object a line; {FORMATS}",
             ) from None
         if not isinstance(row, dict):
-            raise Line(place, number, {}).bad(f"it is a {type(row).__name__}, not an object")
-        yield Line(place, number, row)
+            raise TraceLine(place, number, {}).bad(f"it is a {type(row).__name__}, not an object")
+        yield TraceLine(place, number, row)
 
 
-def _format_of(line: Line) -> TraceFormat:
+def _format_of(line: TraceLine) -> TraceFormat:
     row = line.row
     if isinstance(turns := row.get("turns"), list) or row.get("orchestrator"):
         first = turns[0] if turns else {}

@@ -15,7 +15,7 @@ class _Row(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Message(_Row):
+class LoggedMessage(_Row):
     """Of the OpenAI form, passed on as it is."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -85,7 +85,7 @@ class AgentTurn(_Row):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[LoggedMessage], Field(min_length=1)]
     max_tokens: _Tokens | None = None
     forks: list[_Id | Fork] = []
     spawns: list[_Id | Spawn] = []
@@ -111,7 +111,7 @@ class AgentRow(_Row):
 class MessagesRow(_Row):
     """A request of the OpenAI API, or a whole conversation with the answers in it."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[LoggedMessage], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     session_id: _Id | None = None
     output_length: _Tokens | None = None

@@ -41,7 +41,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Trace:
+class RequestTrace:
     """In the order of its file."""
 
     name: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pdserve.bench.traces.read import read_trace
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import USUAL_OUTPUT, Workload
 from pdserve.errors import RecipeError
 
 
-def with_trace(workload: Workload) -> tuple[Workload, Trace]:
+def with_trace(workload: Workload) -> tuple[Workload, RequestTrace]:
     """Of a workload that names one: with its digest. Raises RecipeError when it cannot be read, or is another one than
     the workload was written for."""
     if workload.trace is None:

@@ -18,7 +18,7 @@ from pdserve.bench.figures import Spread
 from pdserve.bench.result import BenchResult, Measurement
 from pdserve.bench.run import Task, bench
 from pdserve.bench.stored import RESULT, new_folder
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload
 from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import InvalidBenchError
@@ -32,7 +32,7 @@ def run(
     name: str | None,
     workload: Workload,
     loads: tuple[Load, ...],
-    trace: Trace | None,
+    trace: RequestTrace | None,
     *,
     python: str | None,
     tokenizer: str | None,

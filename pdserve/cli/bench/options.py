@@ -8,7 +8,7 @@ from typing import Any, get_args
 import typer
 from pydantic import ValidationError
 
-from pdserve.bench.traces.trace import Trace
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import (
     SLO_MEANING,
@@ -48,7 +48,7 @@ def workload(**typed: Any) -> Workload:
 
 def work(
     some: Workload, concurrencies: str | None, rates: str | None, requests: int | None, timed: Timed
-) -> tuple[Workload, tuple[Load, ...], Trace | None]:
+) -> tuple[Workload, tuple[Load, ...], RequestTrace | None]:
     """The workload with the digest of its trace, the loads, the trace. Raises BadParameter and RecipeError."""
     if timed.grace_seconds is not None and timed.seconds is None:
         raise _bad("--grace", "it is the time after --duration: give both")
