@@ -76,7 +76,12 @@ class Docker:
         try:
             yield
         finally:
-            self._daemon.send_signal(signal.SIGCONT)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """SIGCONT, after whoever has stopped it."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGCONT)
 
     @property
     def lives(self) -> bool:
