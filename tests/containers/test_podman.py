@@ -71,6 +71,14 @@ def test_a_deployment_serves_and_stops_in_order(pods: Pods) -> None:
         assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
 
 
+def test_an_image_that_is_not_there_is_fetched_and_its_registry_is_named(pods: Pods) -> None:
+    keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=0.01")
+    done = pods.pdserve(pods.node, "up", pods.boxed(), *keys)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"image@{pods.node}: registry.invalid/vllm:9 cannot be fetched on {pods.node}" in done.stderr
+    assert "likely cause: the registry cannot be reached from there" in done.stderr
+
+
 def test_a_container_that_is_killed_is_named_at_once(pods: Pods) -> None:
     with pods.up(pods.node, pods.boxed()) as up:
         up.ready()
