@@ -19,7 +19,8 @@ RUN torch=$(sed -n 's/^torch==//p' /build/cpu-stack.lock.txt) \
 FROM engines
 COPY pyproject.toml hatch_build.py README.md LICENSE /build/
 COPY pdserve /build/pdserve
-RUN PDSERVE_COMPILE=1 pip install --no-cache-dir --no-deps /build && rm -rf /build
+# The lock is that of the engines: it has most of what pdserve imports, and nothing of it may change.
+RUN PDSERVE_COMPILE=1 pip install --no-cache-dir -c /build/cpu-stack.lock.txt /build && rm -rf /build
 
 RUN python -m pdserve.installed.image_check cpu
 ENTRYPOINT ["pdserve"]
