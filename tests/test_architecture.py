@@ -112,8 +112,13 @@ def test_folders_are_small_enough_to_look_through() -> None:
 def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: str) -> None:
     engines = {"vllm", "lmcache", "mooncake", "torch", "transformers"}
     used = {name.split(".")[0] for name, _ in imports(module)} & engines
-    # The client of a benchmark and an end of a transfer are programs of their own, run by the engines' interpreter.
-    programs = ("pdserve.bench.vllm_client", "pdserve.preflight.fabric.transfer_program")
+    # The client of a benchmark, an end of a transfer and the replay of a log are programs of their own, run by the
+    # engines' interpreter.
+    programs = (
+        "pdserve.bench.vllm_client",
+        "pdserve.operations.lookups.simulator_program",
+        "pdserve.preflight.fabric.transfer_program",
+    )
     allowed = room(module) in ("pdserve.patches", "pdserve.connectors") or module in programs
     assert not used or allowed, f"{module} imports {used}"
 

@@ -75,7 +75,7 @@ def version_hazards(recipe: ImportedRecipe) -> list[str]:
         return []
     use = use_of(recipe.loaded.recipe)
     always = set(hazards(use.features, use.flags, Versions()))
-    versions = Versions(**{package: str(at.value) for package, at in named.items()})
+    versions = Versions.model_validate({package: str(at.value) for package, at in named.items()})
     found = [text for text in hazards(use.features, use.flags, versions) if text not in always]
     found += check_coverage(named, versions)
     where = ", ".join(f"{package} {at.value} ({_place(at)})" for package, at in named.items())

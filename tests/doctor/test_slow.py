@@ -241,6 +241,7 @@ LIVE = [
     (LiveFigures(proxy=ProxySnapshot("u", rejected={"prefill": 7})), "pool-busy"),
     (LiveFigures(proxy=ProxySnapshot("u", not_ready=("decode-1",))), "engine-left-routing"),
     (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.97)}), "proxy-saturated"),
+    (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.07, wanted_share=0.94)}), "proxy-saturated"),
     (LiveFigures(pressure={"decode-0": Pressure(3 << 30, None)}), "swapping"),
     (LiveFigures(pressure={"decode-0": Pressure(0, 840.0, periods=1000, throttled_periods=300)}), "cpu-throttled"),
 ]
@@ -251,13 +252,13 @@ HEALTHY = LiveFigures(
     caches={"lmcache-0": LmcacheSnapshot("u", evicted_chunks=99, salts=30, hit_tokens=0)},
     proxy=ProxySnapshot("u", rejected={"prefill": 0}),
     pressure={
-        "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4),
+        "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4, wanted_share=0.5),
         "decode-0": Pressure(0, 0.0),
     },
 )
 
 
-@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[rule for _, rule in LIVE])
+@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(LIVE)])
 def test_what_a_live_process_reports(tmp_path: Path, live: LiveFigures, rule: str) -> None:
     [diagnosis] = living(run_dir(tmp_path), live)
     assert diagnosis.rule == rule
@@ -276,6 +277,12 @@ def test_salts_of_their_own_are_the_reason_of_a_cache_that_never_hits(tmp_path: 
     )
     [diagnosis] = living(run_dir(tmp_path), live)
     assert "400 different cache_salt values" in diagnosis.cause
+
+
+def test_a_proxy_that_gets_no_cpu_is_not_told_to_use_more_of_them(tmp_path: Path) -> None:
+    [diagnosis] = living(run_dir(tmp_path), LIVE[8][0])
+    assert "got 7% of a CPU" in diagnosis.cause
+    assert not diagnosis.setting
 
 
 def test_what_the_log_shows_is_not_counted_twice(tmp_path: Path) -> None:
