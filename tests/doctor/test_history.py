@@ -92,6 +92,22 @@ def test_a_run_that_started_nothing_has_the_cause_of_its_failure(tmp_path: Path)
     assert diagnosis.todo == "correct model.path"
 
 
+FAILED = "# test failed\n\n**node a is lost while serving**\n\n- what to do: read its log\n"
+
+
+def test_the_error_that_ended_a_run_which_had_served_is_no_failed_start(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}], phase="failed")
+    (run.path / "failure.md").write_text(FAILED)
+    assert (only(run).rule, only(run).todo) == ("ended-with-error", "read its log")
+
+
+def test_a_lost_node_is_named_once(tmp_path: Path) -> None:
+    gone = {"event": "agent_gone", "node": "a", "how": "it was killed by SIGKILL"}
+    run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}, gone], phase="failed")
+    (run.path / "failure.md").write_text(FAILED)
+    assert only(run).rule == "node-lost"
+
+
 def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:
     events = [
         {"event": "ready", "name": "decode-0", "seconds": 1.0},
