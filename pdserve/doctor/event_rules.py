@@ -135,10 +135,10 @@ def failed_starts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagno
     """The error of a run that failed for another reason than a death: its own words are the best there are."""
     if records.failure is None or any(events_of(records, name) for name in ("died", "late", "agent_gone")):
         return
-    yield Diagnosis(
-        "ended-with-error" if events_of(records, "up") else "start-failed",
-        (),
-        records.failure.what + (f": {records.failure.cause}" if records.failure.cause else ""),
-        records.failure.todo or "failure.md of the run has the evidence",
-        (EvidenceLine("failure.md", "", records.failure.what),),
-    )
+    what = records.failure.what + (f": {records.failure.cause}" if records.failure.cause else "")
+    todo = records.failure.todo or "failure.md of the run has the evidence"
+    evidence = (EvidenceLine("failure.md", "", records.failure.what),)
+    if events_of(records, "up"):
+        yield Diagnosis("ended-with-error", (), what, todo, evidence)
+    else:
+        yield Diagnosis("start-failed", (), what, todo, evidence)

@@ -69,4 +69,13 @@ RECORDED = (
     run("preempt", ("preemptions", "aggregated-0"), ("kv-memory-full", "aggregated-0"), words="16 requests lost"),
     # vllm 0.32 counts preemptions in its metrics only.
     run("preempt", ("kv-memory-full", "aggregated-0"), words="up to 4 requests waited", alive=False),
+    run(
+        "decode-killed",
+        ("process-died", "decode-0"),
+        ("process-silent", "decode-0"),
+        ("kv-never-fetched", "prefill-0"),
+        ("requests-failed", "proxy"),
+        words="decode-0 had died or stood still",
+        alive=False,
+    ),
 )

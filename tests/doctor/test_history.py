@@ -12,6 +12,7 @@ import pytest
 from pdserve.run.directory import RunDir
 from pdserve.run.state import Phase
 from tests.doctor.kit import diagnosed, died, only, rules, run_dir
+from tests.doctor.symptom_lines import LINES
 
 EVENTS: list[tuple[dict[str, Any], str, str]] = [
     (
@@ -106,6 +107,17 @@ def test_a_lost_node_is_named_once(tmp_path: Path) -> None:
     run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}, gone], phase="failed")
     (run.path / "failure.md").write_text(FAILED)
     assert only(run).rule == "node-lost"
+
+
+@pytest.mark.parametrize("event", [died("decode-1", -9), {"event": "unresponsive", "name": "decode-1", "why": "w"}])
+def test_kv_that_was_not_fetched_from_a_decode_that_was_gone_is_not_its_queue(
+    tmp_path: Path, event: dict[str, Any]
+) -> None:
+    line = next(sample for sample in LINES if sample.rule == "kv-never-fetched").line()
+    run = run_dir(tmp_path, events=[event], logs={"prefill-0": [line]})
+    [diagnosis] = [each for each in diagnosed(run) if each.rule == "kv-never-fetched"]
+    assert "decode-1 had died or stood still" in diagnosis.cause
+    assert not diagnosis.setting
 
 
 def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:

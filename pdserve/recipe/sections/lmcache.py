@@ -78,7 +78,7 @@ class Lmcache(Strict):
         default=None,
         pattern="^/",
         description="Folder, absolute, on each node: every server logs the hashes of what is looked up in a folder of "
-        "its own in it, for `pdserve plan --lookup-log`. At most 100 files of 100 MiB a server; no text, no tokens.",
+        "its own in it, which `pdserve plan` reads (--lookup-log). 100 files of 100 MiB a server at most, no text.",
     )
     mq_timeout_seconds: Seconds = Field(
         default=60,
