@@ -78,4 +78,16 @@ RECORDED = (
         words="decode-0 had died or stood still",
         alive=False,
     ),
+    run(
+        "several-faults",
+        ("cache-lease-expired", "lmcache-0"),
+        ("cache-transfer-failed", "prefill-0"),
+        ("hash-seeds-differ", "lmcache-0"),
+        ("transfer-failed", "prefill-0"),
+        ("transfer-failed", "decode-0"),
+        ("transfers-failed", "prefill-0"),
+        ("transfers-failed", "decode-0"),
+        ("requests-failed", "proxy"),
+        words="its read lease is shorter than the engine's queue",
+    ),
 )
