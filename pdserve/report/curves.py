@@ -1,0 +1,142 @@
+"""Throughput, TTFT and ITL as curves. An INVALID measurement is a red cross, and no line passes through it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdserve.bench.result import Measurement
+from pdserve.report.drawing import COLOURS, INK, MARKS, SMALL, WRONG, Picture, escaped, finished, new_axes, verdict_mark
+from pdserve.report.rows import ReportRow
+
+Read = Callable[[ReportRow, Measurement], float | None]
+Spot = tuple[float, float]
+_WIDE = 8
+"""From this ratio of the largest to the smallest concurrency on, the axis is logarithmic."""
+
+
+@dataclass
+class Curve:
+    """Of a series: the repeats of each load, and what does not count."""
+
+    loads: dict[str, list[Spot]] = field(default_factory=dict)
+    """By what a reader calls the load, in its order."""
+    wrong: list[Spot] = field(default_factory=list)
+
+    @property
+    def means(self) -> dict[str, Spot]:
+        return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
+
+
+def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
+    """Throughput against interactivity, and the front: what no other point beats in both."""
+    per_gpu = all(row.measurement is not None and row.measurement.figures.gpus for row in rows)
+
+    def throughput(_: ReportRow, each: Measurement) -> float | None:
+        return each.figures.output_per_second_per_gpu if per_gpu else each.figures.output_per_second
+
+    axes = new_axes()
+    axes.set_xlabel("interactivity, tokens/s/user")
+    axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s in all")
+    curves = curves_of(rows, lambda _, each: each.figures.interactivity_by_itl.get("p50"), throughput)
+    _draw(axes, curves, names, loads=True)
+    best = front([spot for curve in curves.values() for spot in curve.means.values()])
+    if len(curves) > 1 and len(best) > 1:
+        axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, linestyle=":", label="Pareto front")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    note = (
+        "Interactivity is 1000 / ITL p50 in ms. To the right and up is better. A number at a point is its load: the"
+        " concurrency, or requests/s (r/s). "
+    )
+    note += (
+        "GPUs of prefill and decode count together."
+        if per_gpu
+        else "Not per GPU: some engines have none (CPU), which shows mechanism and not the speed of a GPU."
+    )
+    return _picture("throughput", "Throughput against interactivity", note, axes, rows)
+
+
+def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str]) -> Picture:
+    """`name`: of the figure, ttft or itl."""
+    title = {"ttft": "Time to first token (TTFT)", "itl": "Time between chunks (ITL)"}[name]
+    axes = new_axes()
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel(f"{name.upper()} p50, ms")
+
+    def read(_: ReportRow, each: Measurement) -> float | None:
+        spread = getattr(each.figures, name)
+        return None if spread is None else float(spread.p50)
+
+    _draw(axes, curves_of(rows, lambda row, _: float(row.load.concurrency or 0), read), names)
+    _concurrencies(axes, sorted({row.load.concurrency for row in rows if row.load.concurrency is not None}))
+    axes.set_ylim(bottom=0)
+    return _picture(name, f"{title} against concurrency", "Lower is better.", axes, rows)
+
+
+def curves_of(rows: Sequence[ReportRow], x: Read, y: Read) -> dict[str, Curve]:
+    """By series."""
+    curves: dict[str, Curve] = {}
+    for row in rows:
+        if row.measurement is None:
+            continue
+        at, value = x(row, row.measurement), y(row, row.measurement)
+        if at is None or value is None:
+            continue
+        curve = curves.setdefault(row.series, Curve())
+        if row.valid:
+            curve.loads.setdefault(_short_load(row), []).append((at, value))
+        else:
+            curve.wrong.append((at, value))
+    return curves
+
+
+def front(spots: Sequence[Spot]) -> list[Spot]:
+    """Those that no other one beats in both, from left to right."""
+    best: list[Spot] = []
+    for spot in sorted(spots, reverse=True):
+        if not best or spot[1] > best[-1][1]:
+            best.append(spot)
+    return best[::-1]
+
+
+def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], *, loads: bool = False) -> None:
+    """A mark for each repeat, a line through the means of the VALID ones."""
+    for index, series in enumerate(names):
+        if (curve := curves.get(series)) is None:
+            continue
+        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
+        label = escaped(names[series])
+        if means := curve.means:
+            axes.plot(*zip(*means.values(), strict=True), color=colour, linewidth=1.5)
+            each = [spot for some in curve.loads.values() for spot in some]
+            axes.scatter(*zip(*each, strict=True), color=colour, marker=mark, s=20, label=label, zorder=3)
+            for load, spot in means.items() if loads else ():
+                axes.annotate(load, spot, (4, 4), textcoords="offset points", fontsize=SMALL, color=INK)
+        if curve.wrong:
+            axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
+            axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {label}")
+
+
+def _concurrencies(axes: Any, values: Sequence[int]) -> None:
+    """A tick at each that was measured."""
+    if values[-1] >= _WIDE * values[0]:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [str(value) for value in values])
+    axes.minorticks_off()
+
+
+def _picture(name: str, title: str, note: str, axes: Any, rows: Sequence[ReportRow]) -> Picture:
+    wrong = sum(not row.valid for row in rows)
+    note += " Each mark is a repeat, a line goes through the means of the VALID ones; a red cross is INVALID."
+    return finished(name, title, note, axes, verdict_mark(wrong, len(rows)), bad=bool(wrong))
+
+
+def _short_load(row: ReportRow) -> str:
+    return f"{row.load.rate:g} r/s" if row.load.rate is not None else str(row.load.concurrency)
+
+
+def _mean(values: Any) -> float:
+    return statistics.fmean(values)
