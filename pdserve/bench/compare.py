@@ -11,7 +11,7 @@ from pdserve.bench.figures import Figures, Spread
 from pdserve.bench.result import BenchResult, Measurement, Provenance
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
-from pdserve.recipe.load.yaml12 import parse
+from pdserve.recipe.load.yaml12 import flow, parse
 
 Judgement = Literal["real", "within noise", "not judged"]
 
@@ -183,8 +183,10 @@ def _changes(load: str, a: Sequence[Figures], b: Sequence[Figures]) -> list[Figu
 
 def facts_of(about: Provenance) -> dict[str, str | None]:
     """What decides the figures, in the order in which it is read: versions, hardware, client, keys of the recipe."""
+    # The host is hardware; versions.json has it because each of its lines was read there.
+    versions = {name: value for name, value in about.versions.items() if name != "host"}
     return {
-        **{_TITLES.get(name, f"version of {name}"): value for name, value in about.versions.items()},
+        **{_TITLES.get(name, f"version of {name}"): value for name, value in versions.items()},
         **{f"hardware: {name}": value for name, value in about.hardware.items()},
         "client": about.client,
         **{f"recipe: {key}": value for key, value in keys_of(about.recipe).items()},
@@ -220,7 +222,7 @@ def keys_of(recipe: str) -> dict[str, str]:
             for number, below in enumerate(value):
                 walk(below, f"{path}[{number}]")
         else:
-            keys[path] = str(value)
+            keys[path] = flow(value)
 
     if recipe:
         walk(parse(recipe, "recipe.yaml").data, "")

@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.bench.result import Measurement
-from pdserve.report.drawing import COLOURS, INK, SMALL, WRONG, Picture, escaped, finished, new_axes, verdict_mark
+from pdserve.report.drawing import COLOURS, INK, SMALL, WRONG, Picture, counted, escaped, finished, new_axes
 from pdserve.report.rows import ReportRow
 from pdserve.report.stages import CACHES, SOURCES, STAGES, prompt_sources, stages, theoretical_hit
 
 Parts = Mapping[str, float]
-_BAR, _GAP = 0.34, 0.9
+_BAR, _GAP = 0.34, 0.8
 """Inches a bar with the text above it, and of all that is no bar."""
+_HEAD, _ABOVE = 0.42, 0.15
+"""Bars: a line of a series' name, and the room above it."""
 
 
 @dataclass(frozen=True)
 class Bar:
     """The mean over the VALID repeats of a load, or an INVALID repeat."""
 
+    series: str
+    """As it is called."""
     text: str
     valid: bool
     parts: Parts
@@ -32,10 +36,10 @@ def sources_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Pict
     """Hit rates beside their theory; None: nothing was counted."""
     bars = bars_of(rows, names, prompt_sources, lambda _: theoretical_hit())
     note = (
-        "Of the prompt tokens that prefill was asked for. `pdserve bench` sends prompts that no cache has: in theory"
+        "Of the prompt tokens that prefill was asked for. pdserve bench sends prompts that no cache has: in theory"
         " the share of the caches is 0 %, and what is above it is blocks that random prompts share with each other."
     )
-    title = "Cache hits of prompts on prefill, against theory"
+    title = "Cache hits on prefill, against theory"
     return _picture("sources", title, note, "share of prompt tokens, %", SOURCES, "hits in theory", bars, rows)
 
 
@@ -62,7 +66,7 @@ def bars_of(
     """In the order of the rows. INVALID repeats are in no mean."""
     groups: dict[tuple[str, str, int | None], list[Measurement]] = {}
     for row in rows:
-        if row.measurement is not None:
+        if row.measurement is not None and row.answered:
             group = (row.series, row.load.title, None if row.valid else row.repeat)
             groups.setdefault(group, []).append(row.measurement)
     bars = []
@@ -71,8 +75,7 @@ def bars_of(
         if wrong is not None:
             what = f"repeat {wrong + 1}"
         marks = [value for each in some if (value := mark(each)) is not None]
-        text = f"{names[series]}; {load}, {what}"
-        bars.append(Bar(text, wrong is None, _means(list(map(parts, some))), _mean(marks)))
+        bars.append(Bar(names[series], f"{load}, {what}", wrong is None, _means(list(map(parts, some))), _mean(marks)))
     return bars
 
 
@@ -89,53 +92,65 @@ def _picture(
     bars = [bar for bar in bars if bar.parts]
     if not any(any(bar.parts.values()) for bar in bars):
         return None
-    texts = [escaped(bar.text, 56) for bar in bars]
-    places, below = [], 0.0
-    for text in texts:
-        below += 1.0 + 0.55 * text.count("\n")
-        places.append(below)
-    axes = new_axes(height=_GAP + _BAR * (below + 1) + 0.4)
+    heads, places, below = _places(bars)
+    axes = new_axes(height=_GAP + _BAR * below)
     left = [0.0] * len(bars)
     for index, part in enumerate(parts):
         widths = [bar.parts.get(part, 0.0) for bar in bars]
         colour = COLOURS[index] if part != "computed" else COLOURS[-1]
-        drawn = axes.barh(places, widths, left=left, color=colour, label=part, height=0.36)
-        for patch, bar in zip(drawn, bars, strict=True):
+        patches = axes.barh(places, widths, left=left, color=colour, label=part, height=0.36)
+        for patch, bar in zip(patches, bars, strict=True):
             patch.set_alpha(1.0 if bar.valid else 0.3)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    _texts(axes, bars, texts, places)
+    _texts(axes, bars, places, heads)
     marked = [(bar.mark, place) for bar, place in zip(bars, places, strict=True) if bar.mark is not None]
     if marked:
         axes.scatter(*zip(*marked, strict=True), marker="|", s=130, linewidths=2, color=INK, label=mark, zorder=4)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(axis="y", visible=False)
-    axes.set_ylim(below + 0.5, 0.0)
+    axes.set_ylim(below, 0.0)
     # A mark at 0 would be half outside.
     furthest = max([*left, *(at for at, _ in marked)])
     axes.set_xlim(-0.01 * furthest, furthest * 1.04)
     axes.set_xlabel(label)
-    wrong = sum(not row.valid for row in rows)
+    wrong, drawn = sum(not row.valid for row in rows), sum(row.answered for row in rows)
     note += " A bar is the mean of the VALID repeats of a load; a pale one is INVALID and in no mean."
-    return finished(name, title, note, axes, verdict_mark(wrong, len(rows)), bad=bool(wrong))
+    return finished(name, title, note, axes, counted(wrong, len(rows), drawn=drawn), bad=bool(wrong))
 
 
-def _texts(axes: Any, bars: Sequence[Bar], texts: Sequence[str], places: Sequence[float]) -> None:
+def _places(bars: Sequence[Bar]) -> tuple[dict[float, str], list[float], float]:
+    """From above: where each series is named, where each bar is, where all of it ends."""
+    heads: dict[float, str] = {}
+    places, below, before = [], 0.0, ""
+    for bar in bars:
+        if bar.series != before:
+            head = escaped(bar.series)
+            below += _HEAD * (1 + head.count("\n")) + _ABOVE
+            heads[below] = head
+            before = bar.series
+        below += 1.0
+        places.append(below - 0.25)
+    return heads, places, below + 0.1
+
+
+def _texts(axes: Any, bars: Sequence[Bar], places: Sequence[float], heads: Mapping[float, str]) -> None:
     """What each bar is, above it: a column beside the bars would take half of a phone."""
-    for bar, text, place in zip(bars, texts, places, strict=True):
-        shown = text if bar.valid else f"INVALID: {text}"
-        colour, weight = (INK, "normal") if bar.valid else (WRONG, "bold")
-        # x in shares of the axes, y in places.
+
+    def write(place: float, text: str, colour: str, weight: str) -> None:
+        # x in shares of the axes, y in places. It must not make the axes smaller.
+        transform = axes.get_yaxis_transform()
         axes.text(
-            0,
-            place - 0.24,
-            shown,
-            transform=axes.get_yaxis_transform(),
-            fontsize=SMALL,
-            color=colour,
-            fontweight=weight,
-            va="bottom",
-        )
+            0, place, text, transform=transform, fontsize=SMALL, color=colour, fontweight=weight, va="bottom"
+        ).set_in_layout(False)
+
+    for place, text in heads.items():
+        write(place, text, INK, "bold")
+    for bar, place in zip(bars, places, strict=True):
+        if bar.valid:
+            write(place - 0.22, bar.text, INK, "normal")
+        else:
+            write(place - 0.22, f"INVALID: {bar.text}", WRONG, "bold")
 
 
 def shares_of_caches(parts: Parts) -> float | None:

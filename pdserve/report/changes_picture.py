@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdserve.bench.compare import Comparison, FigureChange
 from pdserve.report.drawing import COLOURS, INK, SMALL, Picture, finished, new_axes
 
-_LINE, _GAP = 0.2, 1.5
+_LINE, _GAP = 0.2, 0.9
 """Inches."""
 _BETTER, _WORSE, _NONE = COLOURS[0], COLOURS[1], COLOURS[-1]
 

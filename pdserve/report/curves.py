@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdserve.bench.result import Measurement
-from pdserve.report.drawing import COLOURS, INK, MARKS, SMALL, WRONG, Picture, escaped, finished, new_axes, verdict_mark
+from pdserve.report.drawing import COLOURS, INK, MARKS, SMALL, WRONG, Picture, counted, escaped, finished, new_axes
 from pdserve.report.rows import ReportRow
 
 Read = Callable[[ReportRow, Measurement], float | None]
@@ -32,7 +32,7 @@ class Curve:
 
 def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
     """Throughput against interactivity, and the front: what no other point beats in both."""
-    per_gpu = all(row.measurement is not None and row.measurement.figures.gpus for row in rows)
+    per_gpu = all(row.measurement.figures.gpus for row in rows if row.measurement is not None)
 
     def throughput(_: ReportRow, each: Measurement) -> float | None:
         return each.figures.output_per_second_per_gpu if per_gpu else each.figures.output_per_second
@@ -45,6 +45,7 @@ def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
     best = front([spot for curve in curves.values() for spot in curve.means.values()])
     if len(curves) > 1 and len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, linestyle=":", label="Pareto front")
+    axes.margins(0.12)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     note = (
@@ -72,6 +73,7 @@ def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str])
 
     _draw(axes, curves_of(rows, lambda row, _: float(row.load.concurrency or 0), read), names)
     _concurrencies(axes, sorted({row.load.concurrency for row in rows if row.load.concurrency is not None}))
+    axes.margins(0.08)
     axes.set_ylim(bottom=0)
     return _picture(name, f"{title} against concurrency", "Lower is better.", axes, rows)
 
@@ -80,7 +82,7 @@ def curves_of(rows: Sequence[ReportRow], x: Read, y: Read) -> dict[str, Curve]:
     """By series."""
     curves: dict[str, Curve] = {}
     for row in rows:
-        if row.measurement is None:
+        if row.measurement is None or not row.answered:
             continue
         at, value = x(row, row.measurement), y(row, row.measurement)
         if at is None or value is None:
@@ -117,7 +119,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], *, l
                 axes.annotate(load, spot, (4, 4), textcoords="offset points", fontsize=SMALL, color=INK)
         if curve.wrong:
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
-            axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {label}")
+            which = names[series].removesuffix(series).rstrip(": ")
+            axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {which}" if which else "INVALID")
 
 
 def _concurrencies(axes: Any, values: Sequence[int]) -> None:
@@ -129,9 +132,9 @@ def _concurrencies(axes: Any, values: Sequence[int]) -> None:
 
 
 def _picture(name: str, title: str, note: str, axes: Any, rows: Sequence[ReportRow]) -> Picture:
-    wrong = sum(not row.valid for row in rows)
+    wrong, drawn = sum(not row.valid for row in rows), sum(row.answered for row in rows)
     note += " Each mark is a repeat, a line goes through the means of the VALID ones; a red cross is INVALID."
-    return finished(name, title, note, axes, verdict_mark(wrong, len(rows)), bad=bool(wrong))
+    return finished(name, title, note, axes, counted(wrong, len(rows), drawn=drawn), bad=bool(wrong))
 
 
 def _short_load(row: ReportRow) -> str:

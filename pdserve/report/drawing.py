@@ -18,10 +18,13 @@ COLOURS = ("#2f7ed8", "#e08214", "#1a9850", "#9467bd", "#17a2b8", "#b8860b", "#d
 MARKS = ("o", "s", "^", "D", "v", "P", "p", "h")
 WIDTH = 3.9
 """Inches. A phone shows it at 1.3 pixels a point, so that its text can be read there."""
-HEIGHT = 3.4
-SMALL, USUAL = 7.5, 8.5
+HEIGHT = 2.7
+"""Inches, without the legend."""
+SMALL, USUAL = 8.0, 8.5
 """Points."""
-_LEGEND_COLUMNS = 50
+_LEGEND_LINE, _LEGEND_EDGE = 0.155, 0.15
+"""Inches."""
+_LEGEND_COLUMNS = 46
 
 
 @dataclass(frozen=True)
@@ -107,29 +110,34 @@ def finished(
     lines: tuple[str, ...] = (),
 ) -> Picture:
     """With `mark`, the count of what does not count, in the picture itself: a copy of it has the mark too."""
-    axes.set_title(f"{escaped(title, 44)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
+    axes.set_title(f"{escaped(title, 52)}\n{mark}", fontsize=USUAL, color=WRONG if bad else INK)
     axes.tick_params(colors=INK, labelsize=SMALL)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(INK)
         label.set_fontsize(USUAL)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        short = all(len(label) < 20 for label in labels)
-        axes.figure.legend(
+        columns = 2 if all(len(label) < 24 for label in labels) else 1
+        height = sum(1 + label.count("\n") for label in labels)
+        figure = axes.figure
+        # The axes keep their height: what the legend needs is added.
+        figure.set_figheight(figure.get_figheight() + _LEGEND_EDGE + _LEGEND_LINE * -(-height // columns))
+        figure.legend(
             loc="outside lower left",
             fontsize=SMALL,
             frameon=False,
             labelcolor=INK,
-            ncols=2 if short else 1,
+            ncols=columns,
             columnspacing=1.2,
             handletextpad=0.5,
         )
     return Picture(name, title, note, axes.figure, minor, lines)
 
 
-def verdict_mark(wrong: int, of: int) -> str:
-    """For `finished`."""
-    return f"{wrong} of {of} measurements INVALID" if wrong else f"all {of} measurements VALID"
+def counted(wrong: int, of: int, *, drawn: int | None = None) -> str:
+    """For `finished`. `drawn`: how many of them are in the picture, if not all are."""
+    text = f"{wrong} of {of} measurements INVALID" if wrong else f"all {of} measurements VALID"
+    return text if drawn is None or drawn == of else f"{text} ({of - drawn} not drawn)"
 
 
 def escaped(text: str, columns: int = _LEGEND_COLUMNS) -> str:

@@ -11,7 +11,7 @@ from pdserve.bench.compare import Comparison, FigureChange
 from pdserve.bench.result import BenchResult, Measurement
 from pdserve.report.bars import shares_of_caches
 from pdserve.report.drawing import Picture
-from pdserve.report.provenance import provenance_view
+from pdserve.report.provenance import LACKING, provenance_view
 from pdserve.report.rows import ReportContents
 from pdserve.report.stages import STAGES, prompt_sources, stages, theoretical_hit
 
@@ -64,7 +64,9 @@ def comparison_page(
         b=b,
         deployments=list(dict.fromkeys(result.provenance.deployment for result in results)),
         verdict=_verdict(comparison),
+        measured=len(measured),
         invalid=sum(not each.verdict.valid for each in measured),
+        lacking=LACKING,
         comparison=comparison,
         about=provenance_view(list(zip(("A", "B"), (result.provenance for result in results), strict=True))),
         loads=loads,

@@ -12,14 +12,13 @@ from pdserve.report.timeline_picture import timeline_picture
 def pictures(report: ReportContents) -> list[Picture]:
     """Those for which there is something to draw. Timelines come last."""
     names = report.names
-    measured = [row for row in report.rows if row.measurement is not None and row.measurement.figures.completed]
-    closed = [row for row in measured if row.load.concurrency is not None]
-    made: list[Picture | None] = []
-    if measured:
-        made.append(pareto(measured, names))
-    if closed:
+    rows, made = report.rows, list[Picture | None]()
+    closed = [row for row in rows if row.load.concurrency is not None]
+    if any(row.answered for row in rows):
+        made.append(pareto(rows, names))
+    if any(row.answered for row in closed):
         made += [against_load(closed, "ttft", names), against_load(closed, "itl", names)]
-    if measured:
-        made += [sources_picture(measured, names), stages_picture(measured, names)]
+    if any(row.answered for row in rows):
+        made += [sources_picture(rows, names), stages_picture(rows, names)]
     made += [timeline_picture(number, each) for number, each in enumerate(report.timelines, start=1)]
     return [picture for picture in made if picture is not None]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pdserve.bench.compare import facts_of
 from pdserve.bench.result import Provenance
 
-NONE = "none"
+LACKING = "not there"
 """What a reader sees where a result lacks something."""
 
 
@@ -33,7 +33,7 @@ def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
     values: dict[str, dict[str, dict[str, None]]] = {}
     for fact in dict.fromkeys(fact for _, each in facts for fact in each):
         for name, each in facts:
-            values.setdefault(fact, {}).setdefault(each.get(fact) or NONE, {})[name] = None
+            values.setdefault(fact, {}).setdefault(each.get(fact) or LACKING, {})[name] = None
     recipes: dict[str, dict[str, None]] = {}
     for name, about in some:
         recipes.setdefault(about.recipe, {})[name] = None
@@ -45,7 +45,7 @@ def provenance_view(some: Sequence[tuple[str, Provenance]]) -> ProvenanceView:
         shared={
             fact: next(iter(seen))
             for fact, seen in values.items()
-            if len(seen) == 1 and NONE not in seen and not fact.startswith("recipe: ")
+            if len(seen) == 1 and LACKING not in seen and not fact.startswith("recipe: ")
         },
         differs={
             fact: {value: tuple(names) for value, names in seen.items()}

@@ -32,6 +32,11 @@ class ReportRow:
     """None: nothing was measured."""
 
     @property
+    def answered(self) -> bool:
+        """Whether it has figures at all."""
+        return self.measurement is not None and self.measurement.figures.completed > 0
+
+    @property
     def status(self) -> str:
         return "VALID" if self.valid else "INVALID"
 
@@ -83,7 +88,8 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
                 cause=f"it has no {RESULT} and no points that are over",
                 todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
             )
-        for place, record in records.items():
+        # In the order in which they were measured: the name of a run begins with its time.
+        for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
             series = ", ".join(f"{key}={value}" for key, value in record.settings) or folder.name
             if record.run_id is not None:
                 runs.append(KeptRun(record.run_id, SweepFolder(folder).events(record.run_id), series))
@@ -106,17 +112,33 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
 
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
     """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
+    verdicts = [each.verdict for each in result.measurements]
+    wrong = _own(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
+    unchecked = _own(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
     rows = []
     for each in result.measurements:
-        reasons, unchecked = each.verdict.reasons, each.verdict.unchecked
-        if record is not None and record.status == "INVALID":
-            others = [reason for reason in record.reasons if reason not in reasons]
-            reasons = (*reasons, *(Reason(check=r.check, text=f"of its point: {r.text}") for r in others))
-        if record is not None:
-            unchecked = tuple(dict.fromkeys((*unchecked, *record.unchecked)))
         valid = each.verdict.valid and (record is None or record.status == "VALID")
-        rows.append(ReportRow(series, result.workload, each.load, each.repeat, valid, reasons, unchecked, each))
+        reasons = (*each.verdict.reasons, *wrong)
+        if not valid and not reasons:
+            reasons = (Reason(check="point", text="another repeat of its point is INVALID"),)
+        rows.append(
+            ReportRow(
+                series,
+                result.workload,
+                each.load,
+                each.repeat,
+                valid,
+                reasons,
+                (*each.verdict.unchecked, *unchecked),
+                each,
+            )
+        )
     return rows
+
+
+def _own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
+    """What the sweep has added to the verdicts of its measurements."""
+    return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.report.drawing import INK, WRONG, Picture, finished, new_axes, verdict_mark
+from pdserve.report.drawing import INK, WRONG, Picture, counted, finished, new_axes
 from pdserve.report.timeline import LaneState, MarkKind, Timeline
 
 _LOOKS: Mapping[LaneState, tuple[str, str, float]] = {
     # what a reader calls it, colour, height of the bar
-    "starting": ("starting", "#b8860b", 0.3),
+    "starting": ("starting", "#2f7ed8", 0.3),
     "ready": ("ready", "#1a9850", 0.56),
-    "silent": ("does not answer, or degraded", "#e08214", 0.56),
+    "silent": ("silent or degraded", "#e08214", 0.56),
     "dead": ("dead", WRONG, 0.3),
     "stopping": ("stopping", "#7f7f7f", 0.3),
 }
 _MARKS: Mapping[MarkKind, tuple[str, str, str]] = {
-    "died": ("died", "x", WRONG),
+    "died": ("died", "x", INK),
     "restarting": ("is started again", "^", INK),
 }
-_LANE, _GAP = 0.24, 1.75
-"""Inches."""
+_LANE, _GAP = 0.26, 0.85
+"""Inches a lane, and of all that is none."""
+_BESIDE = {"died": 0.0, "restarting": 0.38}
+"""Lanes below the middle: a restart follows its death at once, and must not hide it."""
 _SHORTEST = 0.004
 """Share of the time that a bar has at least, or it could not be seen."""
 
@@ -37,7 +39,7 @@ def timeline_picture(number: int, of: Timeline) -> Picture:
     axes.set_xlabel("seconds since the start")
     axes.grid(axis="y", visible=False)
     wrong = sum(not each.valid for each in of.windows)
-    mark = verdict_mark(wrong, len(of.windows)) if of.windows else "nothing was measured on it"
+    mark = counted(wrong, len(of.windows)) if of.windows else "nothing was measured on it"
     if of.incidents:
         mark = f"{len(of.incidents)} incident{'s' if len(of.incidents) > 1 else ''}, {mark}"
     bad = bool(wrong or of.incidents or not of.windows)
@@ -54,13 +56,15 @@ def timeline_picture(number: int, of: Timeline) -> Picture:
 
 
 def _draw_windows(axes: Any, of: Timeline) -> None:
+    """INVALID ones have lines and no face: with both in one colour an SVG shows no lines."""
+    looks: dict[bool, dict[str, Any]] = {
+        True: {"color": INK, "alpha": 0.14},
+        False: {"facecolor": "none", "edgecolor": WRONG, "hatch": "/////", "alpha": 0.8},
+    }
     seen: set[str] = set()
     for window in of.windows:
         name = "VALID measurement" if window.valid else "INVALID measurement"
-        look: dict[str, Any] = {"color": INK, "alpha": 0.14} if window.valid else {"color": WRONG, "alpha": 0.3}
-        axes.axvspan(
-            window.began, window.ended, lw=0, hatch=None if window.valid else "////", label=_once(name, seen), **look
-        )
+        axes.axvspan(window.began, window.ended, lw=0, label=_once(name, seen), **looks[window.valid])
 
 
 def _draw_lanes(axes: Any, of: Timeline) -> None:
@@ -74,9 +78,9 @@ def _draw_lanes(axes: Any, of: Timeline) -> None:
             name, shape, colour = _MARKS[mark.kind]
             axes.scatter(
                 [mark.at],
-                [place],
+                [place + _BESIDE[mark.kind]],
                 marker=shape,
-                s=34,
+                s=46 if mark.kind == "died" else 20,
                 color=colour,
                 linewidths=1.6,
                 zorder=4,

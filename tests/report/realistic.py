@@ -41,7 +41,8 @@ def realistic_sweep(folder: Path, *, gpus: int = 2, faster: float = 1.0, vllm: s
         began = BEGAN + place * 2800.0
         for step, concurrency in enumerate(LOADS):
             dies = settings is ON and concurrency == LOADS[-1]
-            _point(sweep, settings, concurrency, began + 30 + step * REPEATS * _STEP, gpus, faster, vllm, dies=dies)
+            at, speed = began + 30 + step * REPEATS * _STEP, faster * (1.15 if settings is ON else 1.0)
+            _point(sweep, settings, concurrency, at, gpus, speed, vllm, dies=dies)
         _events(sweep, RUNS[settings], began, dies=settings is ON)
     record = _record(Point(Variant(BROKEN, "broken"), WORK, _load(4)), "INVALID", RUNS[BROKEN], None)
     why = Reason(check="start", text="error: this host has too little memory\n  likely cause: l1_size_gb is 4000")
@@ -96,7 +97,7 @@ def measurement(
 ) -> Measurement:
     """Latencies that grow with the load, with noise of some per cent."""
     noise = random.Random(f"{concurrency} {repeat} {faster}")
-    prefill, gap = 0.08 / faster, 0.006 * (1 + 0.05 * concurrency)
+    prefill, gap = 0.08 / faster, 0.006 * (1 + 0.05 * concurrency) / faster**0.3
     records = []
     for number in range(REQUESTS):
         waits = 0.02 * (concurrency - 1) * noise.uniform(0.9, 1.1)
