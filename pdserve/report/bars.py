@@ -10,7 +10,7 @@ from typing import Any
 from pdserve.bench.result import Measurement
 from pdserve.report.drawing import COLOURS, INK, SMALL, WRONG, Picture, counted, escaped, finished, new_axes
 from pdserve.report.rows import ReportRow
-from pdserve.report.stages import CACHES, SOURCES, STAGES, prompt_sources, stages, theoretical_hit
+from pdserve.report.stages import CACHES, SOURCES, STAGES, prompt_sources, stages
 
 Parts = Mapping[str, float]
 _BAR, _GAP = 0.34, 0.8
@@ -34,11 +34,13 @@ class Bar:
 
 def sources_picture(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
     """Hit rates beside their theory; None: nothing was counted."""
-    bars = bars_of(rows, names, prompt_sources, lambda _: theoretical_hit())
+    bars = bars_of(rows, names, prompt_sources, lambda row: row.theory)
     note = (
-        "Of the prompt tokens that prefill was asked for. pdserve bench sends prompts that no cache has: in theory"
-        " the share of the caches is 0 %, and what is above it is blocks that random prompts share with each other."
+        "Of the prompt tokens that prefill was asked for. In theory a cache without limits has those that an earlier"
+        " prompt of the same measurement began with."
     )
+    if not any(row.theory for row in rows):
+        note += " Random prompts have none: what is above 0 % is blocks that they share with each other by chance."
     title = "Cache hits on prefill, against theory"
     return _picture("sources", title, note, "share of prompt tokens, %", SOURCES, "hits in theory", bars, rows)
 
@@ -61,21 +63,29 @@ def bars_of(
     rows: Sequence[ReportRow],
     names: Mapping[str, str],
     parts: Callable[[Measurement], Parts],
-    mark: Callable[[Measurement], float | None],
+    mark: Callable[[ReportRow], float | None],
 ) -> list[Bar]:
     """In the order of the rows. INVALID repeats are in no mean."""
-    groups: dict[tuple[str, str, int | None], list[Measurement]] = {}
+    groups: dict[tuple[str, str, int | None], list[ReportRow]] = {}
     for row in rows:
         if row.measurement is not None and row.answered:
             group = (row.series, row.load.title, None if row.valid else row.repeat)
-            groups.setdefault(group, []).append(row.measurement)
+            groups.setdefault(group, []).append(row)
     bars = []
     for (series, load, wrong), some in groups.items():
         what = f"{len(some)} repeats" if len(some) > 1 else "1 repeat"
         if wrong is not None:
             what = f"repeat {wrong + 1}"
         marks = [value for each in some if (value := mark(each)) is not None]
-        bars.append(Bar(names[series], f"{load}, {what}", wrong is None, _means(list(map(parts, some))), _mean(marks)))
+        bars.append(
+            Bar(
+                names[series],
+                f"{load}, {what}",
+                wrong is None,
+                _means([parts(row.measurement) for row in some if row.measurement is not None]),
+                _mean(marks),
+            )
+        )
     return bars
 
 
@@ -158,8 +168,9 @@ def shares_of_caches(parts: Parts) -> float | None:
     return sum(parts.get(name, 0.0) for name in CACHES) if parts else None
 
 
-def _client_seconds(each: Measurement) -> float | None:
-    return None if each.figures.e2e is None else each.figures.e2e.mean / 1000
+def _client_seconds(row: ReportRow) -> float | None:
+    e2e = None if row.measurement is None else row.measurement.figures.e2e
+    return None if e2e is None else e2e.mean / 1000
 
 
 def _means(some: Sequence[Parts]) -> Parts:

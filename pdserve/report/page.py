@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.bench.compare import Comparison, FigureChange
-from pdserve.bench.result import BenchResult, Measurement
+from pdserve.bench.result import BenchResult
 from pdserve.report.bars import shares_of_caches
 from pdserve.report.drawing import Picture
 from pdserve.report.provenance import LACKING, provenance_view
-from pdserve.report.rows import ReportContents
-from pdserve.report.stages import STAGES, prompt_sources, stages, theoretical_hit
+from pdserve.report.rows import ReportContents, ReportRow
+from pdserve.report.stages import STAGES, prompt_sources, stages
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ def _reasons(report: ReportContents) -> dict[_Why, list[str]]:
     return found
 
 
-def _hits(each: Measurement) -> str:
-    share = shares_of_caches(prompt_sources(each))
-    return "-" if share is None else f"{share:.0f} %, {theoretical_hit():.0f} %"
+def _hits(row: ReportRow) -> str:
+    """As counted, and in theory."""
+    share = None if row.measurement is None else shares_of_caches(prompt_sources(row.measurement))
+    return ", ".join("-" if each is None else f"{each:.0f} %" for each in (share, row.theory))
 
 
 def _verdict(comparison: Comparison) -> str:

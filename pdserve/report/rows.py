@@ -11,6 +11,7 @@ from pdserve.bench.stored import EVENTS, RESULT, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
+from pdserve.report.stages import theoretical_hit
 from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
 from pdserve.run import history
 from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
@@ -30,6 +31,8 @@ class ReportRow:
     unchecked: tuple[Reason, ...]
     measurement: Measurement | None
     """None: nothing was measured."""
+    theory: float | None = None
+    """Per cent of its prompt tokens that a cache without limits would have."""
 
     @property
     def answered(self) -> bool:
@@ -131,6 +134,7 @@ def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> lis
                 reasons,
                 (*each.verdict.unchecked, *unchecked),
                 each,
+                theoretical_hit(result),
             )
         )
     return rows

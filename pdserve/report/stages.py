@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdserve.bench.result import Measurement
+from pdserve.bench.result import BenchResult, Measurement
 
 CACHES = ("engine's own cache", "cache tier")
 SOURCES = (*CACHES, "computed")
@@ -19,7 +19,7 @@ def prompt_sources(each: Measurement) -> Mapping[str, float]:
     return {name: 100 * value / total for name, value in zip(SOURCES, counted, strict=True)} if total else {}
 
 
-def theoretical_hit() -> float:
+def theoretical_hit(_: BenchResult) -> float:
     """Per cent of the prompt tokens that a cache without limits would have. Each measurement has prompts of random
     tokens, under a `cache_salt` of its own: no earlier prompt has a part of them."""
     return 0.0

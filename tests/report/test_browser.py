@@ -19,6 +19,7 @@ from tests.report.realistic import BEGAN, realistic_result, realistic_sweep
 
 pytestmark = [pytest.mark.upstream, pytest.mark.process]
 
+VIEWS: tuple[tuple[int, Scheme], ...] = ((DESKTOP, "light"), (PHONE, "dark"))
 SMALLEST = 9.0
 """Pixels of a letter's height that can still be read."""
 VISIBLE_TEXT = """
@@ -69,8 +70,7 @@ def views(request: pytest.FixtureRequest, pages: dict[str, Path]) -> Iterator[di
     """A page as each reader has it."""
     with ExitStack() as stack:
         yield {
-            (width, scheme): stack.enter_context(opened(pages[request.param], width, scheme))
-            for width, scheme in ((DESKTOP, "light"), (PHONE, "dark"))
+            (width, scheme): stack.enter_context(opened(pages[request.param], width, scheme)) for width, scheme in VIEWS
         }
 
 
