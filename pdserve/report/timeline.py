@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdserve.bench.deployment_checks import incident
@@ -38,7 +38,7 @@ _PHASES: Mapping[str, LaneState | None] = {
 
 
 @dataclass(frozen=True)
-class Span:
+class LaneSpan:
     """Of a lane, in seconds since the beginning."""
 
     state: LaneState
@@ -47,7 +47,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class LaneMark:
     """A death, or the moment from which it is started again."""
 
     kind: MarkKind
@@ -59,8 +59,8 @@ class Lane:
     """Of a process."""
 
     name: str
-    spans: list[Span] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    spans: list[LaneSpan] = field(default_factory=list)
+    marks: list[LaneMark] = field(default_factory=list)
     _state: LaneState | None = None
     _since: float = 0.0
 
@@ -69,20 +69,20 @@ class Lane:
         if state == self._state:
             return
         if self._state is not None and at > self._since:
-            self.spans.append(Span(self._state, self._since, at))
+            self.spans.append(LaneSpan(self._state, self._since, at))
         self._state, self._since = state, at
 
     def mark(self, kind: MarkKind, at: float) -> None:
-        if Mark(kind, at) not in self.marks:
-            self.marks.append(Mark(kind, at))
+        if LaneMark(kind, at) not in self.marks:
+            self.marks.append(LaneMark(kind, at))
 
     def dead(self) -> bool:
         return self._state in (None, "dead", "stopping")
 
 
 @dataclass(frozen=True)
-class Window:
-    """A measurement on the run, in seconds since the beginning."""
+class MeasuredSpan:
+    """A measurement: by the wall clock, in a timeline in seconds since its beginning."""
 
     began: float
     ended: float
@@ -101,19 +101,9 @@ class Timeline:
     """Wall-clock seconds."""
     seconds: float
     lanes: tuple[Lane, ...]
-    windows: tuple[Window, ...]
+    windows: tuple[MeasuredSpan, ...]
     incidents: tuple[tuple[float, str], ...]
     """Seconds since the beginning, and what happened."""
-
-
-@dataclass(frozen=True)
-class MeasuredSpan:
-    """A measurement, by the wall clock."""
-
-    began: float
-    ended: float
-    title: str
-    valid: bool
 
 
 def timeline(
@@ -138,7 +128,7 @@ def timeline(
             _apply(lanes.setdefault(name, Lane(name)), event, at)
     for lane in lanes.values():
         lane.turn(None, last - first)
-    windows = tuple(Window(each.began - first, each.ended - first, each.title, each.valid) for each in measured)
+    windows = tuple(replace(each, began=each.began - first, ended=each.ended - first) for each in measured)
     drawn = tuple(lane for lane in lanes.values() if lane.spans or lane.marks)
     return Timeline(run_id, of, first, last - first, drawn, windows, tuple(incidents))
 
