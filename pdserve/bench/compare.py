@@ -221,7 +221,7 @@ def keys_of(recipe: str) -> dict[str, str]:
         elif isinstance(value, list) and value:
             for number, below in enumerate(value):
                 walk(below, f"{path}[{number}]")
-        else:
+        elif value is not None:  # null: it is not set
             keys[path] = flow(value)
 
     if recipe:

@@ -41,8 +41,8 @@ def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
     axes.set_xlabel("interactivity, tokens/s/user")
     axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s in all")
     curves = curves_of(rows, lambda _, each: each.figures.interactivity_by_itl.get("p50"), throughput)
-    _draw(axes, curves, names, loads=True)
     best = front([spot for curve in curves.values() for spot in curve.means.values()])
+    _draw(axes, curves, names, best)
     if len(curves) > 1 and len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, linestyle=":", label="Pareto front")
     axes.margins(0.12)
@@ -104,8 +104,9 @@ def front(spots: Sequence[Spot]) -> list[Spot]:
     return best[::-1]
 
 
-def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], *, loads: bool = False) -> None:
-    """A mark for each repeat, a line through the means of the VALID ones."""
+def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best: Sequence[Spot] | None = None) -> None:
+    """A mark for each repeat, a line through the means of the VALID ones. `best`: the front, where points are named by
+    their load."""
     for index, series in enumerate(names):
         if (curve := curves.get(series)) is None:
             continue
@@ -115,8 +116,12 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], *, l
             axes.plot(*zip(*means.values(), strict=True), color=colour, linewidth=1.5)
             each = [spot for some in curve.loads.values() for spot in some]
             axes.scatter(*zip(*each, strict=True), color=colour, marker=mark, s=20, label=label, zorder=3)
-            for load, spot in means.items() if loads else ():
-                axes.annotate(load, spot, (4, 4), textcoords="offset points", fontsize=SMALL, color=INK)
+            for load, spot in means.items() if best is not None else ():
+                # Away from the curves: what is on the front has nothing above it to the right.
+                place, side = ((5, 4), "left") if spot in best else ((-5, -10), "right")
+                axes.annotate(
+                    load, spot, place, textcoords="offset points", ha=side, fontsize=SMALL, color=colour, zorder=5
+                )
         if curve.wrong:
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
             which = names[series].removesuffix(series).rstrip(": ")

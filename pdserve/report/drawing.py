@@ -142,4 +142,5 @@ def counted(wrong: int, of: int, *, drawn: int | None = None) -> str:
 
 def escaped(text: str, columns: int = _LEGEND_COLUMNS) -> str:
     """On several lines. A dollar begins a formula for matplotlib."""
-    return textwrap.fill(text, columns, max_lines=3, placeholder=" …").replace("$", r"\$")
+    wrapped = textwrap.fill(text, columns, max_lines=4, placeholder=" …", break_on_hyphens=False)
+    return wrapped.replace("$", r"\$")

@@ -127,6 +127,7 @@ def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
 
 def test_keys_of_a_recipe() -> None:
     assert keys_of("a:\n  b: [1, {c: x}]\nd: {}\n") == {"a.b[0]": "1", "a.b[1].c": "x", "d": "{}"}
+    assert keys_of("a: null\nb: true\n") == {"b": "true"}, "null is not set, as where there is no such key"
     assert keys_of("") == {}
 
 
