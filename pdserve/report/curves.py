@@ -13,6 +13,7 @@ from pdserve.report.rows import ReportRow
 
 Read = Callable[[ReportRow, Measurement], float | None]
 Spot = tuple[float, float]
+_ROOM = 1.1
 _WIDE = 8
 """From this ratio of the largest to the smallest concurrency on, the axis is logarithmic."""
 
@@ -30,24 +31,25 @@ class Curve:
         return {name: (_mean(s[0] for s in spots), _mean(s[1] for s in spots)) for name, spots in self.loads.items()}
 
 
-def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
-    """Throughput against interactivity, and the front: what no other point beats in both."""
+def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture | None:
+    """Throughput against interactivity, and the front: what no other point beats in both. None: answers of a single
+    token have no interactivity."""
     per_gpu = all(row.measurement.figures.gpus for row in rows if row.measurement is not None)
 
     def throughput(_: ReportRow, each: Measurement) -> float | None:
         return each.figures.output_per_second_per_gpu if per_gpu else each.figures.output_per_second
 
+    curves = curves_of(rows, lambda _, each: each.figures.interactivity_by_itl.get("p50"), throughput)
+    if not curves:
+        return None
     axes = new_axes()
     axes.set_xlabel("interactivity, tokens/s/user")
     axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s in all")
-    curves = curves_of(rows, lambda _, each: each.figures.interactivity_by_itl.get("p50"), throughput)
     best = front([spot for curve in curves.values() for spot in curve.means.values()])
     _draw(axes, curves, names, best)
     if len(curves) > 1 and len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=INK, alpha=0.5, linewidth=1, linestyle=":", label="Pareto front")
-    axes.margins(0.12)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    _from_zero(axes, curves, x=True)
     note = (
         "Interactivity is 1000 / ITL p50 in ms. To the right and up is better. A number at a point is its load: the"
         " concurrency, or requests/s (r/s). "
@@ -60,21 +62,23 @@ def pareto(rows: Sequence[ReportRow], names: Mapping[str, str]) -> Picture:
     return _picture("throughput", "Throughput against interactivity", note, axes, rows)
 
 
-def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str]) -> Picture:
-    """`name`: of the figure, ttft or itl."""
+def against_load(rows: Sequence[ReportRow], name: str, names: Mapping[str, str]) -> Picture | None:
+    """`name`: of the figure, ttft or itl. None: answers of a single token have no ITL."""
     title = {"ttft": "Time to first token (TTFT)", "itl": "Time between chunks (ITL)"}[name]
-    axes = new_axes()
-    axes.set_xlabel("concurrency")
-    axes.set_ylabel(f"{name.upper()} p50, ms")
 
     def read(_: ReportRow, each: Measurement) -> float | None:
         spread = getattr(each.figures, name)
         return None if spread is None else float(spread.p50)
 
-    _draw(axes, curves_of(rows, lambda row, _: float(row.load.concurrency or 0), read), names)
+    curves = curves_of(rows, lambda row, _: float(row.load.concurrency or 0), read)
+    if not curves:
+        return None
+    axes = new_axes()
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel(f"{name.upper()} p50, ms")
+    _draw(axes, curves, names)
     _concurrencies(axes, sorted({row.load.concurrency for row in rows if row.load.concurrency is not None}))
-    axes.margins(0.08)
-    axes.set_ylim(bottom=0)
+    _from_zero(axes, curves)
     return _picture(name, f"{title} against concurrency", "Lower is better.", axes, rows)
 
 
@@ -126,6 +130,14 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
             axes.scatter(*zip(*curve.wrong, strict=True), color=WRONG, marker="x", s=50, linewidths=2, zorder=4)
             which = names[series].removesuffix(series).rstrip(": ")
             axes.scatter([], [], color=WRONG, marker="x", label=f"INVALID: {which}" if which else "INVALID")
+
+
+def _from_zero(axes: Any, curves: Mapping[str, Curve], *, x: bool = False) -> None:
+    """The axes begin at 0, and leave room for the marks and their names at the other end."""
+    spots = [spot for curve in curves.values() for some in (*curve.loads.values(), curve.wrong) for spot in some]
+    axes.set_ylim(0, _ROOM * max(spot[1] for spot in spots) or 1.0)
+    if x:
+        axes.set_xlim(0, _ROOM * max(spot[0] for spot in spots) or 1.0)
 
 
 def _concurrencies(axes: Any, values: Sequence[int]) -> None:

@@ -14,11 +14,7 @@ def pictures(report: ReportContents) -> list[Picture]:
     names = report.names
     rows, made = report.rows, list[Picture | None]()
     closed = [row for row in rows if row.load.concurrency is not None]
-    if any(row.answered for row in rows):
-        made.append(pareto(rows, names))
-    if any(row.answered for row in closed):
-        made += [against_load(closed, "ttft", names), against_load(closed, "itl", names)]
-    if any(row.answered for row in rows):
-        made += [sources_picture(rows, names), stages_picture(rows, names)]
+    made += [pareto(rows, names), against_load(closed, "ttft", names), against_load(closed, "itl", names)]
+    made += [sources_picture(rows, names), stages_picture(rows, names)]
     made += [timeline_picture(number, each) for number, each in enumerate(report.timelines, start=1)]
     return [picture for picture in made if picture is not None]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pdserve.bench.figures import figures
 from pdserve.bench.result import Window
 from pdserve.bench.validity import Reason
 from pdserve.cli.bench.report import run
@@ -23,6 +24,7 @@ from pdserve.report.pictures import pictures
 from pdserve.report.rows import read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
+from tests.bench.evidence import record
 from tests.report.realistic import realistic_sweep
 from tests.report.results import WINDOW, bench_folder, one, sweep_point
 
@@ -200,6 +202,20 @@ def test_a_picture_counts_what_it_cannot_draw(tmp_path: Path) -> None:
     sweep_point(sweep, (("c", "2"),), None, "INVALID", Reason(check="start", text="no engine"))
     title = drawn(tmp_path)["ttft"].figure.axes[0].get_title()
     assert "1 of 2 measurements INVALID (1 not drawn)" in title
+
+
+def test_answers_of_a_single_token_have_no_itl_and_are_drawn_all_the_same(tmp_path: Path) -> None:
+    single = one(4).model_copy(update={"figures": figures([record(output_tokens=1, gaps=())], gpus=2, slo={})})
+    folder = bench_folder(tmp_path / "b", single)
+    assert set(drawn(folder)) == {"ttft", "sources", "stages"}
+    assert parsed(folder).column(6) == ["-"]
+
+
+def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
+    nothing = one(4, valid=False).model_copy(update={"figures": figures([record(ok=False)], gpus=2, slo={})})
+    folder = bench_folder(tmp_path / "b", nothing)
+    assert drawn(folder) == {}
+    assert "There is no measurement to draw" in " ".join(parsed(folder).texts)
 
 
 def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
