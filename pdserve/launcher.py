@@ -246,11 +246,12 @@ class Launcher:
 
     async def _serve(self) -> None:
         """Until a stop is asked for, or the deployment cannot serve on (raises ServeError)."""
+        judged = -1  # changes that the last judgement saw
         while True:
+            change = asyncio.ensure_future(self._fleet.changed_since(judged))
             trouble = asyncio.ensure_future(self._fleet.troubles.get())
             fatal = asyncio.ensure_future(self._fatal.get())
             stop = asyncio.ensure_future(self._stop_asked.wait())
-            change = asyncio.ensure_future(self._fleet.changed())
             request = asyncio.ensure_future(self._requests.get())
             racing: set[asyncio.Future[Any]] = {trouble, fatal, stop, change, request}
             try:
@@ -275,13 +276,13 @@ class Launcher:
                 await self._fulfil(*request.result())
             if self._fatal.empty():  # else it ends, and "degraded" would promise that it goes on
                 self._judge()
+            judged = self._fleet.changes
 
     def _judge(self) -> None:
         """ready or degraded, from what the processes are. A failed deployment is judged anew only by `up`."""
         if self._state.phase not in ("ready", "degraded"):
             return
-        whole = all(map(self._is_ready, self._state.processes))
-        self._set_phase("ready" if whole else "degraded")
+        self._set_phase("ready" if all(map(self._is_ready, self._state.processes)) else "degraded")
 
     def _set_phase(self, phase: Phase) -> None:
         if self._state.phase != phase:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 _EXAMPLES = 15
-"""Of each property that names no number itself. The ordinary run has hypothesis' own 100."""
+"""Of each property, or a multiple of it where its settings have one. The ordinary run has hypothesis' own 100."""
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system"})
 """Audit events of Python's own ways to start a process."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
-import pytest
-
 from tests.docs.markdown import REPOSITORY, Page
 
 PACKAGE = REPOSITORY / "pdserve"
@@ -37,6 +35,7 @@ def room(module: str) -> str:
     return ""
 
 
+@cache
 def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
@@ -71,16 +70,22 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down(module: str) -> None:
-    here = room(module)
-    if not here:
-        assert not [name for name, _ in imports(module) if name.startswith("pdserve.")], f"{module} is in no room"
-        return
-    for imported, line in imports(module):
-        there = room(imported) if imported in MODULES else ""
-        if there and there != here:
-            assert FLOOR[here] < FLOOR[there], f"{module}:{line} imports {imported} from a row above or beside it"
+def test_imports_go_down() -> None:
+    upward = [
+        f"{module}:{line} imports {imported} from a row above or beside it"
+        for module in MODULES
+        for imported, line in imports(module)
+        if imported in MODULES and room(module) and room(imported) not in ("", room(module))
+        if FLOOR[room(module)] >= FLOOR[room(imported)]
+    ]
+    rootless = [
+        f"{module}:{line} is in no room and imports {imported}"
+        for module in MODULES
+        if not room(module)
+        for imported, line in imports(module)
+        if imported.startswith("pdserve.")
+    ]
+    assert not upward + rootless
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -108,46 +113,54 @@ def test_folders_are_small_enough_to_look_through() -> None:
     assert not wide
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them(module: str) -> None:
+def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> None:
     engines = {"vllm", "lmcache", "mooncake", "torch", "transformers"}
-    used = {name.split(".")[0] for name, _ in imports(module)} & engines
     # The client of a benchmark and an end of a transfer are programs of their own, run by the engines' interpreter.
     programs = ("pdserve.bench.vllm_client", "pdserve.preflight.fabric.transfer_program")
-    allowed = room(module) in ("pdserve.patches", "pdserve.connectors") or module in programs
-    assert not used or allowed, f"{module} imports {used}"
+    others = [m for m in MODULES if room(m) not in ("pdserve.patches", "pdserve.connectors") and m not in programs]
+    assert not {module: used for module in others if (used := packages(module) & engines)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_one_module_starts_processes(module: str) -> None:
+def test_one_module_starts_processes() -> None:
     starters = {"subprocess", "multiprocessing", "pty"}
-    used = {name.split(".")[0] for name, _ in imports(module)} & starters
     # The channel holds the pipes of a process that pdserve.system.process has started; patches ask who they are.
     allowed = {
         "pdserve.system.process": starters,
         "pdserve.reach.channel": {"subprocess"},
         "pdserve.patches.record": {"multiprocessing"},
     }
-    assert used <= allowed.get(module, set()), f"{module} imports {used}"
+    assert not {m: used for m in MODULES if (used := (packages(m) & starters) - allowed.get(m, set()))}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_is_swallowed_or_shelled(module: str) -> None:
+def packages(module: str) -> set[str]:
+    """The top of every name that it imports."""
+    return {name.split(".")[0] for name, _ in imports(module)}
+
+
+def test_nothing_is_swallowed_or_shelled() -> None:
+    assert not [line for module in MODULES for line in swallowed_or_shelled(module)]
+
+
+def swallowed_or_shelled(module: str) -> Iterator[str]:
+    """Each place of a module that catches everything, or starts a shell or an interpreter of its own."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, f"{module}:{node.lineno}: bare except"
+            if node.type is None:
+                yield f"{module}:{node.lineno}: bare except"
+                continue
             names = {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)}
-            assert not names & {"Exception", "BaseException"}, f"{module}:{node.lineno}: catches everything"
+            if names & {"Exception", "BaseException"}:
+                yield f"{module}:{node.lineno}: catches everything"
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in {"eval", "exec", "os.system", "yaml.load"}, f"{module}:{node.lineno}: {called}"
-            assert not any(keyword.arg == "shell" for keyword in node.keywords), f"{module}:{node.lineno}: shell"
+            if (called := ast.unparse(node.func)) in {"eval", "exec", "os.system", "yaml.load"}:
+                yield f"{module}:{node.lineno}: {called}"
+            if any(keyword.arg == "shell" for keyword in node.keywords):
+                yield f"{module}:{node.lineno}: shell"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_are_small(module: str) -> None:
-    lines = len(MODULES[module].read_text().splitlines())
-    assert lines <= LONGEST_MODULE, f"{module} has {lines} lines: is it one concept?"
+def test_modules_are_small() -> None:
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert not {module: lines for module, lines in lengths.items() if lines > LONGEST_MODULE}
 
 
 def test_no_class_name_stands_for_two_things() -> None:

@@ -51,11 +51,11 @@ def _main(*, interruptible: bool) -> int | str | None:
 
 
 def _run() -> int | str | None:
-    from pdserve.cli.commands import app
+    from pdserve.cli.commands import command
     from pdserve.errors import PdserveError
 
     try:
-        app()
+        command()()
     except PdserveError as error:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()

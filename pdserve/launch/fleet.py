@@ -89,6 +89,8 @@ class Fleet:
         self._end = end
         self._routing: dict[str, Routing] = {worker.name: "starting" for worker in plan.proxy.workers}
         self._changed = asyncio.Event()
+        self.changes = 0
+        """How often the state has changed so far."""
         self.adopt(plan)
 
     def adopt(self, plan: Plan) -> None:
@@ -174,9 +176,10 @@ class Fleet:
         while not holds():
             await self._changed.wait()
 
-    async def changed(self) -> None:
-        """Returns at the next change of the state."""
-        await self._changed.wait()
+    async def changed_since(self, changes: int) -> None:
+        """Returns once the state has changed after there were so many `changes`, also if that was before this task
+        took its first step."""
+        await self.until(lambda: self.changes != changes)
 
     async def outcome(self, name: str) -> bool:
         """After `start`: True when it became ready (degraded, if it is held), False when it died or was late."""
@@ -330,6 +333,7 @@ class Fleet:
             self._on_event(event)
         except (OSError, SystemExit):  # rich leaves the process when its pipe is closed
             self._on_event = _no_listener
+        self.changes += 1
         woken, self._changed = self._changed, asyncio.Event()
         woken.set()
 

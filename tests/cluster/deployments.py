@@ -166,8 +166,11 @@ class Deployment:
 
     def job_state(self) -> str:
         """What Slurm says of the job, ended ones too."""
-        output = self.cluster.output(LOGIN, ["scontrol", "--oneliner", "show", "job", self.job])
-        return dict(word.split("=", 1) for word in output.split() if "=" in word)["JobState"]
+        return dict(word.split("=", 1) for word in self.shown_by_slurm().split() if "=" in word)["JobState"]
+
+    def shown_by_slurm(self) -> str:
+        """All that Slurm shows of the job, in one line."""
+        return self.cluster.output(LOGIN, ["scontrol", "--oneliner", "show", "job", self.job])
 
     def ended(self) -> str:
         """Waits until the job, or the command, is over; the job's state or the command's exit code."""

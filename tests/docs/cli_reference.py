@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typer.core import TyperGroup
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from pdserve.cli.commands import app
+from pdserve.cli.commands import app, command
 
 _WIDTH = 100
 _HEAD = """\
@@ -25,9 +24,9 @@ def page() -> str:
 
 def root() -> TyperGroup:
     """The command that `pdserve` runs."""
-    command = get_command(app)
-    assert isinstance(command, TyperGroup)
-    return command
+    whole = command()
+    assert isinstance(whole, TyperGroup)
+    return whole
 
 
 def verbs() -> tuple[str, ...]:

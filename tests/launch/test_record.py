@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -241,3 +242,14 @@ def test_a_serving_deployment_that_lost_one_file_is_found_and_stopped(
         assert code == 0, output
         assert output.startswith("fake: ready\n"), output
         assert pdserve("down") == (0, "fake: stopped")
+
+
+def test_a_change_that_comes_before_a_waiter_runs_is_not_missed(kept: Kept) -> None:
+    """Else a launcher that recovers calls a deployment degraded for as long as nothing else happens in it."""
+
+    async def waits() -> None:
+        waiter = asyncio.ensure_future(kept.fleet.changed_since(kept.fleet.changes))
+        kept.fleet.record("route", name="prefill-0", routing="ready")
+        await asyncio.wait_for(waiter, 60)
+
+    asyncio.run(waits())

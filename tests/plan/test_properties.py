@@ -63,7 +63,10 @@ def planned(document: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Recipe, 
         reject()
 
 
-many = settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+many = settings(
+    max_examples=settings().max_examples * 3 // 2,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
 @many

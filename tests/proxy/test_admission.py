@@ -376,7 +376,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(limits=LIMITS, steps=STEPS)
 def test_whatever_happens_the_limits_hold_no_request_is_forgotten_and_order_is_kept(
     limits: dict[str, Any], steps: list[Step]

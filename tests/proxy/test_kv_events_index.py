@@ -202,7 +202,7 @@ changes = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3)
 @given(
     history=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1), changes), max_size=40),
     asked=st.lists(prompts, min_size=1, max_size=8),

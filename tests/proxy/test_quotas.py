@@ -185,7 +185,7 @@ BOTH_LIMITS = [
 
 
 @example(steps=BOTH_LIMITS, start=0.0)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(steps=st.lists(STEP, max_size=80), start=st.floats(0, 5000, width=32))
 def test_no_minute_ever_has_more_than_the_limits_and_retry_after_is_kept(
     steps: list[tuple[str, float, int]], start: float

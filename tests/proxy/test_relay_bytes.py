@@ -170,7 +170,7 @@ async def relayed(pieces: Sequence[bytes], *, http10: bool = False, cached: int 
     return received
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(STREAMS, CUTS, CUTS, st.booleans())
 def test_a_stream_is_the_same_however_it_is_cut(
     stream: bytes, chunks: list[int], reads: list[int], http10: bool
@@ -180,14 +180,14 @@ def test_a_stream_is_the_same_however_it_is_cut(
     assert (received.body, received.complete) == (stream, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(STREAMS, CUTS)
 def test_a_stream_with_a_length_is_the_same_however_it_is_cut(stream: bytes, reads: list[int]) -> None:
     received = asyncio.run(relayed(cut(whole(stream, SSE), reads)))
     assert (received.body, received.complete) == (stream, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.binary(max_size=3000), CUTS, CUTS, st.booleans())
 def test_an_answer_is_the_same_however_it_is_cut(body: bytes, chunks: list[int], reads: list[int], size: bool) -> None:
     wire = whole(body) if size else head() + b"".join(chunk(part) for part in cut(body, chunks)) + b"0\r\n\r\n"
@@ -201,7 +201,7 @@ def usage(count: int) -> bytes:
     return json.dumps({"choices": [{"message": words}], "usage": details}).encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 2, deadline=None)
 @given(st.integers(0, 10**7), st.integers(0, 10**7), CUTS, CUTS, st.booleans())
 def test_only_the_number_of_cached_tokens_changes(
     reported: int, cached: int, chunks: list[int], reads: list[int], stream: bool

@@ -52,7 +52,7 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
-quick = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def attempt(text: str, *set_: str, unset: tuple[str, ...] = ()) -> LoadedRecipe | RecipeError:

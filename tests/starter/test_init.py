@@ -151,7 +151,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_written_recipe_is_what_up_takes(tmp_path: Path) -> None:
     model(tmp_path / "tiny", 1, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
-    assert typed(tmp_path, "--model", "tiny", "--hardware", "cpu", "-o", "new.yaml").code == 0
+    written = typed(tmp_path, "--model", "tiny", "--hardware", "cpu", "-o", "new.yaml")
+    assert written.code == 0
+    assert written.out == ""
+    assert "new.yaml is written; next: pdserve plan new.yaml, pdserve preflight new.yaml" in written.err
     done = run(("up", "new.yaml", "--dry-run"), tmp_path, {})
     assert done.code == 0
     assert "prefill-0" in done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def run(model: str | None, hardware: str | None, nodes: int, devices: int | None
             f"warning: nothing was checked against the memory of {hardware}: config.json and weights of {model} are "
             "not on this machine, or not of a kind that the planner knows",
             err=True,
+        )
+    if out is not None:
+        there = shlex.quote(str(out))
+        typer.echo(
+            f"{out} is written; next: pdserve plan {there}, pdserve preflight {there}, pdserve up {there}", err=True
         )
 
 

@@ -49,7 +49,7 @@ def nodes_for(recipe: Recipe) -> tuple[Node, ...]:
     if recipe.platform == "cpu":
         return _hypothetical(max(role.parallel.nodes for _, role in recipe.roles()), 0)
     size = recipe.devices_per_node or devices_needed(recipe)
-    for count in range(1, _MOST_NODES + 1):
+    for count in range(-(-devices_needed(recipe) // max(size, 1)) or 1, _MOST_NODES + 1):
         nodes = _hypothetical(count, size)
         if not isinstance(_try(recipe, nodes), _NoRoom):
             return nodes
