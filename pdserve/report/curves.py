@@ -122,7 +122,7 @@ def _draw(axes: Any, curves: Mapping[str, Curve], names: Mapping[str, str], best
             axes.scatter(*zip(*each, strict=True), color=colour, marker=mark, s=20, label=label, zorder=3)
             for load, spot in means.items() if best is not None else ():
                 # Away from the curves: what is on the front has nothing above it to the right.
-                place, side = ((5, 4), "left") if spot in best else ((-5, -10), "right")
+                place, side = ((5, 4), "left") if spot in (best or ()) else ((-5, -10), "right")
                 axes.annotate(
                     load, spot, place, textcoords="offset points", ha=side, fontsize=SMALL, color=colour, zorder=5
                 )
