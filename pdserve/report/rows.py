@@ -104,10 +104,10 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
             results.append((series, result))
             rows += rows_of(series, result, record)
     # Curves of different prompts are different curves.
-    works = {_work(row.workload) for row in rows}
+    works = {row.workload.title for row in rows}
     if len(works) > 1:
-        rows = [replace(row, series=f"{row.series}; {_work(row.workload)}") for row in rows]
-        results = [(f"{series}; {_work(result.workload)}", result) for series, result in results]
+        rows = [replace(row, series=f"{row.series}; {row.workload.title}") for row in rows]
+        results = [(f"{series}; {result.workload.title}", result) for series, result in results]
     rows = _sorted(rows)
     provenance = tuple((series, result.provenance) for series, result in results)
     return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
@@ -179,10 +179,6 @@ def _letter(index: int) -> str:
 
 def _unmeasured(series: str, record: PointRecord) -> ReportRow:
     return ReportRow(series, record.workload, record.load, None, False, record.reasons, record.unchecked, None)
-
-
-def _work(workload: Workload) -> str:
-    return f"{workload.input_tokens} in, {workload.output_tokens} out"
 
 
 def _sorted(rows: Sequence[ReportRow]) -> list[ReportRow]:

@@ -19,10 +19,10 @@ def prompt_sources(each: Measurement) -> Mapping[str, float]:
     return {name: 100 * value / total for name, value in zip(SOURCES, counted, strict=True)} if total else {}
 
 
-def theoretical_hit(_: BenchResult) -> float:
-    """Per cent of the prompt tokens that a cache without limits would have. Each measurement has prompts of random
-    tokens, under a `cache_salt` of its own: no earlier prompt has a part of them."""
-    return 0.0
+def theoretical_hit(result: BenchResult) -> float:
+    """Per cent of the prompt tokens that a cache without limits would have that was empty before. Each measurement has
+    a `cache_salt` of its own: a trace has what it repeats itself, and random prompts repeat nothing."""
+    return 0.0 if result.trace is None else 100 * result.trace.prefix_hit
 
 
 def stages(each: Measurement) -> Mapping[str, float]:

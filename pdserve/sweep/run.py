@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.bench.client import client_of
+from pdserve.bench.aiperf.environment import found
+from pdserve.bench.clients.choose import client_of
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
 from pdserve.bench.validity import Reason
@@ -48,6 +50,11 @@ def to_run(planned: PlannedSweep, folder: SweepFolder, *, retry: bool) -> tuple[
     return tuple(point for point, record in records if record is None or (retry and record.status == "INVALID"))
 
 
+def needs_vllm(point: Point) -> bool:
+    """Whether its client is that of the engines' environment."""
+    return point.workload.client_for(point.load) == "vllm"
+
+
 @dataclass(frozen=True)
 class SweepRunner:
     """Of a sweep, on this machine."""
@@ -61,7 +68,10 @@ class SweepRunner:
 
     def run(self, some: Sequence[Point]) -> None:
         """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name
-        runs that is not the sweep's own, when one cannot be stopped, or when the record cannot be written."""
+        runs that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and
+        PreflightError when a client is not installed."""
+        if not all(map(needs_vllm, some)):
+            found(os.environ)  # a client that is missing is no reason to find all of its points INVALID
         self._end_former()
         for deployment, its_points in by_deployment(some):
             self._measure_all(deployment, its_points)
@@ -146,8 +156,17 @@ class SweepRunner:
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
             deployment = serving(self.root, self.planned.name, "sweep")
-            client = client_of(deployment.plan, python=self.options.python, tokenizer=self.options.tokenizer)
-            task = Task(point.workload, (point.load,), client, self.options.limit_seconds)
+            trace = self.planned.loaded.trace_of(point.workload)
+            client = client_of(
+                deployment.plan,
+                point.workload,
+                point.load,
+                trace,
+                os.environ,
+                python=self.options.python if needs_vllm(point) else None,
+                tokenizer=self.options.tokenizer,
+            )
+            task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
             result = asyncio.run(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except PdserveError as error:
             return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
@@ -173,7 +192,7 @@ def record_of(
         text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
         wrong.append(Reason(check="repeats", text=text))
     for measurement in result.measurements:
-        warm, unknown = cold(measurement)
+        warm, unknown = cold(measurement, result.trace.prefix_hit if result.trace is not None else 0.0)
         wrong += [warm] if warm is not None and warm not in wrong else []
         unchecked += [unknown] if unknown is not None and unknown not in unchecked else []
     return _record(

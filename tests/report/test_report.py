@@ -13,6 +13,8 @@ import pytest
 
 from pdserve.bench.figures import figures
 from pdserve.bench.result import Window
+from pdserve.bench.stored import read_result
+from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import Reason
 from pdserve.cli.bench.report import run
 from pdserve.errors import PreflightError, StateError
@@ -227,6 +229,19 @@ def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp
         ("concurrency 4, repeat 1", False, 0.0),
         ("concurrency 8, 1 repeat", True, 0.0),
     ]
+
+
+def test_hits_are_held_against_what_a_trace_repeats_itself(tmp_path: Path) -> None:
+    folder = bench_folder(tmp_path / "b", one(4))
+    facts = TraceFacts(
+        name="t", digest="d", format="mooncake", sessions=1, requests=20, prefix_hit=0.4, estimated=False
+    )
+    result = read_result(folder, str(folder)).model_copy(update={"trace": facts})
+    (folder / "result.json").write_text(result.model_dump_json())
+    (row,) = read_report([folder]).rows
+    assert row.theory == pytest.approx(40)
+    assert parsed(folder).column(10) == ["10 %, 40 %"]
+    assert "Random prompts" not in drawn(folder)["sources"].note
 
 
 def test_the_front_is_what_no_other_point_beats_in_both() -> None:
