@@ -1,4 +1,4 @@
-"""Writes a tiny Llama with seeded random weights: same bytes every time, no download, about 5 MB.
+"""Writes a tiny Llama with seeded random weights: same bytes every time, no download, about 5 MB (4 layers).
 
 Random, not dummy: with vLLM's dummy weights the logits hardly depend on the context and KV that is lost or wrong
 would not show. The answers are pseudo-words; every byte can be read, only syllables and ASCII are ever the most likely.
@@ -57,7 +57,7 @@ def tokenizer() -> tuple[Tokenizer, list[int]]:
     return made, likely
 
 
-def tensors(likely: list[int]) -> dict[str, npt.NDArray[np.float32]]:
+def tensors(likely: list[int], layers: int = LAYERS) -> dict[str, npt.NDArray[np.float32]]:
     """The weights by their Hugging Face names. Uniform from the raw bits of PCG64, whose stream numpy guarantees."""
     bits = np.random.PCG64(SEED)
     half_width = WEIGHT_STD * math.sqrt(3)
@@ -68,7 +68,7 @@ def tensors(likely: list[int]) -> dict[str, npt.NDArray[np.float32]]:
 
     ones = np.ones(HIDDEN, dtype=np.float32)
     weights = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN), "model.norm.weight": ones}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}"
         weights[f"{prefix}.input_layernorm.weight"] = ones
         weights[f"{prefix}.post_attention_layernorm.weight"] = ones
@@ -84,7 +84,7 @@ def tensors(likely: list[int]) -> dict[str, npt.NDArray[np.float32]]:
     return {**weights, "lm_head.weight": head}
 
 
-def files() -> dict[str, bytes]:
+def files(layers: int = LAYERS) -> dict[str, bytes]:
     """Every file of the model folder."""
     # Here, because it takes seconds, and most calls find the folder complete.
     import torch
@@ -98,7 +98,7 @@ def files() -> dict[str, bytes]:
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -128,7 +128,7 @@ def files() -> dict[str, bytes]:
         "tokenizer.json": made.to_str(pretty=True).encode(),
         "tokenizer_config.json": (json.dumps(tokenizer_config, indent=2) + "\n").encode(),
         "model.safetensors": save(
-            {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in tensors(likely).items()},
+            {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in tensors(likely, layers).items()},
             {"format": "pt"},
         ),
     }
@@ -149,13 +149,13 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write(folder: Path, script: str) -> None:
+def write(folder: Path, script: str, layers: int = LAYERS) -> None:
     """Builds the folder beside its place and renames it: an engine never sees half a model."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         built = Path(scratch) / "new"
         built.mkdir()
-        made = files()
+        made = files(layers)
         for name, content in made.items():
             (built / name).write_bytes(content)
         manifest = {"script": script, "files": {name: digest(content) for name, content in made.items()}}
@@ -169,10 +169,12 @@ def write(folder: Path, script: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", nargs="?", type=Path, default=DEFAULT, help="default: .cache/tiny-model")
-    folder: Path = parser.parse_args().folder.absolute()
-    script = digest(Path(__file__).read_bytes())
+    parser.add_argument("--layers", type=int, default=LAYERS, help="more cost more to compute; default: %(default)s")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.absolute()
+    script = digest(Path(__file__).read_bytes() + str(arguments.layers).encode())
     if not complete(folder, script):
-        write(folder, script)
+        write(folder, script, arguments.layers)
         print(f"wrote {folder}")
     return 0
 

@@ -118,7 +118,7 @@ def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> Non
     # The client of a benchmark, an end of a transfer and the replay of a log are programs of their own, run by the
     # engines' interpreter.
     programs = (
-        "pdserve.bench.vllm_client",
+        "pdserve.bench.clients.vllm_program",
         "pdserve.operations.lookups.simulator_program",
         "pdserve.preflight.fabric.transfer_program",
     )

@@ -59,6 +59,18 @@ CAUSES = {
         "docker there may not raise a limit",
         "--ulimit=memlock=",
     ),
+    "Error: crun: setrlimit `RLIMIT_NPROC`: Operation not permitted: OCI permission denied": (
+        "podman there may not raise a limit of its containers (RLIMIT_NPROC)",
+        "--ulimit=nproc=",
+    ),
+    "Error: OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers from cgroupv2": (
+        "crun, the runtime of podman there, takes cgroups of version 1 or 2",
+        'runtime = "runc"',
+    ),
+    "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file": (
+        "podman there has no program for --init",
+        "catatonit",
+    ),
     "sh: 1: docker: not found": ("there is no docker on that node", "install docker there"),
 }
 

@@ -94,6 +94,11 @@ OTHER_CAUSES = [
     ("RuntimeError: Mooncake Transfer Engine initialization failed.", "could not open its transport", "tcp"),
     ("RuntimeError: Mooncake is not available", "cannot be imported", "libibverbs1"),
     (
+        "ImportError: libcurl.so.4: cannot open shared object file: No such file or directory",
+        "system library libcurl.so.4",
+        "libcurl4",
+    ),
+    (
         "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
         "system library libibverbs.so.1",
         "apt-get install",

@@ -13,6 +13,8 @@ _PROMPT_TOKENS = 2
 SATURATED = 0.9
 """Share of the time in which the client's main thread ran or waited for a CPU. Above it, requests are sent late and
 answers are read late, and the latencies are the client's."""
+_TRACE_TOLERANCE, _TEMPLATE_TOKENS = 0.1, 64
+"""Of a trace: the share by which all prompts together may differ, and what a chat template may add to each."""
 _LATE_SHARE, _LATE_SECONDS = 0.1, 1.0
 """By which the sending of all requests may take longer than their rate asks for."""
 
@@ -20,9 +22,10 @@ _LATE_SHARE, _LATE_SECONDS = 0.1, 1.0
 def client_failed(evidence: Evidence) -> Answer:
     if evidence.client_problem:
         return Invalid(evidence.client_problem)
-    if len(evidence.records) != evidence.load.requests:
-        return Invalid(f"the client reports {len(evidence.records)} of {evidence.load.requests} requests")
-    return None
+    reported, asked = len(evidence.records), evidence.load.requests
+    if reported == asked or (evidence.load.seconds is not None and reported < asked):
+        return None  # the time may be over first
+    return Invalid(f"the client reports {reported} of {asked} requests")
 
 
 def nothing_completed(evidence: Evidence) -> Answer:
@@ -30,7 +33,7 @@ def nothing_completed(evidence: Evidence) -> Answer:
 
 
 def too_many_errors(evidence: Evidence) -> Answer:
-    failed = [record for record in evidence.records if not record.ok]
+    failed = [record for record in evidence.records if not record.ok and not record.cut]
     if len(failed) <= evidence.workload.max_failed * len(evidence.records):
         return None
     errors = [record.error for record in failed if record.error]
@@ -44,17 +47,22 @@ def too_many_errors(evidence: Evidence) -> Answer:
 def output_lengths(evidence: Evidence) -> Answer:
     """A stream that ends with an error event, or early, counts as answered for the client: its length gives it away."""
     asked = evidence.workload.output_tokens
-    wrong = [record.output_tokens for record in evidence.done if record.output_tokens != asked]
+    wrong = [r for r in evidence.done if r.output_tokens != (asked if r.asked_output is None else r.asked_output)]
     if not wrong:
         return None
-    return Invalid(
-        f"{len(wrong)} of {len(evidence.done)} answers have another length than the {asked} tokens that were asked for"
-        f" ({min(wrong)} to {max(wrong)})"
-    )
+    what = f"{len(wrong)} of {len(evidence.done)} answers have another length than"
+    if evidence.workload.trace is not None:
+        return Invalid(
+            f"{what} the trace asks for, the first one {wrong[0].output_tokens}, not {wrong[0].asked_output}"
+        )
+    lengths = [record.output_tokens for record in wrong]
+    return Invalid(f"{what} the {asked} tokens that were asked for ({min(lengths)} to {max(lengths)})")
 
 
 def prompt_lengths(evidence: Evidence) -> Answer:
     asked = evidence.workload.input_tokens
+    if asked is None:
+        return _trace_lengths(evidence)
     allowed = max(_PROMPT_TOKENS, PROMPT_TOLERANCE * asked)
     wrong = [record.prompt_tokens for record in evidence.done if abs(record.prompt_tokens - asked) > allowed]
     if not wrong:
@@ -62,6 +70,23 @@ def prompt_lengths(evidence: Evidence) -> Answer:
     return Invalid(
         f"{len(wrong)} of {len(evidence.done)} prompts have another length than the {asked} tokens that were asked for"
         f" ({min(wrong)} to {max(wrong)} as the server counts): the client's tokenizer is not the model's (--tokenizer)"
+    )
+
+
+def _trace_lengths(evidence: Evidence) -> Answer:
+    """Of all prompts together: a chat template adds tokens to each, and text is not always read back as the same number
+    of tokens."""
+    if evidence.asked_input is None:
+        return Unknown("the trace has text, not lengths: how many tokens its prompts should have is not known")
+    if len(evidence.done) < len(evidence.records):
+        return Unknown("not every request was answered: the prompts of the others are not counted")
+    counted = sum(record.prompt_tokens for record in evidence.done)
+    allowed = max(_TRACE_TOLERANCE * evidence.asked_input, _TEMPLATE_TOKENS * len(evidence.done))
+    if abs(counted - evidence.asked_input) <= allowed:
+        return None
+    return Invalid(
+        f"the prompts have {counted} tokens as the server counts, and the trace asks for {evidence.asked_input}: the"
+        " client's tokenizer is not the model's (--tokenizer)"
     )
 
 
@@ -84,6 +109,8 @@ def sent_late(evidence: Evidence) -> Answer:
     rate = evidence.load.rate
     if rate is None or not evidence.records:
         return None
+    if evidence.workload.trace is not None:
+        return Unknown("turns of a session wait for each other: whether the rate was kept is not known")
     starts = [record.started for record in evidence.records]
     took, asked = max(starts) - min(starts), len(starts) / rate
     if took <= asked * (1 + _LATE_SHARE) + _LATE_SECONDS:

@@ -90,7 +90,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
         raise StateError(
             f"the two results are of different work: {asked}, and {other}",
             cause="figures of other prompts, answers or limits show nothing of the deployment",
-            todo="measure both with the same --input-tokens, --output-tokens, --seed and --slo",
+            todo="measure both with the same --input-tokens and --output-tokens, or --trace; --seed and --slo",
         )
     changes: list[FigureChange] = []
     left_out: list[str] = []
@@ -130,6 +130,8 @@ def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgem
 def _work(result: BenchResult) -> str:
     work = result.workload
     slo = ", ".join(f"{name} {limit:g} ms" for name, limit in sorted(work.slo.items())) or "none"
+    if work.trace is not None:
+        return f"{work.title} ({(work.trace_digest or '')[:12]}), seed {work.seed}, SLO {slo}"
     return f"{work.input_tokens} tokens in, {work.output_tokens} out, seed {work.seed}, SLO {slo}"
 
 

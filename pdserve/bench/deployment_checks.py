@@ -36,7 +36,7 @@ def decode_computed(evidence: Evidence) -> Answer:
     allowed: float = RECOMPUTED * len(evidence.records)
     if evidence.plan.proxy.routing.conditional is not None:
         alone = evidence.proxy().get("single_engine", 0)
-        allowed += alone * evidence.workload.input_tokens * (1 + PROMPT_TOLERANCE)
+        allowed += alone * evidence.longest_prompt * (1 + PROMPT_TOLERANCE)
     if computed <= allowed:
         return None
     share = computed / max(1, sum(record.prompt_tokens for record in evidence.records))
@@ -66,7 +66,7 @@ def cache_stored_nothing(evidence: Evidence) -> Answer:
     if computed is None:
         return Unknown("the engines do not count which prompt tokens they computed") if _tiers(evidence) else None
     for tier, (stored, chunk) in _tiers(evidence).items():
-        whole = computed >= chunk and evidence.workload.input_tokens >= chunk
+        whole = computed >= chunk and evidence.longest_prompt >= chunk
         if stored is None and whole:
             return Unknown(f"{tier} reports nothing of what it stored")
         if stored == 0 and whole:

@@ -18,7 +18,7 @@ class CpuUse(Frozen):
 
     used: float | None = None
     wanted: float | None = None
-    """Of its main thread: the share of the time in which it ran or waited for a CPU."""
+    """Of the main thread of its busiest process: the share of the time in which it ran or waited for a CPU."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,17 @@ class Evidence:
     client: CpuUse = field(default_factory=CpuUse)
     client_problem: str = ""
     """Why the client gave no result."""
+    asked_input: int | None = None
+    """Tokens of all prompts of the trace together; None: it does not have them."""
 
     @property
     def done(self) -> list[RequestRecord]:
         return [record for record in self.records if record.ok]
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens: as asked for, else as the server counted."""
+        return self.workload.input_tokens or max((record.prompt_tokens for record in self.done), default=0)
 
     def names(self, *roles: str) -> list[str]:
         """Of the workers that have such a role."""

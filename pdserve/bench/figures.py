@@ -28,6 +28,8 @@ class Figures(Frozen):
 
     requests: int
     completed: int
+    cut: int = 0
+    """Open when the time of the load was over: neither answered nor failed."""
     seconds: float
     """From the first request to the end of the last answer."""
     ttft: Spread | None = None
@@ -61,7 +63,8 @@ def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetr
     """Only requests that were answered have times; failed ones count in `requests` and against the SLO."""
     done = [record for record in records if record.ok]
     if not done:
-        return Figures(requests=len(records), completed=0, seconds=0.0, gpus=gpus)
+        cut = sum(record.cut for record in records)
+        return Figures(requests=len(records), completed=0, cut=cut, seconds=0.0, gpus=gpus)
     seconds = max(record.ended for record in done) - min(record.started for record in records)
     gaps = [gap for record in done for gap in record.gaps]
     inputs, outputs = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
@@ -74,6 +77,7 @@ def figures(records: Sequence[RequestRecord], *, gpus: int, slo: Mapping[SloMetr
     return Figures(
         requests=len(records),
         completed=len(done),
+        cut=sum(record.cut for record in records),
         seconds=seconds,
         ttft=_spread([record.ttft for record in done]),
         tpot=tpot,

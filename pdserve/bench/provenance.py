@@ -8,7 +8,7 @@ import platform
 import time
 from pathlib import Path
 
-from pdserve.bench import client
+from pdserve.bench.clients.client import LoadClient
 from pdserve.bench.result import Provenance
 from pdserve.plan.model import Plan
 from pdserve.preflight.facts import own_pdserve
@@ -22,14 +22,14 @@ _GPUS = (
 )
 
 
-def provenance(run: RunDir, plan: Plan) -> Provenance:
+def provenance(run: RunDir, plan: Plan, client: LoadClient) -> Provenance:
     """What cannot be read is left out."""
     return Provenance(
         deployment=plan.name,
         run_id=run.run_id,
         began=time.time(),
-        client=client.NAME,
-        versions={**_versions(run.versions), "pdserve (client)": own_pdserve()},
+        client=client.name,
+        versions={**_versions(run.versions), **client.versions, "pdserve (client)": own_pdserve()},
         hardware=_hardware(plan),
         recipe=_text(run.recipe),
     )

@@ -22,6 +22,10 @@ class RequestRecord:
     """Between two chunks of the answer. A chunk can hold several tokens."""
     e2e: float
     error: str = ""
+    asked_output: int | None = None
+    """Tokens that this answer was asked for, where each has a length of its own (a trace)."""
+    cut: bool = False
+    """It was open when the time of the load was over: neither answered nor failed."""
 
     @property
     def ended(self) -> float:

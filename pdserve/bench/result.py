@@ -9,6 +9,7 @@ from pdserve.bench.evidence import CpuUse
 from pdserve.bench.figures import Figures
 from pdserve.bench.reading import Reading
 from pdserve.bench.sampling import Peaks
+from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import BenchVerdict
 from pdserve.bench.workload import Load, Workload
 from pdserve.plan.frozen import Frozen
@@ -48,6 +49,16 @@ class Window(Frozen):
         asked = self.lmcache.get("asked_tokens", 0.0)
         return self.lmcache["hit_tokens"] / asked if asked and "hit_tokens" in self.lmcache else None
 
+    @property
+    def prefix_hit(self) -> float | None:
+        """Of the prompt tokens on prefill (of mode aggregated: on all engines), those that were not computed: the
+        engine's own cache had them, or a cache tier. None: the engines do not count it."""
+        if "computed" not in self.prefill or "local_hits" not in self.prefill:
+            return None
+        had = self.prefill["local_hits"] + self.prefill.get("received", 0.0)
+        asked = had + self.prefill["computed"]
+        return had / asked if asked else None
+
 
 class Measurement(Frozen):
     """A load, once."""
@@ -71,6 +82,7 @@ class BenchResult(Frozen):
     schema_version: Literal[1] = 1
     provenance: Provenance
     workload: Workload
+    trace: TraceFacts | None = None
     measurements: tuple[Measurement, ...]
 
     @property

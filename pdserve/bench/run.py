@@ -11,15 +11,17 @@ from pathlib import Path
 
 import httpx
 
-from pdserve.bench.client import NAME, BenchClient
+from pdserve.bench.clients.client import ClientRun, LoadClient
 from pdserve.bench.evidence import Evidence
 from pdserve.bench.figures import figures
-from pdserve.bench.look import Looker
+from pdserve.bench.look import Looker, clocks
 from pdserve.bench.provenance import provenance
-from pdserve.bench.records import RequestRecord, UnreadableResultError, of_vllm
+from pdserve.bench.records import RequestRecord, UnreadableResultError
 from pdserve.bench.result import BenchResult, Measurement, Window
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
 from pdserve.bench.stored import RESULT
+from pdserve.bench.traces.prefix import asked_input, facts
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.validity import judge
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import PreflightError
@@ -59,9 +61,11 @@ class Task:
 
     workload: Workload
     loads: tuple[Load, ...]
-    client: BenchClient
+    client: LoadClient
     limit_seconds: float
     """For each run of the client."""
+    trace: RequestTrace | None = None
+    """That of the workload."""
 
 
 async def bench(serving: ServingDeployment, task: Task, folder: Path, on_measurement: OnMeasurement) -> BenchResult:
@@ -89,8 +93,10 @@ class _Bench:
     async def all(self) -> BenchResult:
         with written(self._serving.run):
             self._folder.mkdir(parents=True, mode=0o700)
-        about = await asyncio.to_thread(provenance, self._serving.run, self._serving.plan)
-        result = BenchResult(provenance=about, workload=self._task.workload, measurements=())
+        client, trace = self._task.client, self._task.trace
+        about = await asyncio.to_thread(provenance, self._serving.run, self._serving.plan, client)
+        of_trace = None if trace is None else facts(trace)
+        result = BenchResult(provenance=about, workload=self._task.workload, trace=of_trace, measurements=())
         for load in self._task.loads:
             for repeat in range(self._task.workload.repeats):
                 measurement = await self._measure(load, repeat)
@@ -107,13 +113,13 @@ class _Bench:
         workload, plan = self._task.workload, self._serving.plan
         if workload.warmup:
             few = load.model_copy(update={"requests": workload.warmup})
-            await self._run_client(few, f"{name}.warmup", seed=workload.seed + _WARMUP_SEED)
+            await self._run_client(few, f"{name}.warmup", warmup=True)
         before = await self._looker.settled()
         _, offset = self._serving.run.read_events()
-        ran = await self._run_client(load, name, seed=workload.seed)
+        ran = await self._run_client(load, name)
         after = await self._looker.settled()
         events, _ = self._serving.run.read_events(offset)
-        client_cpu, proxy_cpu = cpu_use(ran.sampler.samples, ran.records)
+        client_cpu, proxy_cpu = cpu_use(ran.sampler.samples, ran.records, ran.sampler.titled(self._task.client.timing))
         evidence = Evidence(
             plan=plan,
             workload=workload,
@@ -124,6 +130,7 @@ class _Bench:
             events=events,
             client=client_cpu,
             client_problem=ran.problem,
+            asked_input=None if self._task.trace is None else asked_input(self._task.trace),
         )
         return Measurement(
             load=load,
@@ -141,39 +148,58 @@ class _Bench:
             ),
             before=before,
             after=after,
-            raw=f"{name}.json",
-            log=f"{name}.log",
+            raw=ran.asked.result.name,
+            log=ran.asked.log.name,
         )
 
-    async def _run_client(self, load: Load, name: str, *, seed: int) -> _Ran:
+    async def _run_client(self, load: Load, name: str, *, warmup: bool = False) -> _Ran:
         """To its end, or to the limit."""
-        plan, client = self._serving.plan, self._task.client
-        raw, log = self._folder / f"{name}.json", self._folder / f"{name}.log"
-        salt = f"pdserve-bench-{self._folder.name}-{name}"
-        argv = client.argv(plan, self._task.workload, load, salt=salt, seed=seed, result=raw)
-        env = client.environment(os.environ, plan, self._serving.key)
+        workload = self._task.workload
+        asked = ClientRun(
+            plan=self._serving.plan,
+            workload=workload,
+            load=load,
+            salt=f"pdserve-bench-{self._folder.name}-{name}",
+            seed=workload.seed + (_WARMUP_SEED if warmup else 0),
+            folder=self._folder,
+            name=name,
+            warmup=warmup,
+        )
+        try:
+            return await self._ran(asked)
+        finally:
+            self._task.client.clean(asked)
+
+    async def _ran(self, asked: ClientRun) -> _Ran:
+        client = self._task.client
+        with written(self._serving.run):
+            argv = client.prepare(asked)
+        env = client.environment(asked, os.environ, self._serving.key)
+        before = clocks()
         try:
             # A name of its own: the client is no process of the deployment.
             ours = marker(f"bench-{self._folder.name}", new_token(), "client.1")
-            child = spawn(argv, env=env, log=log, marker=ours, control_stdin=False)
+            child = spawn(argv, env=env, log=asked.log, marker=ours, control_stdin=False)
         except OSError as error:
             raise PreflightError(
                 f"the client cannot be started: {error.strerror or error}",
-                where=client.python,
+                where=client.program,
                 cause="the engines run in another place (a container, another machine) or their environment has moved",
-                todo="--python /path/to/python of an environment on this machine that has vLLM",
+                todo=f"--python /path/to/python of an environment on this machine that has {client.name}",
             ) from error
-        sampler = Sampler(child.pid, proxy_pids(plan, self._serving.state), self._looker)
+        sampler = Sampler(child.pid, proxy_pids(asked.plan, self._serving.state), self._looker)
         problem = await self._ended(child, sampler)
         records: tuple[RequestRecord, ...] = ()
-        if not problem:
-            try:
-                records = of_vllm(raw.read_text(encoding="utf-8"))
-            except (OSError, UnreadableResultError) as error:
-                problem = f"{NAME} left no result that can be read ({error})"
+        try:
+            # One that failed may have left records all the same: they have the errors of the requests.
+            records = await asyncio.to_thread(client.records, asked, before)
+        except (OSError, UnreadableResultError) as error:
+            problem = problem or f"{client.name} left no result that can be read ({error})"
         if problem:
-            problem = f"{problem}; the end of {log}: {' | '.join(split(end_of(log, _LOG_BYTES))[-_LOG_LINES:])}"
-        return _Ran(records, sampler, problem)
+            lines = [line for line in split(end_of(asked.log, _LOG_BYTES)) if any(map(str.isalnum, line))]
+            end = " | ".join(lines[-_LOG_LINES:])
+            problem = f"{problem}; the end of {asked.log}: {end}"
+        return _Ran(asked, records, sampler, problem)
 
     async def _ended(self, child: Child, sampler: Sampler) -> str:
         """What went wrong, if anything did."""
@@ -181,9 +207,9 @@ class _Bench:
         try:
             async with asyncio.timeout(self._task.limit_seconds):
                 how = await child.wait()
-            return "" if how.code == 0 else f"{NAME} {how}"
+            return "" if how.code == 0 else f"{self._task.client.name} {how}"
         except TimeoutError:
-            return f"{NAME} was stopped after {self._task.limit_seconds:g} s (--limit)"
+            return f"{self._task.client.name} was stopped after {self._task.limit_seconds:g} s (--limit)"
         finally:
             sampling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -195,6 +221,7 @@ class _Bench:
 class _Ran:
     """A run of the client."""
 
+    asked: ClientRun
     records: tuple[RequestRecord, ...]
     sampler: Sampler
     problem: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.evidence import CpuUse
@@ -19,6 +19,7 @@ from pdserve.system.cpu_time import used_seconds, wanted_seconds
 from pdserve.system.host import is_here
 
 _SECONDS = 0.1
+_FAMILY_SECONDS = 2.0
 _GAUGES_SECONDS = 2.0
 """A scrape costs an engine more than a look into /proc, and an engine that does not answer must not delay that."""
 
@@ -29,7 +30,8 @@ class Sample:
 
     at: float
     client: float
-    wanted: float | None
+    wanted: Mapping[int, float]
+    """Of the main thread of each of its processes."""
     proxy: float | None
 
 
@@ -50,24 +52,39 @@ class Sampler:
         self._client = client
         self._proxy = proxy
         self._looker = looker
+        self._family = frozenset({client})
+        self._titles: dict[int, str] = {}
         self._snapshots: list[list[EngineSnapshot]] = []
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
-        await asyncio.gather(self._read_cpu(), self._read_gauges())
+        await asyncio.gather(self._read_cpu(), self._read_gauges(), self._find_family())
 
     async def _read_gauges(self) -> None:
         while True:
             self._snapshots.append(await self._looker.snapshots())
             await asyncio.sleep(_GAUGES_SECONDS)
 
+    async def _find_family(self) -> None:
+        """A client may be many processes. Looking at all of /proc for them costs too much to do it for every sample."""
+        while True:
+            self._family = frozenset(await asyncio.to_thread(procfs.family, {self._client}))
+            self._titles |= {pid: procfs.command(pid) for pid in self._family}
+            await asyncio.sleep(_FAMILY_SECONDS)
+
+    def titled(self, titles: Collection[str]) -> frozenset[int]:
+        """Processes of the client whose title begins with one of these; all, if none has."""
+        chosen = {pid for pid, title in self._titles.items() if title.startswith(tuple(titles))}
+        return frozenset(chosen or self._titles or {self._client})
+
     async def _read_cpu(self) -> None:
         while True:
+            wanted = {pid: wanted_seconds(pid) for pid in self._family}
             self.samples.append(
                 Sample(
                     time.monotonic(),
-                    used_seconds([self._client]),
-                    wanted_seconds(self._client),
+                    used_seconds(self._family),
+                    {pid: seconds for pid, seconds in wanted.items() if seconds is not None},
                     used_seconds(self._proxy) if self._proxy else None,
                 )
             )
@@ -83,9 +100,12 @@ class Sampler:
         )
 
 
-def cpu_use(samples: Sequence[Sample], records: Sequence[RequestRecord]) -> tuple[CpuUse, CpuUse]:
+def cpu_use(
+    samples: Sequence[Sample], records: Sequence[RequestRecord], timing: Collection[int] | None = None
+) -> tuple[CpuUse, CpuUse]:
     """Of the client and of the proxy, between the first request and the last answer: what the client needs for its
-    imports, its prompts and its report is no part of it."""
+    imports, its prompts and its report is no part of it. `timing`: those PIDs of the client that take the times; None:
+    all."""
     done = [record for record in records if record.ok]
     if not done:
         return CpuUse(), CpuUse()
@@ -95,9 +115,15 @@ def cpu_use(samples: Sequence[Sample], records: Sequence[RequestRecord]) -> tupl
         return CpuUse(), CpuUse()
     first, last = inside[0], inside[-1]
     seconds = last.at - first.at
-    wanted = None if last.wanted is None or first.wanted is None else (last.wanted - first.wanted) / seconds
+    busiest = [
+        last.wanted[pid] - first.wanted[pid]
+        for pid in first.wanted.keys() & last.wanted.keys()
+        if timing is None or pid in timing
+    ]
     proxy = None if last.proxy is None or first.proxy is None else (last.proxy - first.proxy) / seconds
-    return CpuUse(used=(last.client - first.client) / seconds, wanted=wanted), CpuUse(used=proxy)
+    wanted = max(busiest) / seconds if busiest else None
+    # A process of the client that has ended in between takes its time along.
+    return CpuUse(used=max(0.0, last.client - first.client) / seconds, wanted=wanted), CpuUse(used=proxy)
 
 
 def proxy_pids(plan: Plan, state: DeploymentState) -> frozenset[int]:

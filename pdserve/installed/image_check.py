@@ -8,7 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, requires
+from importlib.metadata import version as installed_version
+
+from packaging.requirements import Requirement
 
 from pdserve.installed import compiled
 from pdserve.installed.distributions import DISTRIBUTIONS, installed, version_of
@@ -42,6 +45,7 @@ def lacking(platform: str) -> Iterator[str]:
         yield f"{', '.join(wheels)} cannot copy memory of {platform} devices: install {' or '.join(MOONCAKE[platform])}"
     if not _has_plugin():
         yield f"vLLM does not find pdserve's plugin ({_PLUGINS}): pdserve must be installed, not only mounted"
+    yield from _not_satisfied()
     if compiled.how() != "compiled":
         yield "the proxy is not compiled: a C compiler and Python's headers were missing (PDSERVE_COMPILE=1 shows it)"
     if platform == "cpu":  # elsewhere an import wants the driver of a device
@@ -50,6 +54,24 @@ def lacking(platform: str) -> Iterator[str]:
 
 def _has_plugin() -> bool:
     return any(entry.name == "pdserve" for entry in entry_points(group=_PLUGINS))
+
+
+def _not_satisfied() -> Iterator[str]:
+    """Requirements of pdserve itself: an installation without them would fail only once its proxy starts."""
+    try:
+        texts = requires("pdserve") or []
+    except PackageNotFoundError:
+        return  # that it is not installed is said by the plugin that is missing
+    for requirement in map(Requirement, texts):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = installed_version(requirement.name)
+        except PackageNotFoundError:
+            yield f"{requirement.name} is not installed, and pdserve needs it"
+        else:
+            if not requirement.specifier.contains(found, prereleases=True):
+                yield f"{requirement.name} is {found}, and pdserve needs {requirement.specifier}"
 
 
 def _not_imported(*modules: str) -> Iterator[str]:

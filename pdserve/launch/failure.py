@@ -16,6 +16,8 @@ from pdserve.logs.lines import end_of, split
 from pdserve.plan.model import Plan
 from pdserve.plan.nodes.agent_line import in_docker
 from pdserve.plan.nodes.reach import Local, Ssh
+from pdserve.reach.docker_hang import docker_hangs
+from pdserve.reach.link import DOCKER_HANGS
 from pdserve.reach.protocol import STOPPED, Died, Gone, Health, Late
 from pdserve.run.directory import RunDir
 from pdserve.run.state import DeploymentState
@@ -94,6 +96,8 @@ def _node_lost(kind: type[E], gone: Gone, plan: Plan, run: RunDir, when: str) ->
         todo = (
             "what holds the launcher must not do so, or timeouts.agent_lease_seconds must be longer; pdserve up again"
         )
+    elif gone.how == DOCKER_HANGS:
+        todo = docker_hangs(gone.node).todo
     elif (ended := container_end(gone.exit_code)) is not None:
         todo += f"; {ended.todo}"
     elif isinstance(plan.node(gone.node).reach, Ssh):  # Slurm ends what a step leaves
@@ -135,6 +139,8 @@ def _why_lost(gone: Gone, plan: Plan) -> str:
                 "it was killed there, or the kernel killed it because the machine is out of memory (dmesg shows it); "
                 "its guard stops what it owned"
             )
+    if gone.how == DOCKER_HANGS:
+        return docker_hangs(gone.node).cause
     if (ended := container_end(gone.exit_code)) is not None:
         return ended.cause
     near, docker = isinstance(plan.node(gone.node).reach, Local), in_docker(plan.node(gone.node))

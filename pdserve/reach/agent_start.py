@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pdserve.plan.model import Node
 from pdserve.plan.nodes.agent_line import agent_argv, has_lease, in_docker, step_name
 from pdserve.plan.nodes.reach import Local
 from pdserve.reach.channel import Channel
+from pdserve.reach.docker_hang import until_docker_hangs
 from pdserve.reach.link import AgentLink
 from pdserve.reach.protocol import Event
 from pdserve.recipe.model import Timeouts
@@ -26,9 +28,10 @@ def open_agent(
     log = run_dir / "logs" / f"agent@{node.name}.log"
     channel = Channel.open(node.reach, node.name, step_name(node.name), argv, log=log)
     heartbeat = timeouts.heartbeat_seconds if has_lease(node) else None
-    return AgentLink(
-        node.name, channel, receive, heartbeat=heartbeat, program=_program(node) if in_docker(node) else None
-    )
+    if not in_docker(node):
+        return AgentLink(node.name, channel, receive, heartbeat=heartbeat)
+    hang = partial(until_docker_hangs, node.reach, node.name, log.parent)
+    return AgentLink(node.name, channel, receive, heartbeat=heartbeat, program=_program(node), hang=hang)
 
 
 def _program(node: Node) -> str:

@@ -1,6 +1,6 @@
 """Why nothing came out of a container, by the last words of docker and of the interpreter inside.
 
-The wordings are those of docker 20.10 to 28 and of CPython; each was taken from a run (tests/containers).
+The wordings are those of docker 20.10 to 28, podman 4.3 and CPython; each was taken from a run (tests/containers).
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from pdserve.logs.causes import Hint
 def _rule(pattern: str, cause: str, todo: str) -> tuple[re.Pattern[str], str, str]:
     return re.compile(pattern, re.MULTILINE), cause, todo
 
+
+_LIMITS_TODO = (
+    "raise the limits of the docker daemon there, or name what it may give: container.options: "
+    "[--ulimit=nofile=N:N, --ulimit=memlock=BYTES:BYTES]; podman also needs --ulimit=nproc=N:N, and `default_ulimits = "
+    "[]` in its containers.conf"
+)
 
 _RULES = (
     _rule(
@@ -46,10 +52,25 @@ _RULES = (
     ),
     _rule(
         r"error setting rlimit type (?P<number>\d+): operation not permitted",
-        "docker there may not raise a limit of its containers (setrlimit, number {number}; 7: open files, 8: locked "
-        "memory): it is rootless, or runs in a container itself",
-        "raise the limits of the docker daemon there, or name what it may give: container.options: "
-        "[--ulimit=nofile=N:N, --ulimit=memlock=BYTES:BYTES]",
+        "docker there may not raise a limit of its containers (setrlimit, number {number}; 6: processes, 7: open "
+        "files, 8: locked memory): it is rootless, or runs in a container itself",
+        _LIMITS_TODO,
+    ),
+    _rule(
+        r"setrlimit `(?P<limit>RLIMIT_\w+)`: Operation not permitted",
+        "podman there may not raise a limit of its containers ({limit}): it is rootless, or runs in a container itself",
+        _LIMITS_TODO,
+    ),
+    _rule(
+        r"crun: cgroups in hybrid mode not supported",
+        "crun, the runtime of podman there, takes cgroups of version 1 or 2, and that node has both",
+        'name another runtime in containers.conf there ([engine] runtime = "runc"), or start it with '
+        "systemd.unified_cgroup_hierarchy=1",
+    ),
+    _rule(
+        r"container-init binary not found",
+        "podman there has no program for --init, which removes ended processes of the container",
+        "install the package catatonit there",
     ),
     _rule(
         r"no space left on device",

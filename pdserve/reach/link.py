@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
+from typing import Any
 
 from pdserve.errors import AgentProtocolError
 from pdserve.plan.nodes.agent_line import BEATS
@@ -28,6 +29,8 @@ from pdserve.reach.protocol import (
     decode_event,
 )
 
+DOCKER_HANGS = "docker there does not answer, and its container has not come"
+"""How an agent in docker was lost before its first word."""
 _MANY_BYTES = 1024 * 1024
 """Of orders that an agent has not read: then none is sent that can be done without."""
 _SHORTEST_SECONDS = 0.01
@@ -52,10 +55,12 @@ class AgentLink:
         *,
         heartbeat: float | None = None,
         program: str | None = None,
+        hang: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`heartbeat`: seconds without a sign of life after which the agent is lost; None on this machine, where a pipe
         closes with its owner and a launcher that is held in a debugger must not end a deployment. `program`: what holds
-        the agent, if its exit code has the reason for which it ended."""
+        the agent, if its exit code has the reason for which it ended. `hang`: of the docker around it, returns once
+        that answers nothing any more; it is asked before the first word, when there is no heartbeat to miss."""
         self.node = node
         self._program = program
         self._channel = channel
@@ -75,6 +80,7 @@ class AgentLink:
         """For how long this process did not run the last time that it was held, and until when."""
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._stopped_reading)
+        self._waits = None if hang is None else asyncio.create_task(self._until_first_word(hang()))
         self._pulse = None if heartbeat is None else asyncio.create_task(self._keep_in_touch(heartbeat))
 
     def send(self, order: Order) -> None:
@@ -117,6 +123,8 @@ class AgentLink:
             # What stands in one piece with its farewell comes without a pause in which this task could be cancelled.
             while not self._gone and (line := await self._channel.line()):
                 self._heard = loop.time()
+                if self._waits is not None:
+                    self._waits.cancel()
                 self._received(decode_event(line, self.node))
             if self._program is not None and (code := await self._channel.exit_code(_EXIT_SECONDS)) is not None:
                 how = f"{self._program} ended with exit code {code}"
@@ -152,6 +160,11 @@ class AgentLink:
                 todo=f"compare the address of {self.node} with the host that answers there, and `pdserve --version`",
             )
 
+    async def _until_first_word(self, hang: Coroutine[Any, Any, None]) -> None:
+        await hang
+        self.silent = True
+        self._lost(DOCKER_HANGS)
+
     async def _keep_in_touch(self, heartbeat: float) -> None:
         loop, interval = asyncio.get_running_loop(), heartbeat / BEATS
         while not self._gone:
@@ -179,6 +192,8 @@ class AgentLink:
         self._gone = True
         self._channel.hang_up()
         self._reader.cancel()
+        if self._waits is not None and not self.silent:
+            self._waits.cancel()
         for id_, asked in self._asked.items():
             if not asked.done():
                 asked.set_result(Answered(id=id_, status=None, error=f"the agent of {self.node} is gone: {how}"))
@@ -216,7 +231,7 @@ class AgentLink:
             if lost and self._pulse is not None:
                 await self._channel.kill()
         finally:
-            tasks = [task for task in (self._reader, self._pulse) if task is not None]
+            tasks = [task for task in (self._reader, self._pulse, self._waits) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

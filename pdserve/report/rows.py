@@ -109,13 +109,10 @@ def _unmeasured(series: str, record: PointRecord) -> ReportRow:
 
 def _with_work(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Curves of different prompts are different curves."""
-    works = {(row.workload.input_tokens, row.workload.output_tokens) for row in rows}
+    works = {row.workload.title for row in rows}
     if len(works) < 2:
         return list(rows)
-    return [
-        ReportRow(**{**vars(row), "series": f"{row.series}; {row.workload.input_tokens}/{row.workload.output_tokens}"})
-        for row in rows
-    ]
+    return [ReportRow(**{**vars(row), "series": f"{row.series}; {row.workload.title}"}) for row in rows]
 
 
 def _sorted(rows: Sequence[ReportRow]) -> list[ReportRow]:

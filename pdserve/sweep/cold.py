@@ -1,6 +1,6 @@
 """Whether the prompts of a measurement were new to every cache. Pure.
 
-Each run of the client has a `cache_salt` of its own (`pdserve.bench.client`). vLLM and LMCache key a block by it, so
+Each run of the client has a `cache_salt` of its own (`pdserve.bench.clients`). vLLM and LMCache key a block by it, so
 that what an earlier point left cannot be loaded. It is not removed: it fills the caches until it is evicted. What the
 engines counted is the proof: how many tokens of prompts came from a cache.
 """
@@ -17,16 +17,20 @@ would come from a cache. Random prompts of one run share blocks with each other 
 that of recipes/tiny-cpu.yaml and 32 prompts."""
 
 
-def cold(measurement: Measurement) -> tuple[Reason | None, Reason | None]:
-    """Why it is INVALID, and why it could not be checked."""
+def cold(measurement: Measurement, theory: float = 0.0) -> tuple[Reason | None, Reason | None]:
+    """Why it is INVALID, and why it could not be checked. `theory`: the share that a trace repeats itself, which a cold
+    cache has too; the limit is of the rest."""
     prefill, decode = measurement.window.prefill, measurement.window.decode
     if "computed" not in prefill or "local_hits" not in prefill:
         text = "the engines do not count where the tokens of their prompts came from"
         return None, Reason(check=CHECK, text=text)
     # What prefill received came from a cache tier; what decode received is the transfer itself.
-    warm = prefill["local_hits"] + prefill.get("received", 0.0) + decode.get("local_hits", 0.0)
+    on_prefill = prefill["local_hits"] + prefill.get("received", 0.0)
+    # The prompt of a session's next turn may be in both.
+    warm = max(on_prefill, decode.get("local_hits", 0.0))
     asked = measurement.figures.input_tokens
-    if warm <= WARM_SHARE * asked:
+    if warm <= (theory + WARM_SHARE * (1 - theory)) * asked:
         return None, None
-    text = f"{warm:.0f} of {asked} prompt tokens came from a cache, whose prompts were all new: it was not cold"
+    new = "whose prompts were all new" if not theory else f"and {theory:.0%} repeat earlier ones of the trace"
+    text = f"{warm:.0f} of {asked} prompt tokens came from a cache, {new}: it was not cold"
     return Reason(check=CHECK, text=text), None

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pdserve.bench.traces.trace import RequestTrace
+from pdserve.bench.traces.use import with_trace
 from pdserve.bench.workload import Workload
 from pdserve.errors import RecipeError
 from pdserve.recipe.base import Count, Name, Strict
@@ -32,6 +34,8 @@ _KEPT = {
 """Keys of a recipe that no point can set, and why."""
 
 Rate = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
@@ -47,8 +51,11 @@ class Sweep(Strict):
     concurrency: list[Count] = Field(default=[], description="Requests that are open at a time.")
     rate: list[Rate] = Field(default=[], description="Requests a second (Poisson arrivals).")
     requests: Count | None = Field(
-        default=None, description="Requests of each load; null: ten times the load, 32 at least."
+        default=None,
+        description="Requests of each load; null: ten times the load, 32 at least. A trace has its own.",
     )
+    seconds: Positive | None = Field(default=None, description="After which nothing is sent any more.")
+    grace_seconds: NotNegative | None = Field(default=None, description="That open requests then have; null: 30.")
     zip: dict[str, Values] = Field(
         default={}, description="Lists of one length over keys of the recipe (as --set takes them): first with first."
     )
@@ -64,6 +71,12 @@ class LoadedSweep:
     sweep: Sweep
     path: FilePath
     origins: Mapping[Path, Origin] = field(repr=False)
+    traces: Mapping[str, RequestTrace] = field(default_factory=dict, repr=False)
+    """By the workload, as JSON."""
+
+    def trace_of(self, workload: Workload) -> RequestTrace | None:
+        """None: it has none."""
+        return self.traces.get(workload.model_dump_json())
 
     @property
     def recipe(self) -> FilePath:
@@ -94,7 +107,35 @@ def load_sweep(path: FilePath) -> LoadedSweep:
         problems += [p for p in _problems(sweep) if not any(p.concerns(b) for b in bad)]
     if problems or sweep is None:
         raise error(problems, document.origins, str(path))
-    return LoadedSweep(sweep, path, document.origins)
+    return _with_traces(sweep, path, document.origins)
+
+
+def _with_traces(sweep: Sweep, path: FilePath, origins: Mapping[Path, Origin]) -> LoadedSweep:
+    """Traces are read now, so that a bad line is not found after hours. A trace is relative to the sweep file."""
+    workloads: list[Workload] = []
+    traces: dict[str, RequestTrace] = {}
+    for workload in sweep.workload:
+        if workload.trace is not None:
+            beside = path.parent / workload.trace
+            named = workload.model_copy(update={"trace": str(beside.absolute())}) if beside.exists() else workload
+            known, trace = with_trace(named)
+            traces[known.model_dump_json()] = trace
+            workloads.append(known)
+        else:
+            workloads.append(workload)
+    loaded = LoadedSweep(sweep.model_copy(update={"workload": workloads}), path, origins, traces)
+    problems = list(_sessions(loaded))
+    if problems:
+        raise error(problems, origins, str(path))
+    return loaded
+
+
+def _sessions(loaded: LoadedSweep) -> Iterator[Problem]:
+    for index, workload in enumerate(loaded.sweep.workload):
+        most, trace = max(loaded.sweep.concurrency, default=0), loaded.trace_of(workload)
+        if trace is not None and most > trace.roots:
+            what = f"the trace has {trace.roots} sessions, which are never {most} at a time"
+            yield Problem(("workload", index), what, "lower it, or take a longer trace", also=(("concurrency",),))
 
 
 def _problems(sweep: Sweep) -> Iterator[Problem]:
@@ -110,6 +151,12 @@ def _problems(sweep: Sweep) -> Iterator[Problem]:
             also=(("concurrency",),),
             write=Line(("requests",), str(most), example=True),
         )
+    if sweep.grace_seconds is not None and sweep.seconds is None:
+        yield Problem(("grace_seconds",), "it is the time after `seconds`", "give both, or none")
+    for index, workload in enumerate(sweep.workload):
+        if sweep.seconds is not None and workload.client == "vllm":
+            what = "vllm bench serve cannot end after `seconds`"
+            yield Problem(("workload", index, "client"), what, "client: aiperf", also=(("seconds",),))
     loads: list[tuple[Path, list[Any]]] = [(("concurrency",), list(sweep.concurrency)), (("rate",), list(sweep.rate))]
     for path, values in (*loads, *((("cross", key), values) for key, values in sweep.cross.items())):
         for index, value in enumerate(values):

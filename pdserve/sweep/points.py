@@ -8,15 +8,23 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload, usual_requests
+from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load import yaml12
 from pdserve.sweep.file import Sweep
 
 Settings = tuple[tuple[str, str], ...]
 """Keys of a recipe and their values, as `--set KEY=VALUE` takes them."""
 _DIGITS = 12
+_LATER = {
+    *("trace", "trace_digest", "trace_block", "sessions", "client", "session_header"),
+    *("seconds", "grace_seconds"),
+}
+"""Keys that came later. A point that does not use them keeps its id."""
 
 
 def combinations(sweep: Sweep) -> tuple[Settings, ...]:
@@ -55,15 +63,20 @@ class Point:
         """The same for the same resolved recipe, workload and load, wherever it stands in the file."""
         about = {
             "recipe": self.deployment.digest,
-            "workload": self.workload.model_dump(mode="json"),
-            "load": self.load.model_dump(mode="json"),
+            "workload": self._work(),
+            "load": self.load.model_dump(mode="json", exclude=_LATER & _unset(self.load)),
         }
         name = re.sub(r"[^a-z0-9.]+", "-", self.load.title.lower())
         return f"{name}-{_digest(about)}"
 
+    def _work(self) -> dict[str, Any]:
+        """A trace by its name and digest: where it stands does not matter."""
+        work = self.workload.model_dump(mode="json", exclude=_LATER & _unset(self.workload))
+        return work | ({"trace": Path(self.workload.trace).name} if self.workload.trace is not None else {})
+
     @property
     def work(self) -> str:
-        return f"{self.workload.input_tokens} in, {self.workload.output_tokens} out"
+        return self.workload.title
 
     @property
     def title(self) -> str:
@@ -75,13 +88,19 @@ def recipe_digest(document: Mapping[str, Any], folder: str) -> str:
     return _digest([document, folder])
 
 
-def points(sweep: Sweep, digests: Sequence[tuple[Settings, str]]) -> tuple[Point, ...]:
+def points(
+    sweep: Sweep, digests: Sequence[tuple[Settings, str]], traces: Mapping[str, RequestTrace] | None = None
+) -> tuple[Point, ...]:
     """Each deployment is started once: all of its points follow each other. Settings that resolve to the same recipe
-    are the same deployment, that of the first of them. `digests`: of the recipe of each combination."""
+    are the same deployment, that of the first of them. `digests`: of the recipe of each combination. `traces`: of the
+    workloads that have one, by the workload as JSON."""
     deployments = {digest: settings for settings, digest in reversed(digests)}
     order = dict.fromkeys(digest for _, digest in digests)
-    each = itertools.product(order, sweep.workload, _loads(sweep))
-    made = [Point(Variant(deployments[digest], digest), workload, load) for digest, workload, load in each]
+    made = [
+        Point(Variant(deployments[digest], digest), workload, load)
+        for digest, workload in itertools.product(order, sweep.workload)
+        for load in _loads(sweep, (traces or {}).get(workload.model_dump_json()))
+    ]
     return tuple({point.id: point for point in made}.values())
 
 
@@ -90,11 +109,21 @@ def by_deployment(some: Sequence[Point]) -> list[tuple[Variant, list[Point]]]:
     return [(key, list(group)) for key, group in itertools.groupby(some, key=lambda point: point.deployment)]
 
 
-def _loads(sweep: Sweep) -> Iterator[Load]:
-    for concurrency in sweep.concurrency:
-        yield Load(concurrency=concurrency, requests=sweep.requests or usual_requests(concurrency))
-    for rate in sweep.rate:
-        yield Load(rate=rate, requests=sweep.requests or usual_requests(rate))
+def _loads(sweep: Sweep, trace: RequestTrace | None) -> Iterator[Load]:
+    each = [*((concurrency, None) for concurrency in sweep.concurrency), *((None, rate) for rate in sweep.rate)]
+    requests = sweep.requests if trace is None else trace.requests
+    for concurrency, rate in each:
+        yield Load(
+            requests=requests or usual_requests(concurrency or rate or 0),
+            concurrency=concurrency,
+            rate=rate,
+            seconds=sweep.seconds,
+            grace_seconds=sweep.grace_seconds,
+        )
+
+
+def _unset(model: Frozen) -> set[str]:
+    return {name for name in type(model).model_fields if getattr(model, name) is None}
 
 
 def _digest(data: Any) -> str:

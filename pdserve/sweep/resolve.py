@@ -40,7 +40,7 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
         digest = recipe_digest(recipe.document, str(recipe.path.parent.absolute()))
         recipes.setdefault(digest, recipe)
         digests.append((settings, digest))
-    return PlannedSweep(loaded, points(loaded.sweep, digests), recipes, len(digests))
+    return PlannedSweep(loaded, points(loaded.sweep, digests, loaded.traces), recipes, len(digests))
 
 
 def set_of(settings: Settings) -> list[str]:

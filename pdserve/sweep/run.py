@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.bench.client import client_of
+from pdserve.bench.aiperf.environment import found
+from pdserve.bench.clients.choose import client_of
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
 from pdserve.bench.validity import Reason
@@ -58,11 +60,19 @@ def sweep(
     on_point: OnPoint,
 ) -> None:
     """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name runs
-    that is not the sweep's own, when one cannot be stopped, or when the record cannot be written."""
+    that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and PreflightError
+    when a client is not installed."""
+    if not all(map(needs_vllm, some)):
+        found(os.environ)  # a client that is missing is no reason to find all of its points INVALID
     runner = _Runner(planned, root, folder, options, show, on_point)
     runner.end_former()
     for deployment, its_points in by_deployment(some):
         runner.measure_all(deployment, its_points)
+
+
+def needs_vllm(point: Point) -> bool:
+    """Whether its client is that of the engines' environment."""
+    return point.workload.client_for(point.load) == "vllm"
 
 
 class _Runner:
@@ -159,8 +169,17 @@ class _Runner:
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
             deployment = serving(self._root, self._name, "sweep")
-            client = client_of(deployment.plan, python=self._options.python, tokenizer=self._options.tokenizer)
-            task = Task(point.workload, (point.load,), client, self._options.limit_seconds)
+            trace = self._planned.loaded.trace_of(point.workload)
+            client = client_of(
+                deployment.plan,
+                point.workload,
+                point.load,
+                trace,
+                os.environ,
+                python=self._options.python if needs_vllm(point) else None,
+                tokenizer=self._options.tokenizer,
+            )
+            task = Task(point.workload, (point.load,), client, self._options.limit_seconds, trace)
             result = asyncio.run(bench(deployment, task, self._folder.point(point) / attempt, lambda _: None))
         except PdserveError as error:
             return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
@@ -186,7 +205,7 @@ def record_of(
         text = f"{len(result.measurements)} of {point.workload.repeats} repeats were made"
         wrong.append(Reason(check="repeats", text=text))
     for measurement in result.measurements:
-        warm, unknown = cold(measurement)
+        warm, unknown = cold(measurement, result.trace.prefix_hit if result.trace is not None else 0.0)
         wrong += [warm] if warm is not None and warm not in wrong else []
         unchecked += [unknown] if unknown is not None and unknown not in unchecked else []
     return PointRecord(

@@ -1,4 +1,4 @@
-"""python -m tests.containers: whether docker can run on this machine, below a cluster's nodes. Fetches the package.
+"""python -m tests.containers: whether docker and podman can run on this machine, below a cluster's nodes. Fetches them.
 
 Exit code 3, with what is missing, if it cannot.
 """
@@ -10,7 +10,7 @@ import sys
 from tests.cluster.errors import LabError
 from tests.cluster.machine import check_machine
 from tests.cluster.packages import unpacked
-from tests.containers.programs import docker_layers
+from tests.containers.programs import docker_layers, podman_layers
 
 CANNOT = 3
 
@@ -20,6 +20,7 @@ def main() -> int:
         check_machine(slurm=True)
         unpacked()
         docker_layers()
+        podman_layers()
     except LabError as error:
         print(error)
         return CANNOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,9 @@ _LIMIT = 120.0
 class Docker:
     """Its daemon can be killed, stopped and started again; ends with the node."""
 
-    def __init__(self, cluster: Cluster, node: str, log: Path) -> None:
+    def __init__(self, cluster: Cluster, node: str, log: Path, *, options: Sequence[str] = ()) -> None:
+        """`options`: further ones of dockerd."""
+        self._options = options
         self._cluster = cluster
         self._node = node
         self._log = log
@@ -41,6 +43,7 @@ class Docker:
                     # The node's network is all that there is, and nothing of the kernel's tables is touched.
                     *("--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"),
                     f"--cgroup-parent={docker_parent(self._node)}",
+                    *self._options,
                 ],
                 env=self._environment,
                 stdout=log,
@@ -76,7 +79,12 @@ class Docker:
         try:
             yield
         finally:
-            self._daemon.send_signal(signal.SIGCONT)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """SIGCONT, after whoever has stopped it."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGCONT)
 
     @property
     def lives(self) -> bool:

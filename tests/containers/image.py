@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import tarfile
+from io import BytesIO
 from pathlib import Path
 
 from tests.launch.deployment import REPOSITORY
@@ -19,21 +20,29 @@ def write_image(file: Path) -> None:
     """A root file system as `docker import` takes it."""
     with tarfile.open(file, "w") as tar:
         for name in _FOLDERS:
-            _add_folder(tar, name)
-        _add_folder(tar, "tmp", mode=0o1777)
+            add_folder(tar, name)
+        add_folder(tar, "tmp", mode=0o1777)
         for name in _OF_THE_SYSTEM:
             if (host := Path("/", name)).is_symlink():  # into /usr, on every current distribution
                 link = tarfile.TarInfo(name)
                 link.type, link.linkname = tarfile.SYMTYPE, str(host.readlink())
                 tar.addfile(link)
             elif host.exists():
-                _add_folder(tar, name)
+                add_folder(tar, name)
 
 
-def _add_folder(tar: tarfile.TarFile, name: str, *, mode: int = 0o755) -> None:
+def add_folder(tar: tarfile.TarFile, name: str, *, mode: int = 0o755) -> None:
+    """`name` without the slash of the root."""
     entry = tarfile.TarInfo(name)
     entry.type, entry.mode = tarfile.DIRTYPE, mode
     tar.addfile(entry)
+
+
+def add_file(tar: tarfile.TarFile, path: str, text: str, *, mode: int = 0o644) -> None:
+    """`path` from the root on."""
+    entry = tarfile.TarInfo(path[1:])
+    entry.size, entry.mode = len(text.encode()), mode
+    tar.addfile(entry, BytesIO(text.encode()))
 
 
 def host_mounts() -> list[str]:

@@ -12,9 +12,11 @@ import pytest
 from pdserve import __version__
 from tests.cluster.deployments import PDSERVE, measured
 from tests.containers.boxes import Boxes
-from tests.launch.deployment import REPOSITORY
+from tests.launch.deployment import DELAYS, REPOSITORY
 
 pytestmark = pytest.mark.container
+HANG_SECONDS = 60.0
+"""25 s, and what a busy machine takes on top."""
 
 
 def refused(box: Boxes, recipe: Path, *arguments: str, fault: str) -> str:
@@ -120,6 +122,38 @@ def test_a_docker_that_hangs(box: Boxes) -> None:
     assert f"docker cannot be asked for images in time on {box.node}" in output
     assert "likely cause: no answer of docker within 30 s: dockerd there hangs" in output
     assert "journalctl -u docker" in output
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "exit_code"),
+    [
+        ("preflight.nodes.node_probe", "docker does not answer on {node}: nothing comes out of its containers", "3"),
+        ("pdserve.node.agent", "node {node} is lost while starting, and with it", "4"),
+    ],
+    ids=["before the look at the node", "before the agent"],
+)
+def test_a_docker_that_hangs_once_the_image_was_looked_at(box: Boxes, program: str, said: str, exit_code: str) -> None:
+    """It stops at the moment in which its client is called for a container."""
+    folder = box.folder / "bin"
+    folder.mkdir()
+    script = folder / "docker"
+    stop = f'case "$*" in *{program}*) kill -STOP "$(cat /run/docker.pid)"; date +%s.%N >{folder}/stopped;; esac'
+    script.write_text(f'#!/bin/sh\n{stop}\nexec /usr/bin/docker "$@"\n')
+    script.chmod(0o755)
+    try:
+        with box.up(box.node, box.boxed(), env={"PATH": f"{folder}:{box.env['PATH']}"}) as up:
+            up.expect(said.format(node=box.node))
+            waited = time.time() - float((folder / "stopped").read_text())
+            DELAYS.append((f"dockerd hangs before {program}", waited))
+            assert waited < HANG_SECONDS
+            assert "likely cause: no answer of docker within 20 s: dockerd there hangs" in up.expect("likely cause:")
+            assert "journalctl -u docker" in up.expect("what to do:")
+            assert up.ended() == exit_code
+    finally:
+        box.docker.go_on()
+    if exit_code == "4":  # of what was refused before there is nothing to clear up
+        assert box.pdserve(box.node, "down").returncode == 0
+    box.assert_nothing_left()
 
 
 def test_a_docker_that_is_not_installed(box: Boxes) -> None:

@@ -13,6 +13,7 @@ from tests.cluster.deployments import Deployment, measured
 from tests.cluster.spec import LOGIN
 from tests.cluster.waiting import wait_until
 from tests.containers.boxes import Boxes
+from tests.launch.deployment import DELAYS
 
 pytestmark = pytest.mark.container
 ORDER = ["proxy", "decode-0", "prefill-0", "lmcache-0"]
@@ -70,6 +71,31 @@ def test_docker_kill_on_another_node(boxes: Boxes) -> None:
             note(time.time(), line)
         assert "docker run through ssh ended with exit code 137" in line
         assert up.ended() == "5"
+    boxes.assert_nothing_left()
+
+
+def test_a_docker_that_hangs_on_another_node_once_the_image_was_looked_at(boxes: Boxes) -> None:
+    """It stops at the moment in which `ssh` is called for a container there."""
+    first, second = boxes.cluster.nodes
+    folder = boxes.folder / "bin"
+    folder.mkdir()
+    script = folder / "ssh"
+    stop = f"/usr/bin/ssh -F {boxes.cluster.ssh_config} {second} 'kill -STOP $(cat /run/docker.pid)' </dev/null"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *{second}*node_probe*) {stop}; date +%s.%N >{folder}/stopped;; esac\n'
+        'exec /usr/bin/ssh "$@"\n'
+    )
+    script.chmod(0o755)
+    path = {"PATH": f"{folder}:{boxes.env['PATH']}"}
+    try:
+        with boxes.up(first, boxes.over_two(), "--cluster", boxes.hosts(), env=path) as up:
+            line = up.expect(f"docker does not answer on {second}: nothing comes out of its containers")
+            waited = time.time() - float((folder / "stopped").read_text())
+            DELAYS.append((f"dockerd hangs on another node: {line}", waited))
+            assert waited < _LIMIT / 4
+            assert up.ended() == "3"
+    finally:
+        boxes.dockers[second].go_on()
     boxes.assert_nothing_left()
 
 

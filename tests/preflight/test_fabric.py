@@ -304,3 +304,18 @@ def test_an_interpreter_that_is_not_there_leaves_no_folder(tmp_path: Path, monke
     with pytest.raises(OSError, match="No such file"):
         Receiving(end("b"), "/none/python")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_an_end_whose_owner_is_killed_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be closed then: there must be nothing to remove at any time."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nread order; echo a word >&2; echo \'{"session_port": 1, "pointer": 1}\'; read end\n')
+    python.chmod(0o755)
+    receiving = Receiving(end("b"), str(python))
+    try:
+        assert isinstance(receiving.begin(), WaitingEnd)
+        assert list(tmp_path.iterdir()) == [python]
+    finally:
+        receiving.close()

@@ -285,6 +285,7 @@ def test_what_is_not_known_has_none() -> None:
     assert fault("a new way to fail", node="gpu1", image="x:1", program="docker", user="me") is None
     assert is_absent("Error: No such image: x")
     assert is_absent("Error response from daemon: No such image: x:latest")
+    assert is_absent("Error: inspecting object: registry.invalid/vllm:9: image not known")  # podman 4.3
 
 
 def test_layers_are_counted_by_their_last_state() -> None:

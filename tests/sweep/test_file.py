@@ -10,6 +10,7 @@ from pdserve.errors import RecipeError
 from pdserve.sweep.file import load_sweep
 
 HEAD = "schema: 1\nname: load\nrecipe: r.yaml\nworkload:\n  - {input_tokens: 8, output_tokens: 4}\n"
+TRACED = "schema: 1\nname: load\nrecipe: r.yaml\nworkload:\n  - {trace: agentic-tiny}\n"
 LOADS = "concurrency: [1, 4]\n"
 
 
@@ -44,6 +45,11 @@ def test_a_sweep_names_its_recipe_beside_itself_and_the_line_of_each_key(tmp_pat
         (HEAD.replace("output_tokens: 4", "output_tokens: 0") + LOADS, ":5", "output_tokens"),
         ("schema: 1\nname: x\nmodel: {id: a}\n", ":3", "this is a recipe, not a sweep file"),
         (HEAD + LOADS + "cross: {a: [1}\n", ":7", "sweep.yaml"),
+        (HEAD + LOADS + "grace_seconds: 5\n", ":7", "the time after `seconds`"),
+        (HEAD.replace("output", "client: vllm, output") + LOADS + "seconds: 5\n", ":5", "cannot end after `seconds`"),
+        (TRACED.replace("}", ", input_tokens: 8}") + LOADS, ":5", "a trace has its own prompts"),
+        (TRACED.replace("}", ", client: vllm}") + LOADS, ":5", "replays no trace"),
+        (TRACED.replace("}", ", sessions: 3}") + LOADS, ":5", "3 sessions, which are never 4 at a time"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line_and_what_to_write(
@@ -60,3 +66,12 @@ def test_what_is_wrong_is_named_with_its_line_and_what_to_write(
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist"):
         load_sweep(tmp_path / "sweep.yaml")
+
+
+def test_a_bad_line_of_a_trace_is_found_when_the_sweep_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"messages": []}\n')
+    with pytest.raises(RecipeError) as raised:
+        load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "t.jsonl") + LOADS))
+    assert f"{tmp_path / 't.jsonl'}:1" in raised.value.render()
+    with pytest.raises(RecipeError, match="this trace cannot be read"):
+        load_sweep(written(tmp_path, TRACED.replace("agentic-tiny", "nowhere.jsonl") + LOADS))

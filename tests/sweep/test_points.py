@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pdserve.bench.workload import Load, Workload
@@ -107,8 +108,40 @@ def test_loads_are_those_of_bench() -> None:
     assert first.load == Load(concurrency=8, requests=80)
 
 
-def test_the_example_turns_lmcache_off_and_on_with_a_start_each() -> None:
+def test_the_example_turns_lmcache_off_and_on_with_a_start_each_under_fixed_prompts_and_a_trace() -> None:
     planned = resolve(load_sweep(REPOSITORY / "sweeps" / "cache-tiny-cpu.yaml"), {})
     assert [recipe.recipe.lmcache is not None for recipe in planned.recipes.values()] == [False, True]
-    assert (len(planned.points), len(by_deployment(planned.points))) == (6, 2)
+    assert (len(planned.points), len(by_deployment(planned.points))) == (2 * 2 * 3, 2)
+    assert {point.work for point in planned.points} == {"1024 in, 32 out", "trace agentic-tiny"}
+    assert {point.workload.client_for(point.load) for point in planned.points} == {"aiperf"}
     assert planned.name == "tiny-cpu"
+
+
+def test_a_trace_brings_its_own_requests_and_its_digest_is_part_of_the_point(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"input_length": 3}\n' * 5)
+    (tmp_path / "r.yaml").write_text("")
+    file = tmp_path / "s.yaml"
+    workload = "[{trace: t.jsonl}, {input_tokens: 8, output_tokens: 4}]"
+    file.write_text(f"schema: 1\nname: s\nrecipe: r.yaml\nconcurrency: [2]\nrequests: 7\nworkload: {workload}\n")
+
+    def made() -> tuple[Point, ...]:
+        loaded = load_sweep(file)
+        return points(loaded.sweep, [((), "d")], loaded.traces)
+
+    first, second = made()
+    assert (first.load.requests, second.load.requests) == (5, 7)
+    assert first.work == "trace t.jsonl"
+    trace.write_text('{"input_length": 4}\n' * 5)
+    changed, same = made()
+    assert changed.id != first.id, "another trace is another point"
+    assert same.id == second.id
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    trace.rename(moved / "t.jsonl")
+    file.write_text(file.read_text().replace("trace: t.jsonl", "trace: elsewhere/t.jsonl"))
+    assert made()[0].id == changed.id, "where it stands does not matter"
+
+
+def test_points_without_a_trace_keep_the_ids_that_they_had_before_there_were_traces() -> None:
+    assert [point.id for point in planned(sweep())] == ["concurrency-1-044e42687c0e", "concurrency-4-0f1bdb650dfb"]

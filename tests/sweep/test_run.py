@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pdserve.bench.aiperf.environment import interpreter, place
 from pdserve.operations.current_run import running
 from pdserve.sweep.record import PointRecord, SweepFolder, records_in
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve, recipe, up
@@ -169,3 +171,35 @@ def test_a_combination_that_is_no_recipe_is_refused_before_anything_runs(tmp_pat
     assert "sweep.yaml:" in output
     assert "prefill.instances=two" in output
     assert not (pdserve_home / "fake").exists()
+
+
+def test_a_trace_is_refused_before_anything_runs_where_its_client_is_not_installed(
+    tmp_path: Path, pdserve_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, output = pdserve("sweep", sweep_file(tmp_path, workload=[{"trace": "agentic-tiny"}], requests=None))
+    assert code == 3
+    assert "pdserve bench --setup" in output
+    assert not (pdserve_home / "fake").exists()
+
+
+def test_a_workload_may_be_a_trace_and_its_hits_are_no_sign_of_a_warm_cache(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_TOKEN_SECONDS", "0.02")
+    folder = place(os.environ)
+    interpreter(folder).parent.mkdir(parents=True)
+    client = REPOSITORY / "tests/fakes/aiperf_client.py"
+    interpreter(folder).write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
+    interpreter(folder).chmod(0o755)
+    (folder / "complete").touch()
+    trace = {"trace": "agentic-tiny", "sessions": 2, "repeats": 1, "warmup": 0}
+    file = sweep_file(tmp_path, workload=[trace, WORK | {"client": "aiperf"}], concurrency=[2])
+    code, output = pdserve("sweep", file)
+    assert code == 0, output
+    assert sorted((each.workload.title, each.load.requests) for each in records(pdserve_home)) == [
+        ("300 in, 2 out", 4),
+        ("trace agentic-tiny, 2 sessions", 10),
+    ]
+    assert_nothing_left(Deployment(None, pdserve_home))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.bench.result import BenchResult, Window
+from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.workload import Load, Workload
 from pdserve.sweep.cold import CHECK
 from pdserve.sweep.points import Point, Variant
@@ -68,3 +69,15 @@ def test_an_invalid_repeat_makes_the_point_invalid() -> None:
     record = record_for(result(measured(0.1), measured(0.1, INVALID)), 2)
     assert record.status == "INVALID"
     assert record.reasons[0].check == "errors"
+
+
+@pytest.mark.parametrize(("hits", "status"), [(0.7, "VALID"), (0.84, "VALID"), (0.9, "INVALID")])
+def test_a_trace_may_repeat_itself_as_much_as_it_does_in_theory(hits: float, status: str) -> None:
+    """Half of the rest may come from a cache, as with prompts that are all new: of a theory of 70 % that is 85 %."""
+    asked = measured(0.1).figures.input_tokens
+    warm = Window(prefill=COLD | {"local_hits": hits * asked}, decode={"local_hits": hits * asked})
+    about = TraceFacts(
+        name="t", digest="0" * 64, format="messages", sessions=1, requests=20, prefix_hit=0.7, estimated=True
+    )
+    traced = result(measured(0.1).model_copy(update={"window": warm})).model_copy(update={"trace": about})
+    assert record_for(traced, 1).status == status

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.bench.client import client_of
+from pdserve.bench.clients.choose import client_of
 from pdserve.bench.figures import Spread
 from pdserve.bench.result import BenchResult, Measurement
 from pdserve.bench.run import Task, bench
 from pdserve.bench.stored import RESULT, new_folder
+from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.workload import Load, Workload
 from pdserve.cli.bench.wide_console import wide_console
 from pdserve.errors import InvalidBenchError
@@ -31,6 +32,7 @@ def run(
     name: str | None,
     workload: Workload,
     loads: tuple[Load, ...],
+    trace: RequestTrace | None,
     *,
     python: str | None,
     tokenizer: str | None,
@@ -40,7 +42,8 @@ def run(
     """Prints a line for each measurement as it ends, then the table. Raises InvalidBenchError after that, when any of
     them does not count."""
     deployment = serving(home(os.environ), name, "bench")
-    task = Task(workload, loads, client_of(deployment.plan, python=python, tokenizer=tokenizer), limit_seconds)
+    client = client_of(deployment.plan, workload, loads[0], trace, os.environ, python=python, tokenizer=tokenizer)
+    task = Task(workload, loads, client, limit_seconds, trace)
     folder = new_folder(home(os.environ), deployment.plan.name, new_run_id())
     out = wide_console(stderr=as_json)
 
@@ -64,7 +67,7 @@ def _line(measurement: Measurement) -> str:
 def _show(result: BenchResult, folder: Path, out: Console) -> None:
     out.print(_latencies(result.measurements))
     out.print(_rates(result))
-    out.print(_windows(result.measurements))
+    out.print(_windows(result))
     for line in _notes(result.measurements):
         out.print(Text(line))
     out.print(Text(f"result: {folder / RESULT}"))
@@ -115,17 +118,20 @@ def _rates(result: BenchResult) -> Table:
     return table
 
 
-def _windows(measurements: Iterable[Measurement]) -> Table:
+def _windows(result: BenchResult) -> Table:
     table = Table(title="measured by pdserve over the same window", header_style="bold")
-    columns = ("prompt tokens computed", "received by decode", "computed by decode", "LMCache hit", "stored / loaded")
-    for column in ("load", "verdict", *columns, "waiting", "KV use", "CPU client / proxy"):
+    theory = "-" if result.trace is None else f"{'~' if result.trace.estimated else ''}{result.trace.prefix_hit:.0%}"
+    columns = ("prompt tokens computed", f"prefix hit (theory {theory})", "received by decode", "computed by decode")
+    for column in ("load", "verdict", *columns, "LMCache hit", "stored / loaded", "waiting", "KV use"):
         table.add_column(column)
-    for each in measurements:
+    table.add_column("CPU client / proxy")
+    for each in result.measurements:
         window = each.window
         written, read = window.lmcache.get("written"), window.lmcache.get("read")
         table.add_row(
             *_head(each),
             _count(window.prefill.get("computed")),
+            _share(window.prefix_hit),
             _count(window.decode.get("received")),
             _count(window.decode.get("computed")),
             _share(window.cache_hit),
@@ -146,6 +152,8 @@ def _notes(measurements: Iterable[Measurement]) -> Iterator[str]:
             lines.setdefault(f"INVALID, {reason.check}: {reason.text}", []).append(title)
         for reason in each.verdict.unchecked:
             lines.setdefault(f"not checked, {reason.check}: {reason.text}", []).append(title)
+        if each.figures.cut:
+            lines.setdefault(f"{each.figures.cut} requests were open when the time was over", []).append(title)
         if (chunk := each.figures.tokens_per_chunk) is not None and chunk > 1.05:
             note = "an answer's chunks hold several tokens: ITL is the time between chunks, TPOT that of a token"
             lines.setdefault(note, []).append(title)

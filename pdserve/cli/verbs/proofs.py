@@ -1,4 +1,4 @@
-"""Verbs that prove, measure or explain a deployment."""
+"""Verbs that prove or explain a deployment."""
 
 from __future__ import annotations
 
@@ -133,77 +133,3 @@ def doctor(
     from pdserve.cli.diagnose.doctor import run
 
     run(target, as_json=json_, bundle=bundle)
-
-
-@verbs.command()
-def bench(
-    name: NameArgument = None,
-    input_tokens: Annotated[int, typer.Option("--input-tokens", min=1, help="Tokens of each prompt.")] = 1024,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens of each answer.")] = 128,
-    concurrency: Annotated[
-        str | None, typer.Option("--concurrency", metavar="N,N", help="Requests that are open at a time, a list.")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option("--rate", metavar="N,N", help="Requests a second (Poisson arrivals), a list.")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option("--requests", min=1, help="Of each load; else ten times the load, 32 at least.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Times that each load is measured.")] = 3,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Requests before each measurement.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Of the prompts.")] = 0,
-    max_failed: Annotated[
-        float, typer.Option("--max-failed", min=0, max=0.99, help="Share of the requests that may fail.")
-    ] = 0.0,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            "--slo",
-            metavar="NAME=MS,NAME=MS",
-            help="What a good request takes at most, of ttft, tpot, itl, e2e: --slo ttft=500,itl=50",
-        ),
-    ] = None,
-    python: Annotated[
-        str | None, typer.Option("--python", help="An interpreter with vLLM for the client; else the engines' own.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The folder of the tokenizer; else that of the model.")
-    ] = None,
-    limit: Annotated[float, typer.Option("--limit", min=1, help="Seconds for each run of the client.")] = 1800.0,
-    json_: JsonOption = False,
-) -> None:
-    """Measure a running deployment with prompts and answers of a fixed length, and judge whether the figures count.
-
-    The client is `vllm bench serve`. Engines, proxy and LMCache are read before and after. The result is in
-    $PDSERVE_HOME/NAME/bench. Exit 9 when a measurement is INVALID: docs/guides/bench.md has the reasons.
-    """
-    from pdserve.bench.workload import Workload
-    from pdserve.cli.bench import options as bench_options
-    from pdserve.cli.bench.measure import run
-
-    loads = bench_options.loads(concurrency, rate, requests)
-    workload = Workload(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        seed=seed,
-        warmup=warmup,
-        repeats=repeats,
-        max_failed=max_failed,
-        slo=bench_options.slo(slo),
-    )
-    run(name, workload, loads, python=python, tokenizer=tokenizer, limit_seconds=limit, as_json=json_)
-
-
-@verbs.command()
-def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another result.")],
-    json_: JsonOption = False,
-) -> None:
-    """What differs between two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
-
-    A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out.
-    """
-    from pdserve.cli.bench.compare import run
-
-    run(a, b, as_json=json_)

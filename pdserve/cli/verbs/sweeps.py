@@ -18,7 +18,8 @@ def sweep(
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Measure points that are INVALID again.")] = False,
     python: Annotated[
-        str | None, typer.Option("--python", help="An interpreter with vLLM for the client; else the engines' own.")
+        str | None,
+        typer.Option("--python", help="An interpreter with vLLM for the client vllm; else the engines' own."),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="The folder of the tokenizer; else that of the model.")

@@ -7,9 +7,9 @@ from pdserve.logs.known_causes.rule import ENGINES, Rule, rule
 PACKAGES: tuple[Rule, ...] = (
     # Libraries and packages
     rule(
-        r"(?P<lib>lib(?:ibverbs|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",
+        r"(?P<lib>lib(?:curl|ibverbs|rdmacm|numa)[\w.+-]*\.so[.\d]*): cannot open shared object file",
         "the system library {lib} is missing",
-        "Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
+        "Debian: apt-get install libcurl4 libibverbs1 librdmacm1 libnuma1",
     ),
     rule(
         r"(?P<lib>lib(?:cuda|nvidia-ml|cudart|nccl)[\w.+-]*\.so[.\d]*): cannot open shared object file",

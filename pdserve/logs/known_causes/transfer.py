@@ -20,7 +20,7 @@ TRANSFER: tuple[Rule, ...] = (
     rule(
         r"Mooncake is not available",
         "Mooncake's Python module cannot be imported: it is not installed, or a system library that it needs is not",
-        "python -c 'import mooncake.engine' names it; Debian: apt-get install libibverbs1 librdmacm1 libnuma1",
+        "python -c 'import mooncake.engine' names it; Debian: apt-get install libcurl4 libibverbs1 librdmacm1 libnuma1",
     ),
     rule(
         r"NIXL is not available",

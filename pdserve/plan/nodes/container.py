@@ -130,6 +130,11 @@ def docker_list_argv(run_id: str, node: str | None = None) -> tuple[str, ...]:
     return ("docker", "ps", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
 
 
+def docker_version_argv(seconds: int) -> tuple[str, ...]:
+    """Asks the daemon for its version. Ends with 124, on the node itself, where it has not answered in time."""
+    return ("timeout", str(seconds), "docker", "version", "--format={{.Server.Version}}")
+
+
 def docker_stop_argv(ids: Iterable[str], seconds: float) -> tuple[str, ...]:
     """Stops containers of ours: TERM, on which the agent stops everything in order, and KILL after `seconds`."""
     return ("docker", "stop", "-t", str(max(1, round(seconds))), *ids)  # its long form has two names

@@ -7,10 +7,8 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,12 +78,13 @@ class Receiving:
     """The receiving end on this node. Its owner must `close` it; it also leaves when its owner dies."""
 
     def __init__(self, end: End, python: str | None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="pdserve-fabric-"))
-        self._log = self._folder / "output.log"
+        # A file without a name: nobody is left to remove one when this process is killed.
+        self._output = os.memfd_create("pdserve-fabric")
+        self._log = Path(f"/proc/self/fd/{self._output}")
         try:
             self._popen = spawn_piped(_argv(python), env=_environment(end), stderr=self._log)
         except OSError:
-            shutil.rmtree(self._folder)
+            os.close(self._output)
             raise
         self._end = end
 
@@ -114,10 +113,10 @@ class Receiving:
         return read.decode(errors="replace")
 
     def close(self) -> None:
-        """Ends it and removes what it printed."""
+        """Ends it and forgets what it printed."""
         with self._popen:
             self._popen.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._output)
 
 
 def send(path: FabricPath, to: WaitingEnd, python: str | None) -> Sent:

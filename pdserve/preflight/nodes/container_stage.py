@@ -15,6 +15,7 @@ from pdserve.errors import PreflightError
 from pdserve.preflight.nodes.image_faults import ImageFault, fault
 from pdserve.preflight.nodes.together import together
 from pdserve.reach.candidates import Candidate
+from pdserve.reach.docker_hang import docker_hangs
 from pdserve.reach.node_tool import ToolEnd, run_tool
 from pdserve.recipe.sections.container import Container
 
@@ -103,12 +104,8 @@ def _hangs(program: str, node: str) -> ImageFault:
             f"{program} gave no answer within {_TOOL_SECONDS:g} s: its disk, or the way there (ssh, srun), hangs",
             f"look on {node} whether the folder can be listed",
         )
-    return ImageFault(
-        f"no answer of docker within {_TOOL_SECONDS:g} s: dockerd there hangs (it was stopped, or waits for its disk), "
-        "or the way there (ssh, srun) does",
-        f"`docker info` on {node} must answer; journalctl -u docker has why it does not, and sudo systemctl restart "
-        "docker ends the hang, with every container there",
-    )
+    hint = docker_hangs(node, _TOOL_SECONDS, or_way=True)
+    return ImageFault(hint.cause, hint.todo)
 
 
 def _user() -> str:

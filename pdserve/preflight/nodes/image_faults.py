@@ -65,7 +65,7 @@ _FAULTS: tuple[tuple[re.Pattern[str], ImageFault], ...] = tuple(
         ),
     )
 )
-_ABSENT = re.compile(r"No such (?:image|object)", re.IGNORECASE)
+_ABSENT = re.compile(r"No such (?:image|object)|image not known", re.IGNORECASE)  # docker, podman
 
 
 def is_absent(text: str) -> bool:

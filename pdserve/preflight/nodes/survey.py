@@ -44,6 +44,7 @@ from pdserve.preflight.run_dir import remove_mark, write_mark
 from pdserve.reach.candidates import Candidate, Candidates
 from pdserve.reach.channel import Channel
 from pdserve.reach.container_causes import container_cause
+from pdserve.reach.docker_hang import docker_hangs, until_docker_hangs
 from pdserve.recipe.model import Recipe
 from pdserve.run.change import Change
 from pdserve.run.directory import RunDir
@@ -80,6 +81,10 @@ class _Probe:
         self.patience = reach.connect_seconds + _LOGIN_SECONDS if isinstance(reach, Ssh) else _STEP_SECONDS
         self.log = run_dir / "logs" / f"probe@{candidate.name}.log"
         self._contained = len(candidate.command) > 1
+        self._reach = reach if candidate.command[:1] == ("docker",) else None
+        """The way to the docker that holds it."""
+        self._silent = False
+        """Its docker hangs: it can neither be heard nor told to leave."""
         self._logged_before = self.log.stat().st_size if self.log.exists() else 0
         """By earlier probes of this run directory, in bytes of the log."""
         argv = [*candidate.command, "-m", "pdserve.preflight.nodes.node_probe"]
@@ -101,7 +106,7 @@ class _Probe:
     async def _answer(self, kind: type[AnswerT], seconds: float) -> AnswerT:
         try:
             async with asyncio.timeout(seconds):
-                line = await self._channel.line()
+                line = await self._line()
         except TimeoutError:
             raise self._error(f"{self.name} has not answered within {seconds:.0f} s") from None
         if not line:
@@ -117,6 +122,27 @@ class _Probe:
                 line.decode(errors="replace").rstrip()[:200],
             )
         return answer
+
+    async def _line(self) -> bytes:
+        """Raises PreflightError where the docker around it hangs."""
+        if self._reach is None:
+            return await self._channel.line()
+        line = asyncio.ensure_future(self._channel.line())
+        hang = asyncio.ensure_future(until_docker_hangs(self._reach, self.name, self.log.parent))
+        try:
+            await asyncio.wait((line, hang), return_when=asyncio.FIRST_COMPLETED)
+            if line.done():
+                return line.result()
+            hang.result()
+        finally:
+            line.cancel()
+            hang.cancel()
+            await asyncio.gather(line, hang, return_exceptions=True)
+        self._silent = True
+        known = docker_hangs(self.name)
+        error = self._error(f"docker does not answer on {self.name}: nothing comes out of its containers", known.cause)
+        error.todo = known.todo
+        raise error
 
     def _not_started(self) -> PreflightError:
         known = container_cause(self._logged()) if self._contained else None
@@ -147,7 +173,7 @@ class _Probe:
         """Closes the pipe; what does not leave then is killed, because it owns nothing."""
         self._channel.hang_up()
         try:
-            await asyncio.wait_for(self._channel.left(), _LEAVE_SECONDS)
+            await asyncio.wait_for(self._channel.left(), 0.0 if self._silent else _LEAVE_SECONDS)
         except TimeoutError:
             await self._channel.kill()
         self._channel.close_reading()

@@ -1,0 +1,123 @@
+"""`pdserve bench --setup` with a local index of one package: made once, re-used, made anew when it is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench.aiperf import VERSION, environment
+from pdserve.errors import PreflightError
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in place of the package index, and a cache folder of its own."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wheel(folder, VERSION)
+    pins = tmp_path / "requirements.txt"
+    pins.write_text(f"# pins\naiperf=={VERSION}\n")
+    monkeypatch.setattr(environment, "requirements", lambda: pins)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
+
+
+def wheel(folder: Path, version: str) -> None:
+    """A package called aiperf, with the module that the check imports."""
+    about = f"aiperf-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"aiperf-{version}-py3-none-any.whl", "w") as file:
+        file.writestr("aiperf/__init__.py", "")
+        file.writestr("aiperf/cli.py", "")
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: aiperf\nVersion: {version}\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+
+
+def make() -> tuple[Path, list[str]]:
+    """The folder, and what was shown."""
+    shown: list[str] = []
+    return asyncio.run(environment.make(os.environ, shown.append)), shown
+
+
+def refused(prepare: Callable[[], None] = lambda: None) -> PreflightError:
+    prepare()
+    with pytest.raises(PreflightError) as error:
+        make()
+    return error.value
+
+
+def test_it_is_made_once_with_progress_re_used_and_made_anew_when_it_is_not_whole(index: Path) -> None:
+    with pytest.raises(PreflightError, match="is not installed"):
+        environment.found(os.environ)
+    folder, shown = make()
+    assert any(line.startswith(f"package 1 of 1: aiperf-{VERSION}") for line in shown)
+    assert environment.found(os.environ) == str(folder / "bin" / "python")
+    assert folder.name.startswith(f"aiperf-{VERSION}-")
+    assert make() == (folder, [f"AIPerf {VERSION} is installed: {folder}"]), "nothing is downloaded again"
+    (package,) = folder.glob("lib/*/site-packages/aiperf/cli.py")
+    package.unlink()
+    assert "is not whole: it is made anew" in make()[1][0]
+    assert environment.made(folder)
+    assert package.exists()
+
+
+def test_one_that_was_cut_off_is_not_used(index: Path) -> None:
+    folder = environment.place(os.environ)
+    environment.interpreter(folder).parent.mkdir(parents=True)
+    environment.interpreter(folder).touch(0o755)
+    with pytest.raises(PreflightError, match="is not installed") as error:
+        environment.found(os.environ)
+    assert "half made" in str(error.value.cause)
+
+
+def test_an_index_without_it_is_named_with_the_end_of_the_log(index: Path) -> None:
+    error = refused(lambda: shutil.rmtree(index))
+    assert "could not be installed" in error.what
+    assert "does not have a pinned version" in str(error.cause)
+    assert "PIP_INDEX_URL" in str(error.todo)
+    assert any("No matching distribution" in line for line in error.evidence)
+    assert not environment.made(environment.place(os.environ))
+
+
+def test_a_disk_without_room_is_refused_before_the_download(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "NEEDED_BYTES", 2**60)
+    error = refused()
+    assert "no room" in error.what
+    assert "XDG_CACHE_HOME" in str(error.todo)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(index / f"aiperf-{VERSION}-py3-none-any.whl"))
+    assert "there is no place" in refused().what
+
+
+def test_two_set_ups_at_once_do_not_share_a_folder(index: Path) -> None:
+    folder = environment.place(os.environ)
+    with environment.alone(folder):
+        assert "another pdserve installs" in refused().what
+    with environment.alone(folder):
+        assert not folder.exists()
+
+
+def test_other_pins_are_another_environment(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environment.place(os.environ)
+    environment.requirements().write_text("aiperf==0.13.0\nx==1\n")
+    assert environment.place(os.environ) != before
+
+
+def test_the_pins_of_the_wheel_are_complete_and_of_this_version() -> None:
+    lines = [line for line in environment.requirements().read_text().splitlines() if line[:1].isalnum()]
+    assert f"aiperf=={VERSION}" in lines
+    assert len(lines) > 100
+    assert all("==" in line for line in lines), "every package is pinned"

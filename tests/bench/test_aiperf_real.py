@@ -1,0 +1,115 @@
+"""The real AIPerf against fake engines. It runs only where `pdserve bench --setup` was run: 1.2 GB is for no test to
+download."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdserve.bench.aiperf import NAME
+from pdserve.bench.aiperf.environment import made, place
+from tests.bench.test_bench import reasons, scripted
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not made(place(os.environ)), reason=f"{NAME} is not installed: pdserve bench --setup"),
+]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("aiperf")
+    (folder / "runtime").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PDSERVE_HOME", str(folder / "home"))
+        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+        patch.setenv("FAKE_TOKEN_SECONDS", "0.05")
+        file = recipe(folder)
+        port = yaml.safe_load(file.read_text())["ports"]["lmcache_http"]
+        patch.setenv("FAKE_LMCACHE_URL", f"http://127.0.0.1:{port}")
+        with up(file, folder / "home") as deployment:
+            deployment.command.expect("serving fake")
+            yield deployment
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """That of the tiny model: it reads bytes."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "tiny_model.py"))
+    script["tokenizer"]()[0].save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": script["CHAT_TEMPLATE"]}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return str(folder)
+
+
+def bench(tokenizer: str, *arguments: str) -> tuple[int, Any, str]:
+    few = ("--repeats", "1", "--warmup", "0", "--tokenizer", tokenizer, "--concurrency", "2")
+    code, output = pdserve("bench", "--json", "--client", "aiperf", *few, *arguments)
+    result, _ = json.JSONDecoder().raw_decode(output, output.index("{\n"))  # an error follows
+    return code, result, output
+
+
+def assert_counts(code: int, result: Any, output: str) -> None:
+    """VALID, but for a client that waits for a CPU on a busy machine."""
+    wrong = reasons(result)
+    assert wrong <= {"client-cpu"}, output
+    assert code == (9 if wrong else 0), output
+
+
+def test_a_trace_is_replayed_with_its_sessions_and_the_achieved_hit_stands_beside_the_theoretical_one(
+    serving: Deployment, tokenizer: str
+) -> None:
+    code, result, output = bench(tokenizer, "--trace", "agentic-tiny", "--sessions", "2")
+    assert_counts(code, result, output)
+    (one,) = result["measurements"]
+    assert (one["figures"]["completed"], one["figures"]["output_tokens"]) == (10, 10 * 32)
+    assert one["figures"]["ttft"]["mean"] > 0
+    assert one["figures"]["itl"]["p50"] == pytest.approx(50, rel=0.5)
+    assert result["trace"]["requests"] == 10
+    assert 0.6 < result["trace"]["prefix_hit"] < 0.8
+    window = one["window"]["prefill"]
+    hits = window["local_hits"] + window["received"]
+    assert hits / (hits + window["computed"]) == pytest.approx(result["trace"]["prefix_hit"], abs=0.1)
+    assert result["provenance"]["client"] == NAME
+    files = [path for path in Path(result["folder"]).rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if serving.run.read_key() in path.read_text()]
+
+
+def test_prompts_of_a_fixed_length_are_sent_until_the_time_is_over(serving: Deployment, tokenizer: str) -> None:
+    length = ("--input-tokens", "300", "--output-tokens", "20", "--requests", "200")
+    code, result, output = bench(tokenizer, *length, "--duration", "4", "--grace", "0")
+    assert_counts(code, result, output)
+    figures = result["measurements"][0]["figures"]
+    assert 2 <= figures["completed"] < 200
+    assert figures["input_tokens"] == 300 * figures["completed"]
+    assert figures["cut"] <= 2
+
+
+def test_requests_that_fail_make_it_invalid_whatever_aiperf_says(serving: Deployment, tokenizer: str) -> None:
+    scripted(serving, "decode-0", decode_status=500)
+    try:
+        code, result, output = bench(tokenizer, "--trace", "agentic-tiny", "--sessions", "2")
+    finally:
+        scripted(serving, "decode-0", decode_status=0)
+    assert (code, reasons(result)) == (9, {"client", "completed", "errors"}), output
+
+
+def test_one_that_takes_too_long_is_stopped_with_all_of_its_processes(serving: Deployment, tokenizer: str) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("*aiperf*"))
+    code, _, output = bench(tokenizer, "--trace", "agentic-tiny", "--limit", "6")
+    assert code == 9
+    assert "was stopped after 6 s (--limit)" in output
+    assert set(Path(tempfile.gettempdir()).glob("*aiperf*")) == before

@@ -1,0 +1,94 @@
+"""AIPerf's own output, recorded from a run of 0.13.0 against fake engines, read into our records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pdserve.bench.aiperf.records import cut_records, of_aiperf
+from pdserve.bench.figures import figures
+from pdserve.bench.reading import Clocks
+from pdserve.bench.records import UnreadableResultError
+from tests.launch.deployment import REPOSITORY
+
+RECORDED = REPOSITORY / "tests" / "fixtures" / "aiperf"
+EXPORT = (RECORDED / "profile_export.jsonl").read_text()
+"""Three requests that were answered with 32 tokens each, one every 50 ms; one that failed with a 500."""
+WALL = 1795567272.0
+CLOCKS = Clocks(wall=WALL, monotonic=100.0, boot=100.0)
+
+
+def changed(line: int, part: str, **changes: Any) -> str:
+    rows = [json.loads(row) for row in EXPORT.splitlines()]
+    rows[line][part] |= changes
+    return "\n".join(map(json.dumps, rows))
+
+
+def test_each_request_has_its_times_on_the_monotonic_clock_and_the_servers_counts() -> None:
+    first, *_ = of_aiperf(EXPORT, CLOCKS)
+    assert first.started == pytest.approx(100.926, abs=0.001)
+    assert (first.ok, first.prompt_tokens, first.output_tokens) == (True, 930, 32)
+    assert first.ttft == pytest.approx(0.30533, abs=1e-5)
+    assert first.e2e == pytest.approx(1.98924, abs=1e-5)
+    assert len(first.gaps) == 31
+    assert first.ttft + sum(first.gaps) == pytest.approx(first.e2e, abs=0.001)
+
+
+def test_a_failed_request_has_the_servers_own_words() -> None:
+    failed = of_aiperf(EXPORT, CLOCKS)[-1]
+    assert (failed.ok, failed.output_tokens) == (False, 0)
+    assert failed.error.startswith("500 Internal Server Error")
+    assert "scripted failure" in failed.error
+
+
+def test_the_figures_are_those_of_every_client() -> None:
+    seen = figures(of_aiperf(EXPORT, CLOCKS)[:3], gpus=0, slo={})
+    assert (seen.requests, seen.completed, seen.output_tokens) == (3, 3, 96)
+    assert seen.itl is not None
+    assert seen.itl.p50 == pytest.approx(52, abs=5)
+    assert seen.tokens_per_chunk == 1.0
+
+
+def test_each_answer_has_the_length_that_its_turn_was_asked_for() -> None:
+    asked = {("agent-0", 0): 32, ("agent-0", 1): 5}
+    assert [record.asked_output for record in of_aiperf(EXPORT, CLOCKS, asked)[:3]].count(32) == 1
+    assert of_aiperf(EXPORT, CLOCKS)[0].asked_output is None
+
+
+def test_only_the_measured_phase_counts() -> None:
+    assert len(of_aiperf(changed(0, "metadata", benchmark_phase="warmup"), CLOCKS)) == 3
+
+
+def test_a_request_that_was_cancelled_is_neither_answered_nor_failed() -> None:
+    (cut,) = [record for record in of_aiperf(changed(0, "metadata", was_cancelled=True), CLOCKS) if record.cut]
+    assert not cut.ok
+
+
+def test_what_was_open_at_the_end_is_counted_from_its_log() -> None:
+    records = of_aiperf(EXPORT, CLOCKS)
+    cut = cut_records((RECORDED / "cut.log").read_text(), records)
+    assert len(cut) == 2
+    assert all(record.cut and not record.ok for record in cut)
+    assert figures(records + cut, gpus=0, slo={}).cut == 2
+    assert cut_records("nothing of it", records) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "line 1"),
+        ("{}", "KeyError: 'metadata'"),
+        ("[]", "TypeError"),
+        (changed(1, "metadata", request_start_ns="soon"), "line 2"),
+        (changed(2, "metrics", usage_completion_tokens={"value": "many"}), "line 3"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_its_line(text: str, problem: str) -> None:
+    with pytest.raises(UnreadableResultError, match=problem):
+        of_aiperf(text, CLOCKS)
+
+
+def test_no_requests_are_no_records() -> None:
+    assert of_aiperf("\n", CLOCKS) == ()

@@ -1,0 +1,182 @@
+"""Which client sends what, and what each is given: command line, configuration, environment. No secret is in the first
+two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import ValidationError
+
+from pdserve.bench.aiperf.client import AiperfClient
+from pdserve.bench.clients.choose import client_of
+from pdserve.bench.clients.client import ClientRun
+from pdserve.bench.clients.vllm import VllmClient
+from pdserve.bench.traces import agentic
+from pdserve.bench.traces.read import read_trace
+from pdserve.bench.traces.trace import RequestTrace
+from pdserve.bench.workload import Load, Workload
+from pdserve.cli.bench import options
+from pdserve.errors import PreflightError
+from tests.bench.evidence import plan
+
+KEY = "sk-very-secret"
+FIXED = Workload(input_tokens=300, output_tokens=5)
+TRACE = Workload(trace=agentic.NAME)
+FOUR = Load(requests=40, concurrency=4)
+
+
+def trace(sessions: int | None = None) -> RequestTrace:
+    return read_trace(agentic.NAME, output_tokens=128, sessions=sessions)
+
+
+def run(folder: Path, workload: Workload = TRACE, load: Load = FOUR, **changes: Any) -> ClientRun:
+    values: dict[str, Any] = {"plan": plan(), "salt": "salt-1", "seed": 7, "folder": folder, "name": "one"}
+    return ClientRun(workload=workload, load=load, **(values | changes))
+
+
+def told(folder: Path, client: AiperfClient, asked: ClientRun) -> dict[str, Any]:
+    """The configuration that AIPerf is given."""
+    try:
+        argv = client.prepare(asked)
+    finally:
+        client.clean(asked)
+    assert argv[:-1] == [client.program, "-I", "-m", "aiperf", "profile", "--config"]
+    settings: dict[str, Any] = json.loads(Path(argv[-1]).read_text())
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("workload", "load", "client"),
+    [
+        (FIXED, FOUR, "vllm"),
+        (TRACE, FOUR, "aiperf"),
+        (FIXED.model_copy(update={"client": "aiperf"}), FOUR, "aiperf"),
+        (FIXED, FOUR.model_copy(update={"seconds": 5.0}), "aiperf"),
+    ],
+    ids=["fixed", "trace", "chosen", "duration"],
+)
+def test_aiperf_is_the_client_only_where_it_is_needed_or_chosen(workload: Workload, load: Load, client: str) -> None:
+    assert workload.client_for(load) == client
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "give input_tokens and output_tokens, or a trace"),
+        ({"input_tokens": 1}, "give input_tokens and output_tokens, or a trace"),
+        ({"trace": "t", "input_tokens": 1}, "a trace has its own prompts"),
+        ({"trace": "t", "client": "vllm"}, "vllm bench serve replays no trace"),
+        ({"input_tokens": 1, "output_tokens": 1, "sessions": 2}, "sessions: only for a trace"),
+        ({"trace": "t", "session_header": "X: y"}, "String should match pattern"),
+    ],
+)
+def test_a_workload_that_makes_no_sense_is_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        Workload(**fields)
+
+
+@pytest.mark.parametrize(
+    ("typed", "load", "text"),
+    [
+        ({"client": "guidellm"}, {}, "'guidellm' is no client"),
+        ({"trace": agentic.NAME}, {"requests": 9}, "a trace has its own requests"),
+        ({"trace": agentic.NAME}, {"concurrencies": "9"}, "8 sessions are never 9 at a time"),
+        ({"client": "vllm"}, {"timed": options.Timed(5.0)}, "vllm bench serve has none"),
+        ({}, {"timed": options.Timed(None, 5.0)}, "it is the time after --duration"),
+        ({"trace": agentic.NAME, "input_tokens": 3}, {}, "a trace has its own prompts"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(typed: dict[str, Any], load: dict[str, Any], text: str) -> None:
+    every = {"client": None, "input_tokens": None, "output_tokens": None, "trace": None}
+    loads: dict[str, Any] = {"concurrencies": "1", "rates": None, "requests": None, "timed": options.Timed()}
+    with pytest.raises(typer.BadParameter, match=text):
+        options.work(options.workload(**(every | typed)), **(loads | load))
+
+
+def test_a_trace_has_as_many_requests_as_its_sessions_and_its_digest_is_kept() -> None:
+    asked = options.workload(client=None, input_tokens=None, output_tokens=None, trace=agentic.NAME, sessions=3)
+    workload, (load,), read = options.work(asked, "3", None, None, options.Timed())
+    assert read is not None
+    assert (load.requests, workload.trace_digest) == (3 * agentic.TURNS, read.digest)
+
+
+def test_fixed_lengths_are_text_completions_whose_requests_are_all_different(tmp_path: Path) -> None:
+    settings = told(tmp_path, AiperfClient("python", "/m"), run(tmp_path, FIXED))["benchmark"]
+    assert settings["endpoint"]["type"] == "completions"
+    assert settings["dataset"]["entries"] == 40
+    assert settings["dataset"]["prompts"]["isl"] == {"mean": 300, "stddev": 0}
+    assert settings["profiling"] == {"type": "concurrency", "concurrency": 4, "requests": 40}
+
+
+def test_a_trace_is_replayed_by_sessions_with_a_salt_and_the_header_of_the_session(tmp_path: Path) -> None:
+    settings = told(tmp_path, AiperfClient("python", "/m", trace()), run(tmp_path))["benchmark"]
+    endpoint = settings["endpoint"]
+    assert (endpoint["type"], endpoint["sessionHeader"]) == ("chat", "X-Session-ID")
+    assert endpoint["extra"] == {"ignore_eos": True, "temperature": 0, "cache_salt": "salt-1"}
+    assert settings["profiling"] == {"type": "concurrency", "concurrency": 4, "sessions": agentic.SESSIONS}
+    assert settings["dataset"]["format"] == "mooncake_trace"
+    lines = Path(settings["dataset"]["path"]).read_text().splitlines()
+    assert len(lines) == agentic.SESSIONS * agentic.TURNS
+    other = run(tmp_path, TRACE.model_copy(update={"session_header": "X-Affinity"}))
+    assert (
+        told(tmp_path, AiperfClient("p", "/m", trace()), other)["benchmark"]["endpoint"]["sessionHeader"]
+        == "X-Affinity"
+    )
+
+
+def test_a_warm_up_takes_the_first_sessions_that_have_its_requests(tmp_path: Path) -> None:
+    asked = run(tmp_path, load=Load(requests=agentic.TURNS + 1, concurrency=1), warmup=True)
+    settings = told(tmp_path, AiperfClient("p", "/m", trace()), asked)["benchmark"]
+    assert settings["profiling"]["sessions"] == 2
+    assert len(Path(settings["dataset"]["path"]).read_text().splitlines()) == 2 * agentic.TURNS
+
+
+def test_a_rate_is_poisson_and_a_time_has_its_grace(tmp_path: Path) -> None:
+    timed = Load(requests=9, rate=2.5, seconds=60)
+    settings = told(tmp_path, AiperfClient("p", "/m"), run(tmp_path, FIXED, timed))["benchmark"]
+    assert settings["profiling"] == {"type": "poisson", "rate": 2.5, "requests": 9, "duration": 60, "gracePeriod": 30.0}
+
+
+@pytest.mark.parametrize("client", [AiperfClient("p", "/m", trace(2)), VllmClient("p", "/m")], ids=["aiperf", "vllm"])
+def test_the_key_is_in_the_environment_and_nowhere_else(tmp_path: Path, client: AiperfClient | VllmClient) -> None:
+    asked = run(tmp_path, TRACE if isinstance(client, AiperfClient) else FIXED)
+    environ = {"http_proxy": "http://proxy", "PDSERVE_PATCHES": "x", "HOME": "/h", "PYTHONPATH": "/ours"}
+    environment = client.environment(asked, environ, KEY)
+    argv = client.prepare(asked)
+    client.clean(asked)
+    assert environment["OPENAI_API_KEY"] == KEY
+    assert KEY not in " ".join(argv)
+    assert not [file for file in tmp_path.iterdir() if KEY in file.read_text()]
+    assert "http_proxy" not in environment
+    assert environment["HOME"] == "/h"
+
+
+def test_aiperf_gets_none_of_our_packages_and_is_not_told_to_be_offline(tmp_path: Path) -> None:
+    environ = {"PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "HF_HUB_OFFLINE": "1"}
+    environment = AiperfClient("p", "/m").environment(run(tmp_path), environ, KEY)
+    assert not environ.keys() & environment.keys()
+
+
+def test_what_aiperf_leaves_in_the_temporary_folder_is_removed(tmp_path: Path) -> None:
+    """Its cache of prompts in the user's folder is turned off."""
+    client, asked = AiperfClient("p", "/m"), run(tmp_path, FIXED)
+    client.prepare(asked)
+    environment = client.environment(asked, {}, KEY)
+    assert environment["AIPERF_DATASET_MMAP_CACHE_ENABLED"] == "false"
+    folder = Path(environment["TMPDIR"])
+    assert folder.stat().st_mode & 0o077 == 0
+    (folder / "prompts").write_text("secret")
+    client.clean(asked)
+    assert not folder.exists()
+
+
+def test_without_its_environment_aiperf_is_refused_with_the_fix(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(PreflightError, match="is not installed") as error:
+        client_of(plan(), TRACE, FOUR, trace(), environ, python=None, tokenizer=None)
+    assert "pdserve bench --setup" in str(error.value.todo)
+    assert isinstance(client_of(plan(), TRACE, FOUR, trace(), environ, python="/p", tokenizer=None), AiperfClient)

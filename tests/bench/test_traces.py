@@ -1,0 +1,194 @@
+"""Traces: every format that is read, what is refused with its line, and the prefix hit in theory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.bench.traces import agentic
+from pdserve.bench.traces.prefix import asked_input, facts, prefix_hit
+from pdserve.bench.traces.read import read_trace
+from pdserve.bench.traces.trace import RequestTrace
+from pdserve.bench.traces.use import with_trace
+from pdserve.bench.workload import Workload
+from pdserve.errors import RecipeError
+
+USER, ANSWER = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
+
+
+def written(folder: Path, *rows: Any) -> str:
+    file = folder / "trace.jsonl"
+    file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return str(file)
+
+
+def read(folder: Path, *rows: Any, **options: Any) -> RequestTrace:
+    return read_trace(written(folder, *rows), **({"output_tokens": 128} | options))
+
+
+def refused(folder: Path, *rows: Any, **options: Any) -> RecipeError:
+    with pytest.raises(RecipeError) as error:
+        read(folder, *rows, **options)
+    return error.value
+
+
+def test_a_mooncake_trace_has_lengths_and_blocks_and_a_session_for_each_line(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]},
+        {"timestamp": 9, "input_length": 600, "output_length": 6, "hash_ids": [1, 3]},
+    )
+    assert (trace.format, trace.block, trace.requests, trace.roots) == ("mooncake", 512, 2, 2)
+    assert asked_input(trace) == 1600
+    assert prefix_hit(trace) == pytest.approx(512 / 1600)
+    assert "timestamp" not in trace.sessions[0].rows[0], "a load says when requests are sent"
+
+
+def test_the_size_of_a_block_is_the_one_that_fits_every_line(tmp_path: Path) -> None:
+    rows = [{"input_length": 40, "hash_ids": [1, 2, 3]}, {"input_length": 16, "hash_ids": [1]}]
+    assert read(tmp_path, *rows).block == 16
+    error = refused(tmp_path, *rows, {"input_length": 100, "hash_ids": [1]})
+    assert str(error.where).endswith(":1"), "blocks of 512 do not fit the first line"
+    assert "--trace-block" in str(error.todo)
+    error = refused(tmp_path, *rows, block=8)
+    assert "blocks of 8 tokens" in str(error.cause)
+    assert read(tmp_path, {"input_length": 40}).block is None
+
+
+def test_turns_of_a_mooncake_session_add_to_each_other_and_to_the_answers(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        {"session_id": "a", "input_length": 100, "output_length": 10},
+        {"session_id": "b", "input_length": 7, "output_length": 1},
+        {"session_id": "a", "input_length": 30, "output_length": 10, "delay": 5},
+    )
+    assert [session.id for session in trace.sessions] == ["a", "b"]
+    assert asked_input(trace) == 100 + (100 + 10 + 30) + 7
+    assert prefix_hit(trace) == pytest.approx(100 / 247), "an answer is new in the prompt that holds it first"
+    assert trace.asked_output() == {("a", 0): 10, ("a", 1): 10, ("b", 0): 1}
+
+
+def test_a_conversation_is_a_session_and_its_system_turn_is_no_request(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        {
+            "session_id": "a",
+            "turns": [{"role": "system", "text": "Be brief."}, {"text": "Hello", "output_length": 3}, {"text": "More"}],
+        },
+        {"turns": [{"text": "Alone"}]},
+    )
+    assert (trace.format, trace.requests) == ("conversations", 3)
+    assert [turn.output_tokens for turn in trace.sessions[0].turns] == [3, 128]
+    assert trace.sessions[0].rows[0]["turns"][0] == {"role": "system", "text": "Be brief."}
+    assert trace.sessions[0].rows[0]["turns"][2]["output_length"] == 128
+    assert asked_input(trace) is None
+
+
+def test_sub_agents_begin_anew_or_go_on_from_their_parent(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        {"session_id": "root", "turns": [{"messages": [USER], "max_tokens": 4, "spawns": ["sub"], "forks": ["fork"]}]},
+        {"session_id": "sub", "turns": [{"messages": [USER]}]},
+        {"session_id": "fork", "turns": [{"messages": [{"role": "user", "content": "And?"}]}]},
+        {"session_id": "other", "turns": [{"messages": [{"role": "user", "content": "Else."}]}]},
+    )
+    assert (trace.format, trace.roots, trace.requests) == ("sub-agents", 2, 4)
+    assert trace.sessions[2].parent == ("root", 0)
+    assert trace.sessions[1].rows[0]["turns"][0]["max_tokens"] == 128
+    assert 0 < prefix_hit(trace) < 1, "the sub-agent asks what its parent asked, the fork continues it"
+    first = read(tmp_path, *(dict(row) for session in trace.sessions for row in session.rows), sessions=1)
+    assert [session.id for session in first.sessions] == ["root", "sub", "fork"]
+
+
+def test_a_log_of_requests_keeps_messages_tools_and_counted_lengths(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    trace = read(
+        tmp_path,
+        {"messages": [USER], "max_tokens": 9},
+        {"body": {"messages": [USER], "tools": tools, "max_completion_tokens": 8}},
+        {"request": {"messages": [USER], "max_tokens": 9}, "response": {"usage": {"completion_tokens": 3}}},
+        {"session_id": "s", "messages": [USER, ANSWER, USER], "output_length": 2},
+    )
+    assert trace.format == "messages"
+    assert [session.turns[0].output_tokens for session in trace.sessions] == [9, 8, 3, 2]
+    assert trace.sessions[1].rows[0]["tools"] == tools
+    assert trace.sessions[3].rows[0]["messages"] == [USER, ANSWER, USER]
+
+
+def test_a_log_of_whole_conversations_is_a_request_for_each_answer_in_it(tmp_path: Path) -> None:
+    (session,) = read(tmp_path, {"messages": [USER, ANSWER, USER, ANSWER]}).sessions
+    assert [len(row["messages"]) for row in session.rows] == [1, 3]
+    error = refused(tmp_path, {"messages": [ANSWER]})
+    assert "no line asks for an answer" in str(error.cause)
+
+
+def test_only_the_first_sessions_are_taken(tmp_path: Path) -> None:
+    trace = read_trace(agentic.NAME, output_tokens=1, sessions=2)
+    assert (trace.roots, trace.requests) == (2, 2 * agentic.TURNS)
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "it is a list, not an object"),
+        ({"prompt": "x"}, "its keys (prompt) are of no format"),
+        ({"input_length": 0}, "input_length: Input should be greater than 0"),
+        ({"input_length": "12"}, "input_length: Input should be a valid integer"),
+        ({"input_length": 1, "text_input": "x"}, "either input_length or text_input"),
+        ({"text_input": "x", "hash_ids": [1]}, "hash_ids need input_length"),
+        ({"input_length": 5, "output_length": -1}, "output_length: Input should be greater than 0"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
+        ({"turns": [{"image": "x.png"}]}, "turns.0.text: Field required"),
+        ({"session_id": "a", "orchestrator": True, "spawns": ["b"]}, "orchestrator"),
+        ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["b"]}]}, "starts the session 'b'"),
+        ({"session_id": "a", "turns": [{"messages": [USER], "spawns": ["a"]}]}, "no session begins by itself"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_place_and_the_reason(tmp_path: Path, row: Any, cause: str) -> None:
+    error = refused(tmp_path, row)
+    assert cause in str(error.cause)
+    assert str(error.where).endswith("trace.jsonl:1")
+    assert "docs/guides/bench.md" in str(error.todo)
+
+
+def test_a_bad_line_in_the_middle_is_found(tmp_path: Path) -> None:
+    error = refused(tmp_path, {"input_length": 3}, "", {"input_length": 3, "output_length": 1.5})
+    assert str(error.where).endswith(":3"), "empty lines count"
+
+
+def test_sessions_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    row = {"session_id": "a", "turns": [{"text": "x"}]}
+    assert "'a' is there twice" in str(refused(tmp_path, row, row).cause)
+
+
+def test_files_that_are_empty_or_not_there_are_refused(tmp_path: Path) -> None:
+    assert "empty" in refused(tmp_path, "", " ").what
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_trace(str(tmp_path / "nowhere"), output_tokens=1)
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_trace(str(tmp_path), output_tokens=1)
+
+
+def test_the_agentic_trace_is_the_same_everywhere_and_fits_a_small_context() -> None:
+    trace = read_trace(agentic.NAME, output_tokens=1)
+    about = facts(trace)
+    assert about.digest == "c3fb5aaa28db42e5f662b68cc504c59387e8997b685bae91358d3995c508451d"
+    assert (about.sessions, about.requests) == (agentic.SESSIONS, agentic.SESSIONS * agentic.TURNS)
+    assert about.prefix_hit == pytest.approx(0.757, abs=0.001)
+    longest = max(len(json.dumps(row["messages"])) for session in trace.sessions for row in session.rows)
+    assert longest < 4096 - 256
+    beginnings = {row["messages"][0]["content"] for session in trace.sessions for row in session.rows}
+    assert len(beginnings) == 1, "all sessions share the system prompt"
+
+
+def test_a_trace_that_changed_under_its_name_is_refused(tmp_path: Path) -> None:
+    workload, _ = with_trace(Workload(trace=written(tmp_path, {"input_length": 3})))
+    assert workload.trace_digest is not None
+    written(tmp_path, {"input_length": 4})
+    with pytest.raises(RecipeError, match="another trace"):
+        with_trace(workload)

@@ -1,0 +1,95 @@
+"""`containers/*.Dockerfile`, as far as a docker without a registry goes: all are read by docker's own parser, and the
+last stage of the CPU one is built on a stand-in for the stage before it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve import __version__
+from tests.cluster.cluster import Cluster
+from tests.containers.daemon import Docker
+from tests.containers.engines_image import changes, write_engines_image, write_runtime
+from tests.containers.programs import docker_layers
+from tests.launch.deployment import REPOSITORY
+
+pytestmark = pytest.mark.container
+ENGINES = "pdserve-test-engines:1"
+BASES = {
+    "cpu": "docker.io/library/python:3.11-slim-bookworm",
+    "cuda": "docker.io/vllm/vllm-openai:${VLLM}",
+    "rocm": "docker.io/vllm/vllm-openai-rocm:${VLLM}",
+}
+CHECK = "RUN python -m pdserve.installed.image_check cpu\n"
+
+
+@pytest.fixture(scope="module")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
+    folder = tmp_path_factory.mktemp("build")
+    runtime = write_runtime(folder)
+    write_engines_image(folder / "engines.tar", folder)
+    with Cluster.up(nodes=1, slurm=False, ssh=False, layers=docker_layers()) as cluster:
+        docker = Docker(
+            cluster,
+            cluster.nodes[0],
+            folder / "dockerd.log",
+            options=[f"--add-runtime=mounting={runtime}", "--default-runtime=mounting"],
+        )
+        docker.start()
+        try:
+            docker.output("import", *changes(), str(folder / "engines.tar"), ENGINES)
+            yield docker
+        finally:
+            docker.stop()
+
+
+def build(docker: Docker, file: Path, tag: str) -> subprocess.CompletedProcess[str]:
+    return docker.call("build", "--network=host", f"--file={file}", f"--tag={tag}", str(REPOSITORY))
+
+
+@pytest.mark.parametrize("base", sorted(BASES.items()), ids=lambda base: base[0])
+def test_docker_reads_the_whole_file_and_then_wants_its_base(docker: Docker, base: tuple[str, str]) -> None:
+    """Its parser comes before the first step; of an image that it has not it asks a registry."""
+    platform, name = base
+    done = build(docker, REPOSITORY / f"containers/{platform}.Dockerfile", f"{platform}:1")
+    assert done.returncode != 0
+    assert f" : FROM {name}" in done.stdout, done.stdout + done.stderr
+    assert "registry-1.docker.io" in done.stderr
+
+
+def test_docker_reads_the_end_of_a_file_before_it_wants_a_base(docker: Docker, tmp_path: Path) -> None:
+    """Else the test before this one would show nothing."""
+    file = tmp_path / "Dockerfile"
+    file.write_text((REPOSITORY / "containers/rocm.Dockerfile").read_text() + "RUNS true\n")
+    assert "unknown instruction: RUNS" in build(docker, file, "wrong:1").stderr
+
+
+def last_stage(folder: Path, *, check: bool) -> Path:
+    """Without compilation, which takes minutes of a busy machine."""
+    _, end = (REPOSITORY / "containers/cpu.Dockerfile").read_text().split("FROM engines\n")
+    assert end.count("PDSERVE_COMPILE=1") == end.count(CHECK) == 1
+    text = f"FROM {ENGINES}\n{end}".replace("PDSERVE_COMPILE=1", "PDSERVE_COMPILE=0")
+    file = folder / "Dockerfile"
+    file.write_text(text if check else text.replace(CHECK, ""))
+    return file
+
+
+def test_the_check_of_the_image_ends_a_build_that_lacks_something(docker: Docker, tmp_path: Path) -> None:
+    """It finds all but the one thing that was left out: vLLM, LMCache and Mooncake can be imported there, and vLLM
+    finds the plugin of the pdserve that the build has installed."""
+    done = build(docker, last_stage(tmp_path, check=True), "lacking:1")
+    said = [line for line in done.stdout.splitlines() if "image: " in line]
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert len(said) == 1, done.stdout + done.stderr
+    assert "image: the proxy is not compiled" in said[0]
+
+
+def test_the_image_runs_pdserve(docker: Docker, tmp_path: Path) -> None:
+    done = build(docker, last_stage(tmp_path, check=False), "built:1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert docker.output("run", "--rm", "--network=host", "built:1", "--version").startswith(f"pdserve {__version__}")
+    listed = docker.output("run", "--rm", "--network=host", "--entrypoint=ls", "built:1", "/")
+    assert "build" not in listed.split()

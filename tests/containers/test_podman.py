@@ -1,0 +1,108 @@
+"""`container.kind: docker` where `docker` is podman: no daemon, the same command line."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.deployments import measured
+from tests.cluster.tiny import assert_all_proven, until_ready
+from tests.containers.boxes import Boxes
+from tests.containers.image import IMAGE, write_image
+from tests.containers.podman import Podman
+from tests.containers.programs import podman_layers
+from tests.containers.test_real_engines import NAME, contained
+
+pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
+
+
+class Pods(Boxes):
+    """A node with podman and the image."""
+
+    podman: Podman
+
+    def boxed(self, **changes: Any) -> Path:
+        return self.podman.added_to(super().boxed(**changes))
+
+    def left(self) -> list[str]:
+        """Its own locks stay, as a daemon would."""
+        return [each for each in super().left() if not each.endswith("/dev/shm/libpod_lock")]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Podman]]:
+    folder = tmp_path_factory.mktemp("podman")
+    write_image(folder / "image.tar")
+    with Cluster.up(nodes=1, slurm=False, ssh=False, layers=podman_layers()) as cluster:
+        podman = Podman(cluster, cluster.nodes[0], folder)
+        podman.output("import", str(folder / "image.tar"), IMAGE)
+        podman.start()
+        yield cluster, podman
+
+
+@pytest.fixture
+def pods(node: tuple[Cluster, Podman], tmp_path: Path) -> Iterator[Pods]:
+    cluster, podman = node
+    pods = Pods(cluster, {cluster.nodes[0]: podman}, tmp_path)
+    pods.podman = podman
+    pods.env["PATH"] = f"{podman.programs}:{pods.env['PATH']}"
+    yield pods
+    try:
+        pods.assert_nothing_left()
+    except AssertionError:
+        pods.reset()
+        raise
+
+
+def test_a_deployment_serves_and_stops_in_order(pods: Pods) -> None:
+    with pods.up(pods.node, pods.boxed()) as up:
+        up.ready()
+        assert up.complete()[0] == 200
+        assert "pdserve.node.agent" in pods.inside(pods.node)
+        down = pods.pdserve(pods.node, "down")
+        assert (down.returncode, down.stdout.strip()) == (0, "fake: stopped"), down.stdout + down.stderr
+        assert up.ended() == "0", up.printed()
+        assert up.stopped() == ["proxy", "decode-0", "prefill-0", "lmcache-0"]
+
+
+def test_an_image_that_is_not_there_is_fetched_and_its_registry_is_named(pods: Pods) -> None:
+    keys = ("--set", "container.image=registry.invalid/vllm:9", "--set", "container.disk_gib=0.01")
+    done = pods.pdserve(pods.node, "up", pods.boxed(), *keys)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert f"image@{pods.node}: registry.invalid/vllm:9 cannot be fetched on {pods.node}" in done.stderr
+    assert "likely cause: the registry cannot be reached from there" in done.stderr
+
+
+def test_a_container_that_is_killed_is_named_at_once(pods: Pods) -> None:
+    with pods.up(pods.node, pods.boxed()) as up:
+        up.ready()
+        with measured("podman kill") as note:
+            pods.docker.output("kill", pods.container())
+            line = up.expect(f"node {pods.node} is lost while serving")
+            note(time.time(), line)
+        assert "docker run ended with exit code 137" in line
+        assert up.ended() == "5"
+    pods.assert_nothing_left()
+
+
+def test_a_launcher_that_is_killed_takes_the_container_along(pods: Pods) -> None:
+    with pods.up(pods.node, pods.boxed()) as up:
+        up.ready()
+        up.process.send_signal(signal.SIGKILL)
+        pods.assert_nothing_left()
+
+
+def test_every_proof_is_proven_inside(pods: Pods) -> None:
+    """With real engines."""
+    with pods.up(pods.node, pods.podman.added_to(contained(pods.folder))) as up:
+        until_ready(up, NAME)
+        assert_all_proven(up)
+        assert pods.pdserve(pods.node, "down", NAME).returncode == 0
+        assert up.ended() == "0"
+    pods.assert_nothing_left()

@@ -1,0 +1,152 @@
+"""containers/*.Dockerfile without a docker: what they pin is what the project pins, and what they copy is there.
+
+tests/containers/test_build.py has docker read them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from pdserve.installed.image_check import KERNELS, MOONCAKE
+from tests.launch.deployment import REPOSITORY
+
+FOLDER = REPOSITORY / "containers"
+PLATFORMS = sorted(KERNELS)
+CONTEXT = ["requirements/cpu-stack.lock.txt", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "pdserve"]
+_VARIABLE = re.compile(r"\$\{?([A-Z_]+)\}?")
+
+Step = tuple[str, str]
+"""Instruction and the rest of its line, continuations joined."""
+
+
+def steps(text: str) -> list[Step]:
+    """Of a Dockerfile. Comment lines may stand between continued lines."""
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n", " ", lines)
+    split = (line.partition(" ") for line in joined.splitlines() if line.strip())
+    return [(name, " ".join(rest.split())) for name, _, rest in split]
+
+
+def steps_of(platform: str) -> list[Step]:
+    return steps((FOLDER / f"{platform}.Dockerfile").read_text())
+
+
+def arguments(platform: str) -> dict[str, str]:
+    """Names of its ARGs and their defaults."""
+    return dict(rest.split("=", 1) for name, rest in steps_of(platform) if name == "ARG")
+
+
+def locked(name: str) -> str:
+    """The version in the lock of the CPU stack, which is the one that the tests run on."""
+    lock = (REPOSITORY / "requirements/cpu-stack.lock.txt").read_text()
+    found = re.search(rf"^{re.escape(name)}==(\S+)$", lock, re.MULTILINE)
+    assert found is not None, name
+    return found[1]
+
+
+def of_the_extra(name: str) -> Requirement:
+    """The range in which pdserve takes it on CUDA."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    [requirement] = [each for each in map(Requirement, project["optional-dependencies"]["cuda"]) if each.name == name]
+    return requirement
+
+
+def test_there_is_one_for_each_platform() -> None:
+    assert sorted(path.name.partition(".")[0] for path in FOLDER.iterdir()) == PLATFORMS
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_last_step_checks_the_image_for_its_platform(platform: str) -> None:
+    *_, check, entry = steps_of(platform)
+    assert check[0] == "RUN"
+    assert re.fullmatch(rf"python3? -m pdserve\.installed\.image_check {platform}", check[1])
+    assert entry == ("ENTRYPOINT", '["pdserve"]')
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_source_that_is_copied_is_there_and_reaches_docker(platform: str) -> None:
+    sources = [word for name, rest in steps_of(platform) if name == "COPY" for word in rest.split()[:-1]]
+    assert set(sources) <= set(CONTEXT)
+    assert all((REPOSITORY / source).exists() for source in sources)
+
+
+def test_what_docker_is_sent_is_what_is_copied() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert [line[1:] for line in lines if line.startswith("!")] == CONTEXT
+    assert lines.index("*") < min(index for index, line in enumerate(lines) if line.startswith("!"))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_pdserve_is_compiled_and_the_build_fails_where_it_cannot_be(platform: str) -> None:
+    [install] = [rest for name, rest in steps_of(platform) if name == "RUN" and "/build &&" in rest]
+    assert install.startswith("PDSERVE_COMPILE=1 ")
+    assert "--no-deps" not in install  # the lock of the engines lacks something that pdserve imports
+    assert install.endswith("&& rm -rf /build")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_argument_is_declared_before_its_use_and_used(platform: str) -> None:
+    declared, used = set[str](), set[str]()
+    for name, rest in steps_of(platform):
+        if name == "ARG":
+            declared.add(rest.partition("=")[0])
+            continue
+        words = set(_VARIABLE.findall(rest))
+        assert words <= declared, (name, rest)
+        used |= words
+        if name == "FROM":
+            declared = set()  # those before a FROM are only for its own line
+    assert used == set(arguments(platform))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_the_engines_are_those_that_pdserve_knows(platform: str) -> None:
+    pins = arguments(platform)
+    assert pins["LMCACHE"].removeprefix("v") == locked("lmcache")
+    assert pins["LMCACHE"].removeprefix("v") in of_the_extra("lmcache").specifier
+    assert pins["MOONCAKE"] == locked("mooncake-transfer-engine-non-cuda")
+    assert pins["MOONCAKE"] in of_the_extra("mooncake-transfer-engine").specifier
+    assert pins["VLLM"].removeprefix("v") in of_the_extra("vllm").specifier
+
+
+def test_both_gpu_images_have_the_same_vllm() -> None:
+    assert arguments("cuda")["VLLM"] == arguments("rocm")["VLLM"]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_mooncake_is_a_wheel_that_can_copy_the_memory_of_the_platform(platform: str) -> None:
+    text = (FOLDER / f"{platform}.Dockerfile").read_text()
+    named = set(re.findall(r"mooncake-transfer-engine[a-z0-9-]*", "\n".join(map(" ".join, steps(text)))))
+    if platform == "cpu":
+        named = {name for name in MOONCAKE["cpu"] if f"\n{name}==" in (REPOSITORY / CONTEXT[0]).read_text()}
+    assert len(named) == 1
+    assert named <= set(MOONCAKE[platform])
+
+
+def test_the_cpu_image_has_every_library_that_setup_installs() -> None:
+    setup = (REPOSITORY / "scripts/setup").read_text()
+    packages = re.findall(r"has_library \S+ \|\| packages\+=\((\S+)\)", setup)
+    assert len(packages) == 4
+    [install] = [rest for name, rest in steps_of("cpu") if "apt-get install" in rest]
+    assert set(packages) <= set(install.split())
+
+
+def run_lines() -> Iterator[tuple[str, str]]:
+    for platform in PLATFORMS:
+        for number, (name, rest) in enumerate(steps_of(platform), 1):
+            if name == "RUN":
+                yield f"{platform} step {number}", rest
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("line", list(run_lines()), ids=lambda line: line[0])
+def test_a_shell_can_read_every_command(line: tuple[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(["sh", "-n", "-c", line[1]], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
