@@ -51,7 +51,8 @@ def _installed(text: str) -> Iterator[tuple[str, Sourced]]:
 
 
 def _of_image(image: Sourced | None) -> Iterator[tuple[str, Sourced]]:
-    if image is None or not isinstance(image.value, str):
+    # NVIDIA counts its own releases of vLLM's image: 25.09.
+    if image is None or not isinstance(image.value, str) or image.value.startswith("nvcr.io"):
         return
     name, _, tag = image.value.rpartition("/")[2].partition("@")[0].partition(":")
     labelled = {match["package"]: match["version"] for match in _LABELLED.finditer(tag)}

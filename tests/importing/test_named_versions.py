@@ -52,6 +52,7 @@ def test_an_image_of_a_release_names_it(image: str, versions: dict[str, str]) ->
         "vllm/vllm-openai:nightly-dev-arm64-cu13.0.1-426e59f",
         "vllm/vllm-openai:minimax-m3-perf-arm64-13.0.1-7a67223",
         "example/other:v0.20.1",
+        "nvcr.io/nvidia/vllm:25.09.1-py3",
         "vllm-stable",
         "",
         ":",
