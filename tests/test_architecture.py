@@ -115,8 +115,13 @@ def test_folders_are_small_enough_to_look_through() -> None:
 
 def test_engines_are_imported_nowhere_but_in_the_patches_that_wrap_them() -> None:
     engines = {"vllm", "lmcache", "mooncake", "torch", "transformers"}
-    # The client of a benchmark and an end of a transfer are programs of their own, run by the engines' interpreter.
-    programs = ("pdserve.bench.clients.vllm_program", "pdserve.preflight.fabric.transfer_program")
+    # The client of a benchmark, an end of a transfer and the replay of a log are programs of their own, run by the
+    # engines' interpreter.
+    programs = (
+        "pdserve.bench.clients.vllm_program",
+        "pdserve.operations.lookups.simulator_program",
+        "pdserve.preflight.fabric.transfer_program",
+    )
     others = [m for m in MODULES if room(m) not in ("pdserve.patches", "pdserve.connectors") and m not in programs]
     assert not {module: used for module in others if (used := packages(module) & engines)}
 

@@ -97,7 +97,7 @@ def test_a_record_with_a_pid_that_is_none_is_refused(tmp_path: Path, pid: int) -
     written = json.loads(state(GONE.pid, 1.0).model_dump_json())
     written["processes"]["d"]["id"]["pid"] = pid
     run.write(run.state, json.dumps(written))
-    with pytest.raises(StateError, match="this is not a"):
+    with pytest.raises(StateError, match="this is no "):
         run.read_state()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of
+from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of, wanted_seconds
 
 PID = 4242
 
@@ -39,6 +39,16 @@ def test_the_limit_above_that_took_most_counts(proc: Path, tmp_path: Path) -> No
     assert pressure_of(PID, top, proc=proc) == Pressure(2048 << 10, 12.5, 1000, 300)
 
 
+def test_limits_of_cgroup_v1_are_read_too(proc: Path, tmp_path: Path) -> None:
+    """There the time is in nanoseconds, and the path is that of the cpu controller."""
+    (proc / str(PID) / "cgroup").write_text("9:name=systemd:/other\n2:cpuacct,cpu:/job/step\n1:memory:/none\n0::/\n")
+    (tmp_path / "cpu" / "job" / "step").mkdir(parents=True)
+    stat = tmp_path / "cpu" / "job" / "step" / "cpu.stat"
+    stat.write_text("nr_periods 100\nnr_throttled 40\nthrottled_time 2500000000\n")
+    assert pressure_of(PID, None, tmp_path / "cpu", proc=proc) == Pressure(2048 << 10, 2.5, 100, 40)
+    assert pressure_of(PID, tmp_path / "nothing", None, proc=proc).throttled_seconds is None
+
+
 def test_what_is_not_counted_is_unknown_not_zero(proc: Path, tmp_path: Path) -> None:
     top = tmp_path / "cgroup"
     (top / "job" / "step").mkdir(parents=True)
@@ -64,3 +74,15 @@ def test_the_share_of_a_cpu_is_that_of_the_busiest_process() -> None:
 def test_our_own_cpu_time_is_seen() -> None:
     used = cpu_seconds(os.getpid())[os.getpid()]
     assert 0 < used <= sum(os.times()[:2]) + 0.05
+
+
+def test_the_time_that_was_waited_for_a_cpu_counts_as_wanted(proc: Path) -> None:
+    (proc / str(PID) / "schedstat").write_text("1500000000 500000000 12\n")
+    assert wanted_seconds(PID, proc=proc) == {PID: 2.0}
+
+
+@pytest.mark.parametrize("text", [None, "", "1\n", "a b c\n"])
+def test_a_kernel_that_does_not_count_it_gives_nothing(proc: Path, text: str | None) -> None:
+    if text is not None:
+        (proc / str(PID) / "schedstat").write_text(text)
+    assert wanted_seconds(PID, proc=proc) == {}

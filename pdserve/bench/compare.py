@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pdserve.bench.figures import Figures, Spread
-from pdserve.bench.result import BenchResult, Measurement
+from pdserve.bench.result import BenchResult, Measurement, Provenance
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
-from pdserve.recipe.load.yaml12 import parse
+from pdserve.recipe.load.yaml12 import flow, parse
 
 Judgement = Literal["real", "within noise", "not judged"]
 
@@ -22,6 +22,8 @@ _T = (
 )
 """Student's t for 99 % on both sides, by degrees of freedom from 1 on. 99 and not 95: a comparison judges dozens of
 figures, and of those that are equal 1 in 20 would be called different."""
+_TITLES = {"git_revision": "commit of pdserve"}
+"""Of what versions.json calls otherwise."""
 _FEWEST = 2
 """Repeats on each side, of which there is a spread."""
 
@@ -50,6 +52,21 @@ class FigureChange(Frozen):
     def change(self) -> float | None:
         """As a share of A."""
         return (self.b - self.a) / self.a if self.a else None
+
+    @property
+    def noise_share(self) -> float | None:
+        """The same of the noise."""
+        return None if self.noise is None or not self.a else self.noise / abs(self.a)
+
+    @property
+    def better(self) -> bool:
+        """Of B: less time, or more of a rate."""
+        return (self.b < self.a) == (self.unit == "ms")
+
+    @property
+    def shown(self) -> str:
+        """For a reader."""
+        return f"real: {'better' if self.better else 'worse'}" if self.judgement == "real" else self.judgement
 
 
 class Comparison(Frozen):
@@ -102,13 +119,16 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
             if not measured:
                 left_out.append(f"{load}: {name} has no measurement of it")
             elif len(valid) < len(measured):
+                checks = dict.fromkeys(reason.check for each in measured for reason in each.verdict.reasons)
                 left_out.append(
                     f"{load}: {len(measured) - len(valid)} of {len(measured)} repeats of {name} are INVALID"
+                    f" ({', '.join(checks)})"
                 )
             sides.append([measurement.figures for measurement in valid])
         if all(sides):
             changes += _changes(load, *sides)
-    return Comparison(differences=tuple(_differences(a, b)), changes=tuple(changes), left_out=tuple(left_out))
+    differences = _differences(a.provenance, b.provenance)
+    return Comparison(differences=tuple(differences), changes=tuple(changes), left_out=tuple(left_out))
 
 
 def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgement]:
@@ -163,22 +183,33 @@ def _changes(load: str, a: Sequence[Figures], b: Sequence[Figures]) -> list[Figu
     return changes
 
 
-def _differences(a: BenchResult, b: BenchResult) -> list[Difference]:
-    """Versions first, then hardware, the client, the recipe."""
-    ours, theirs = a.provenance, b.provenance
+def facts_of(about: Provenance) -> dict[str, str | None]:
+    """What decides the figures, in the order in which it is read: versions, hardware, client, keys of the recipe."""
+    # The host is hardware; versions.json has it because each of its lines was read there.
+    versions = {name: value for name, value in about.versions.items() if name != "host"}
+    return {
+        **{_TITLES.get(name, f"version of {name}"): value for name, value in versions.items()},
+        **{f"hardware: {name}": value for name, value in about.hardware.items()},
+        "client": about.client,
+        **{f"recipe: {key}": value for key, value in keys_of(about.recipe).items()},
+    }
+
+
+def _differences(a: Provenance, b: Provenance) -> list[Difference]:
+    ours, theirs = facts_of(a), facts_of(b)
+    names = sorted(dict.fromkeys((*ours, *theirs)), key=_place)
     return [
-        *_different("version of ", ours.versions, theirs.versions),
-        *_different("hardware: ", ours.hardware, theirs.hardware),
-        *_different("", {"client": ours.client}, {"client": theirs.client}),
-        *_different("recipe: ", keys_of(ours.recipe), keys_of(theirs.recipe)),
+        Difference(what=name, a=ours.get(name), b=theirs.get(name))
+        for name in names
+        if ours.get(name) != theirs.get(name)
     ]
 
 
-def _different(prefix: str, a: Mapping[str, str | None], b: Mapping[str, str | None]) -> list[Difference]:
-    names = dict.fromkeys((*a, *b))
-    return [
-        Difference(what=f"{prefix}{name}", a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name)
-    ]
+def _place(name: str) -> int:
+    """A fact that only one of two results has is shown among its own kind."""
+    return next(
+        (place for place, kind in enumerate(("hardware: ", "client", "recipe: "), 1) if name.startswith(kind)), 0
+    )
 
 
 def keys_of(recipe: str) -> dict[str, str]:
@@ -192,8 +223,8 @@ def keys_of(recipe: str) -> dict[str, str]:
         elif isinstance(value, list) and value:
             for number, below in enumerate(value):
                 walk(below, f"{path}[{number}]")
-        else:
-            keys[path] = str(value)
+        elif value is not None:  # null: it is not set
+            keys[path] = flow(value)
 
     if recipe:
         walk(parse(recipe, "recipe.yaml").data, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from pdserve.bench.answers import Answer, Invalid, Unknown
 from pdserve.bench.client_checks import PROMPT_TOLERANCE
@@ -76,17 +77,19 @@ def cache_stored_nothing(evidence: Evidence) -> Answer:
 
 def process_died(evidence: Evidence) -> Answer:
     """By the history of the run, and by the lives of the processes, in case the history was cut."""
-    events = [
-        f"{event.get('name') or event.get('node')} {_FATAL_EVENTS[event['event']]}"
-        for event in evidence.events
-        if event["event"] in _FATAL_EVENTS
-    ]
+    events = [what for event in evidence.events if (what := incident(event)) is not None]
     other = [name for name, life in evidence.before.lives.items() if evidence.after.lives.get(name) != life]
     if events or other:
         return Invalid("; ".join(dict.fromkeys(events)) or f"{', '.join(other)} is not the process that it was before")
     if evidence.after.phase != "ready":
         return Invalid(f"the deployment is {evidence.after.phase}")
     return None
+
+
+def incident(event: Mapping[str, Any]) -> str | None:
+    """What went wrong, by an event of the history; None: nothing did."""
+    what = _FATAL_EVENTS.get(event["event"])
+    return None if what is None else f"{event.get('name') or event.get('node')} {what}"
 
 
 def clock_jumped(evidence: Evidence) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pdserve.bench.provenance import provenance
 from pdserve.bench.records import RequestRecord, UnreadableResultError
 from pdserve.bench.result import BenchResult, Measurement, Window
 from pdserve.bench.sampling import Sampler, cpu_use, proxy_pids
-from pdserve.bench.stored import RESULT
+from pdserve.bench.stored import EVENTS, RESULT
 from pdserve.bench.traces.prefix import asked_input, facts
 from pdserve.bench.traces.trace import RequestTrace
 from pdserve.bench.validity import judge
@@ -103,10 +104,16 @@ class _Bench:
                 result = result.model_copy(update={"measurements": (*result.measurements, measurement)})
                 with written(self._serving.run):
                     self._serving.run.write(self._folder / RESULT, result.model_dump_json(indent=1))
+                    self._keep_events()
                 self._on_measurement(measurement)
                 if measurement.after.phase in _OVER:
                     return result  # there is nothing left to measure
         return result
+
+    def _keep_events(self) -> None:
+        """The history so far: the run may be removed, or cut what was before. Raises OSError."""
+        events, _ = self._serving.run.read_events()
+        self._serving.run.write(self._folder / EVENTS, "".join(f"{json.dumps(event)}\n" for event in events))
 
     async def _measure(self, load: Load, repeat: int) -> Measurement:
         name = f"{load.title.replace(' ', '-').replace('/', '-per-')}.{repeat}"

@@ -2,6 +2,7 @@
 
 <home>/<deployment>/bench/<id>/
     result.json                      provenance, figures and verdict of every measurement
+    events.jsonl                     the history of the run, to the end of the last measurement
     <load>.<repeat>.json, .log       the client's own result, and what it printed
     <load>.<repeat>.warmup.*         the same of the warm-up, which counts in nothing
 """
@@ -10,12 +11,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from pdserve.bench.result import BenchResult
 from pdserve.errors import StateError
+from pdserve.run.stored_model import read_model
 
-RESULT = "result.json"
+RESULT, EVENTS = "result.json", "events.jsonl"
 _FOLDER = "bench"
 
 
@@ -27,19 +27,12 @@ def read_result(root: Path, which: str) -> BenchResult:
     """`which`: the id of a benchmark, its folder, or its file. Raises StateError."""
     file = _file(root, which)
     try:
-        return BenchResult.model_validate_json(file.read_bytes())
+        data = file.read_bytes()
     except OSError as error:
         raise StateError(
             "this result cannot be read", where=str(file), cause=error.strerror or str(error), todo=_known(root)
         ) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise StateError(
-            f"this is no {RESULT} of this version of pdserve",
-            where=str(file),
-            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
-            todo="use the version that wrote it, or measure again: pdserve bench",
-        ) from None
+    return read_model(BenchResult, data, file, todo=", or measure again: pdserve bench")
 
 
 def _file(root: Path, which: str) -> Path:

@@ -15,6 +15,8 @@ _INTERVALS = 6
 """Of ten seconds, in all of which prompts were computed and nothing was loaded."""
 _TOKENS = 20_000
 """Looked up without a hit: fewer may be prompts that come for the first time."""
+_INTERVAL_SECONDS = 10
+"""vLLM's, between two lines with figures."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def _cached(records: RunRecords) -> set[str]:
 def _silent_cache(records: RunRecords, log: LogFacts) -> tuple[EvidenceLine, ...]:
     loads = [load for load in log.loads if load.prompt_rate > 0 and load.external_hits is not None]
     if log.process not in _cached(records) or len(loads) < _INTERVALS or any(load.external_hits for load in loads):
+        return ()
+    if sum(load.prompt_rate for load in loads) * _INTERVAL_SECONDS < _TOKENS:
         return ()
     return tuple(log.evidence(load.text) for load in loads)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 _LOAD = re.compile(
     r"Engine \d+: Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s.*?"
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs(?:, Deferred: (?P<deferred>\d+) reqs)?"
+    r"(?:, KV fetch: \d+ waiting to start, (?P<fetching>\d+) in progress)?"
     r"(?:.*?Preemptions: (?P<preemptions>\d+))?"
     r".*? KV cache usage: (?P<kv>[\d.]+)%"
     r"(?:.*?External prefix cache hit rate: (?P<external>[\d.]+)%)?"
@@ -35,8 +36,11 @@ class EngineLoad:
     """Prompt tokens a second."""
     running: int
     waiting: int
-    """For a place. vLLM's number has those too that wait for KV of another engine or of a cache (Deferred)."""
+    """For a place or for blocks, without those whose KV is on its way. vLLM counts as Deferred whoever was passed over
+    once, until it runs: also who now waits for blocks. So where a line has the stages of fetches, those in progress are
+    left out, else all that are Deferred."""
     preemptions: int
+    """0 also in vllm 0.32: its log call sets the number to 0 before it looks at it (v1/metrics/loggers.py)."""
     kv_usage: float
     """0 to 1."""
     external_hits: float | None
@@ -64,7 +68,7 @@ def loads(lines: Iterable[str]) -> Iterator[EngineLoad]:
                 text=line,
                 prompt_rate=float(match["prompt"]),
                 running=int(match["running"]),
-                waiting=int(match["waiting"]) - int(match["deferred"] or 0),
+                waiting=int(match["waiting"]) - int(match["fetching"] or match["deferred"] or 0),
                 preemptions=int(match["preemptions"] or 0),
                 kv_usage=float(match["kv"]) / 100,
                 external_hits=None if external is None else float(external) / 100,

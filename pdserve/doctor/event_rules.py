@@ -133,12 +133,12 @@ def lost_records(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnos
 
 def failed_starts(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """The error of a run that failed for another reason than a death: its own words are the best there are."""
-    if records.failure is None or events_of(records, "died") or events_of(records, "late"):
+    if records.failure is None or any(events_of(records, name) for name in ("died", "late", "agent_gone")):
         return
-    yield Diagnosis(
-        "start-failed",
-        (),
-        records.failure.what + (f": {records.failure.cause}" if records.failure.cause else ""),
-        records.failure.todo or "failure.md of the run has the evidence",
-        (EvidenceLine("failure.md", "", records.failure.what),),
-    )
+    what = records.failure.what + (f": {records.failure.cause}" if records.failure.cause else "")
+    todo = records.failure.todo or "failure.md of the run has the evidence"
+    evidence = (EvidenceLine("failure.md", "", records.failure.what),)
+    if events_of(records, "up"):
+        yield Diagnosis("ended-with-error", (), what, todo, evidence)
+    else:
+        yield Diagnosis("start-failed", (), what, todo, evidence)

@@ -95,8 +95,23 @@ def _words(log: LogFacts, hint: Hint | None) -> tuple[EvidenceLine, ...]:
 
 def symptoms(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
     """The lines of logs/symptoms.py."""
+    gone = sorted(
+        name
+        for event in (*events_of(records, "died"), *events_of(records, "unresponsive"))
+        if records.role(name := text(event, "name")) == "decode"
+    )
     for log in logs:
         for seen in log.seen:
+            if seen.symptom.name == "kv-never-fetched" and gone:
+                yield Diagnosis(
+                    "kv-never-fetched",
+                    (log.process,),
+                    f"prefill gave up KV that no decode had: {', '.join(dict.fromkeys(gone))} had died or stood still",
+                    "remove the cause of that (process-died, process-silent)",
+                    (seen.first,),
+                    times=seen.times,
+                )
+                continue
             yield Diagnosis(
                 seen.symptom.name,
                 (log.process,),

@@ -18,6 +18,8 @@ _SOME = 10
 """Requests from which a median means something."""
 _BUSY_SHARE = 0.9
 """Of a CPU: an event loop that uses so much has no room for another request."""
+_WANTED_SHARE = 0.8
+"""Of the time, in which it ran or waited for a CPU."""
 
 
 def busy_pools(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagnosis]:
@@ -87,18 +89,28 @@ def long_queues(records: RunRecords, logs: Sequence[LogFacts]) -> Iterator[Diagn
 
 
 def saturated_proxy(records: RunRecords, _: Sequence[LogFacts]) -> Iterator[Diagnosis]:
-    """A process of the proxy that uses a whole CPU."""
+    """A process of the proxy that uses a whole CPU, or would if the host had one for it."""
     pressure = records.live.pressure.get("proxy")
-    if pressure is None or pressure.busiest_share is None or pressure.busiest_share < _BUSY_SHARE:
+    used, wanted = (pressure.busiest_share or 0.0, pressure.wanted_share or 0.0) if pressure is not None else (0, 0)
+    if used < _BUSY_SHARE and wanted < _WANTED_SHARE:
         return
     workers = records.plan.proxy.processes if records.plan is not None else 1
+    starved = used < _BUSY_SHARE / 2
+    cause = (
+        f"a process of the proxy had work all the time and got {used:.0%} of a CPU: other processes have the CPUs of "
+        "its host, and requests wait"
+        if starved
+        else f"a process of the proxy used {used:.0%} of a CPU: requests wait for its event loop"
+    )
     yield Diagnosis(
         "proxy-saturated",
         ("proxy",),
-        f"a process of the proxy used {pressure.busiest_share:.0%} of a CPU: requests wait for its event loop",
-        "use more processes, if the host has CPUs for them",
-        (EvidenceLine("/proc of proxy", "", f"{pressure.busiest_share:.0%} of a CPU, over a second"),),
-        setting=f"proxy.workers={workers + 1}",
+        cause,
+        "leave CPUs to the proxy: fewer engines' threads (OMP_NUM_THREADS), or another host"
+        if starved
+        else "use more processes, if the host has CPUs for them",
+        (EvidenceLine("/proc of proxy", "", f"{used:.0%} of a CPU used, {wanted:.0%} wanted, over a second"),),
+        setting="" if starved else f"proxy.workers={workers + 1}",
     )
 
 

@@ -29,7 +29,7 @@ from pdserve.run.presence import phase_now
 from pdserve.run.state import DeploymentState
 from pdserve.system import cgroup
 from pdserve.system.host import is_here
-from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of
+from pdserve.system.pressure import Pressure, busiest, cpu_seconds, pressure_of, wanted_seconds
 
 BEGINNING_BYTES, END_BYTES = 256 << 10, 8 << 20
 """What is read of a log. Between them stands what a long run has logged while nothing was new."""
@@ -192,14 +192,19 @@ def _pressure(state: DeploymentState) -> dict[str, Pressure]:
         for name, process in state.processes.items()
         if process.node in here and process.id is not None and process.id.alive()
     }
-    top: Path | None = None
-    with contextlib.suppress(OSError):
-        _, top = cgroup.place()
-    seen = {name: pressure_of(pid, top) for name, pid in pids.items()}
+    tops: dict[str, Path] = {}
+    for controller in ("", "cpu"):
+        with contextlib.suppress(OSError):
+            _, tops[controller] = cgroup.place(controller)
+    seen = {name: pressure_of(pid, tops.get(""), tops.get("cpu")) for name, pid in pids.items()}
     if "proxy" in pids:
-        before = cpu_seconds(pids["proxy"])
-        began = time.monotonic()
+        pid, began = pids["proxy"], time.monotonic()
+        used, wanted = cpu_seconds(pid), wanted_seconds(pid)
         time.sleep(_MEASURED_SECONDS)
-        share = busiest(before, cpu_seconds(pids["proxy"]), time.monotonic() - began)
-        seen["proxy"] = replace(seen["proxy"], busiest_share=share)
+        used_then, wanted_then, passed = cpu_seconds(pid), wanted_seconds(pid), time.monotonic() - began
+        seen["proxy"] = replace(
+            seen["proxy"],
+            busiest_share=busiest(used, used_then, passed),
+            wanted_share=busiest(wanted, wanted_then, passed),
+        )
     return seen

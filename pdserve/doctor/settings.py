@@ -28,15 +28,15 @@ def value_at(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def filled(setting: str, records: RunRecords) -> str:
-    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had) and of `KEY+1`; empty where what it had is not
-    known, and where the run had that value already."""
+    """`KEY=VALUE` of `KEY=VALUE`, of `KEY*2` (twice of what the run had, and not less than the default) and of `KEY+1`;
+    empty where what it had is not known, and where the run had that value already."""
     key, change, value = _CHANGE.split(setting, maxsplit=1) if setting else ("", "=", "")
     now = _now(records, key)
     if change == "=":
         return "" if str(now) == value else setting
     if not isinstance(now, int | float) or isinstance(now, bool):
         return ""
-    return f"{key}={2 * now if change == '*' else now + 1:g}"
+    return f"{key}={max(2 * now, _default(key)) if change == '*' else now + 1:g}"
 
 
 def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
@@ -46,6 +46,13 @@ def fewer_sequences(records: RunRecords, role: EngineRole) -> str:
         if isinstance(seats, int) and not isinstance(seats, bool) and seats > 1:
             return f"{section}.args.max-num-seqs={seats // 2}"
     return f"{role}.args.max-num-seqs={_SEATS // 2}"
+
+
+def _default(key: str) -> float:
+    """Of a number in the lmcache section; 0: it has none."""
+    section, _, leaf = key.partition(".")
+    default = Lmcache.model_fields[leaf].default if section == "lmcache" and leaf in Lmcache.model_fields else None
+    return default if isinstance(default, int | float) and not isinstance(default, bool) else 0
 
 
 def _now(records: RunRecords, key: str) -> Any:

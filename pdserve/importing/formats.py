@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pdserve.errors import RecipeError
 from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, Launch
+from pdserve.importing.named_versions import named_versions
 from pdserve.importing.recipe_draft import draft
 from pdserve.importing.shell import script
 from pdserve.importing.srt import recipe
@@ -22,17 +24,18 @@ def imported(text: str, file: str, choice: ImportChoice, beside: Mapping[str, st
     """The recipe that `text` describes. `beside`: the other files of a collection of recipes, by their paths in it.
     Raises RecipeError for what cannot become a recipe."""
     if script.matches(text) and not file.endswith((".yaml", ".yml")):
-        return draft(script.launch(text, file, choice))
+        return _draft(script.launch(text, file, choice), text)
     tree = read(text, file)
     if vllm_recipe.matches(tree):
-        return draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice))
+        # Its text is a guide too, whose commands are of other ways to install.
+        return _draft(vllm_recipe.launch(tree, _collection(file, beside or {}), choice), "")
     if not recipe.matches(tree):
         raise RecipeError(
             "this is no launch that pdserve can read",
             where=f"{file}:1",
             todo="give a recipe of srt-slurm, one of vLLM's recipes, or a shell script with a line `vllm serve`",
         )
-    return _of_variants(variants(tree), file, choice.variant)
+    return _of_variants(variants(tree), text, file, choice.variant)
 
 
 def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
@@ -49,17 +52,21 @@ def _collection(file: str, beside: Mapping[str, str]) -> vllm_recipe.Collection:
     return vllm_recipe.Collection(read(beside[TAXONOMY], TAXONOMY), named)
 
 
-def _of_variants(trees: Mapping[str, Tree], file: str, name: str | None) -> Draft:
+def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | None) -> Draft:
     """The variant of that name; without a name the only one, or the first where all serve the same."""
     if name is not None:
         if name not in trees:
             raise RecipeError(f"there is no variant {name}", where=file, todo=_choose(trees))
-        return draft(recipe.launch(trees[name]))
-    drafts = {variant: draft(recipe.launch(tree)) for variant, tree in trees.items()}
+        return _draft(recipe.launch(trees[name]), text)
+    drafts = {variant: _draft(recipe.launch(tree), text) for variant, tree in trees.items()}
     first = next(iter(drafts.values()))
     if any(_served(other) != _served(first) for other in drafts.values()):
         raise RecipeError(f"the file describes {len(drafts)} deployments", where=f"{file}:1", todo=_choose(trees))
     return first
+
+
+def _draft(launch: Launch, text: str) -> Draft:
+    return replace(draft(launch), versions=named_versions(launch, text))
 
 
 def _served(variant: Draft) -> dict[str, object]:

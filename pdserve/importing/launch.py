@@ -75,6 +75,8 @@ class Launch:
     served_name: Sourced | None = None
     """Where no role has a flag for it; None: the end of the model's name."""
     image: Sourced | None = None
+    frameworks: dict[str, Sourced] = field(default_factory=dict)
+    """Package -> its version, where the file lists what its image contains."""
     container: dict[str, Any] = field(default_factory=dict)
     """The section as a recipe has it; its leaves are Sourced."""
     setup: list[Sourced] = field(default_factory=list)
@@ -102,6 +104,8 @@ class Draft:
     notes: tuple[Note, ...]
     file: str
     format: str
+    versions: Mapping[str, Sourced] = field(default_factory=dict)
+    """Package -> its version, where the file names one (named_versions.py)."""
 
     def losses(self) -> list[Note]:
         """What changes what is served."""

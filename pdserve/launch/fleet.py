@@ -243,10 +243,10 @@ class Fleet:
             return
         reasons = self.held.get(event.name)
         state.phase, state.note = ("degraded", _to_be(reasons)) if reasons else ("ready", "")
-        if isinstance(self.plan.process(event.name).probe, ExitProbe):
+        if done := isinstance(self.plan.process(event.name).probe, ExitProbe):
             state.phase, state.died_at = "done", time.time()
         state.ready_at, state.start_seconds, state.open_ports = time.time(), round(event.seconds, 3), event.ports
-        self.record("ready", name=event.name, seconds=round(event.seconds, 3))
+        self.record("ready", name=event.name, seconds=round(event.seconds, 3), **({"done": True} if done else {}))
         if not reasons:
             self.route(event.name, "ready")
 

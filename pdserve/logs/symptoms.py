@@ -194,8 +194,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
     _symptom(
         "hash-seeds-differ",
         r"Using builtin hash without PYTHONHASHSEED set|Could not load '\S+' from vLLM\. Using builtin hash",
-        "LMCache hashes blocks by Python's own hash, which differs between processes: nothing that an engine stores is "
-        "seen by another, or after a restart",
+        "LMCache hashes blocks by Python's own hash, which differs between processes: what a server keeps in a second "
+        "level is found by no other server, nor by itself after a restart",
         "lmcache.command and engine.command must pass their environment on (PYTHONHASHSEED); leave hash-algorithm out "
         "of lmcache.extra_args",
         _CACHED,

@@ -14,8 +14,11 @@ from pdserve.importing.annotated import annotated, line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.compare import Departure, departures
 from pdserve.importing.formats import STRATEGIES, TAXONOMY, imported
-from pdserve.importing.launch import Draft
+from pdserve.importing.launch import Draft, Sourced
+from pdserve.installed.versions import Versions
 from pdserve.operations.plan_recipe import load, plan_for
+from pdserve.plan.recipe_use import use_of
+from pdserve.plan.versions import check_coverage, hazards
 from pdserve.recipe.load import yaml12
 from pdserve.recipe.load.extends import text_of
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
@@ -61,6 +64,26 @@ def import_file(file: Path, choice: ImportChoice, environ: Mapping[str, str] = o
                 evidence=tuple(error.render().replace(f"{folder}/", "").splitlines()),
             ) from None
     return ImportedRecipe(text, draft, loaded)
+
+
+def version_hazards(recipe: ImportedRecipe) -> list[str]:
+    """What is known of the versions that the file names, for what its recipe uses; an entry for each.
+
+    What is known whatever the version is not repeated: the plan warns of it."""
+    named = recipe.draft.versions
+    if not named:
+        return []
+    use = use_of(recipe.loaded.recipe)
+    always = set(hazards(use.features, use.flags, Versions()))
+    versions = Versions.model_validate({package: str(at.value) for package, at in named.items()})
+    found = [text for text in hazards(use.features, use.flags, versions) if text not in always]
+    found += check_coverage(named, versions)
+    where = ", ".join(f"{package} {at.value} ({_place(at)})" for package, at in named.items())
+    return [f"the file names {where}: {text}" for text in found]
+
+
+def _place(at: Sourced) -> str:
+    return f"line {at.line}, {at.key}" if at.line else at.key
 
 
 def _check_writable(text: str, file: Path) -> None:

@@ -25,13 +25,12 @@ from pdserve.plan.nodes import placement
 from pdserve.plan.nodes.placement import Instance
 from pdserve.plan.ports import AssignedPorts
 from pdserve.plan.proxy import exposure, pdserve_proxy, reached, vllm_router
+from pdserve.plan.recipe_use import use_of
 from pdserve.plan.setup import setup_processes
 from pdserve.plan.weights import weights_processes
 from pdserve.recipe import effective
-from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache, class_names, kinds_of
-from pdserve.recipe.load.problems import dotted
+from pdserve.recipe.connectors.registry import AnyConnector, RawSection, attaches_lmcache
 from pdserve.recipe.model import Logs, Recipe
-from pdserve.recipe.rules.engines import flag_path
 from pdserve.roles import EngineRole
 
 __all__ = ["build_plan", "nodes_for"]
@@ -148,33 +147,12 @@ def _same_code(installed: Versions) -> Iterator[str]:
 
 def _check_versions(recipe: Recipe, installed: Versions) -> Iterator[str]:
     versions.check_requires(recipe.requires.items(), installed)
-    used = []
-    packages: set[str] = set()
-    for role_name, role, connector in effective.roles(recipe):
-        classes = class_names(connector)
-        flags = {flag: dotted(flag_path(recipe, role_name, flag)) for flag in effective.args_of(recipe, role)}
-        yield from versions.check_flags(flags, "vllm", installed)
-        packages |= {kind.package for kind in kinds_of(connector)}
-        used.append(
-            versions.features(
-                role=role_name,
-                platform=recipe.platform,
-                connectors=classes,
-                per_tp_rank=recipe.lmcache is not None and recipe.lmcache.per == "tp-rank",
-                of_connectors=frozenset().union(*(leaf.features() for leaf in effective.transfers_of(connector))),
-                lmcache_driven=any(
-                    effective.transfer_mode_of(recipe, leaf)[1] == "lmcache_driven"
-                    for leaf in effective.lmcache_leaves(connector)
-                ),
-                async_scheduling=effective.args_of(recipe, role).get("async-scheduling") is not False,
-                l2=recipe.lmcache is not None and bool(recipe.lmcache.l2),
-            )
-        )
-    if recipe.lmcache is not None:
-        flags = {flag: f"lmcache.extra_args.{flag}" for flag in recipe.lmcache.extra_args}
-        yield from versions.check_flags(flags, "lmcache", installed)
-    yield from versions.check_known(used, installed)
-    yield from versions.check_coverage([name for name in PACKAGES if name == "vllm" or name in packages], installed)
+    use = use_of(recipe)
+    for package, flags in use.flags:
+        yield from versions.check_flags(flags, package, installed)
+    yield from versions.check_known(use.features, installed)
+    counted = [name for name in PACKAGES if name == "vllm" or name in use.packages]
+    yield from versions.check_coverage(counted, installed)
 
 
 def _warnings(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
 
 from pdserve.errors import PreflightError, RecipeError
 from pdserve.installed.versions import KNOWN, TESTED
-from pdserve.known.defects import DEFECTS, affected
-from pdserve.known.flags import FLAGS
+from pdserve.known.defects import DEFECTS, Defect, affected
+from pdserve.known.flags import FLAGS, Flag
 from pdserve.patches.patch import in_range
 from pdserve.plan.model import Versions
 
@@ -68,13 +68,7 @@ def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[st
     A version that is not known excludes nothing: no defect is blamed on it.
     """
     warnings: dict[str, None] = {}
-    for defect in DEFECTS:
-        if not any(defect.needs <= used for used in roles):
-            continue
-        if not all(affected(package, text, versions) for package, text in defect.versions.items()):
-            continue
-        installed = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
-        what = f"{installed}: {defect.what} ({defect.source})" if installed else f"{defect.what} ({defect.source})"
+    for defect, what in _defects(tuple(roles), versions):
         if defect.refuse:
             raise PreflightError(what, todo=defect.todo)
         warnings[f"{what}; {defect.todo}"] = None
@@ -84,13 +78,42 @@ def check_known(roles: Iterable[frozenset[str]], versions: Versions) -> tuple[st
 def check_flags(flags: Mapping[str, str], package: str, versions: Versions) -> Iterator[str]:
     """Warnings for flags that the installed version takes and ignores; PreflightError for a flag that it lacks: its
     process would end at once. `flags`: each with its key in the recipe."""
-    for flag in FLAGS:
-        if flag.package != package or flag.name not in flags or not affected(package, flag.versions, versions):
-            continue
-        what = f"{package} {_version(package, versions)} {flag.what}"
+    for flag, what in _flags(flags, package, versions):
         if not flag.ignored:
             raise PreflightError(what, where=flags[flag.name], todo=flag.todo)
         yield f"{flags[flag.name]}: {what}; {flag.todo}"
+
+
+def hazards(
+    roles: Iterable[frozenset[str]], flags: Iterable[tuple[str, Mapping[str, str]]], versions: Versions
+) -> Iterator[str]:
+    """All that is known of these versions for such a recipe, and raised as nothing: they are those of another machine,
+    of an image for example. What would be refused there comes first."""
+    found = [(defect.refuse, what, defect.todo) for defect, what in _defects(tuple(roles), versions)]
+    for package, keys in flags:
+        seen = _flags(keys, package, versions)
+        found += [(not flag.ignored, f"{keys[flag.name]}: {what}", flag.todo) for flag, what in seen]
+    for refused, what, todo in sorted(dict.fromkeys(found), key=lambda each: not each[0]):
+        yield f"{what}; {todo}" + (" (with it installed, pdserve refuses the start)" if refused else "")
+
+
+def _defects(roles: Sequence[frozenset[str]], versions: Versions) -> Iterator[tuple[Defect, str]]:
+    for defect in DEFECTS:
+        if not any(defect.needs <= used for used in roles):
+            continue
+        if not all(affected(package, text, versions) for package, text in defect.versions.items()):
+            continue
+        installed = ", ".join(f"{package} {_version(package, versions)}" for package in defect.versions)
+        yield (
+            defect,
+            f"{installed}: {defect.what} ({defect.source})" if installed else f"{defect.what} ({defect.source})",
+        )
+
+
+def _flags(flags: Mapping[str, str], package: str, versions: Versions) -> Iterator[tuple[Flag, str]]:
+    for flag in FLAGS:
+        if flag.package == package and flag.name in flags and affected(package, flag.versions, versions):
+            yield flag, f"{package} {_version(package, versions)} {flag.what}"
 
 
 def check_coverage(packages: Iterable[str], versions: Versions) -> Iterator[str]:

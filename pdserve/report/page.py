@@ -1,36 +1,135 @@
-"""A report as one HTML file that needs nothing else."""
+"""A report or a comparison as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pdserve.report.rows import ReportContents, varied
+from pdserve.bench.compare import Comparison, FigureChange
+from pdserve.bench.result import BenchResult
+from pdserve.report.bars import shares_of_caches
+from pdserve.report.drawing import Picture
+from pdserve.report.provenance import LACKING, provenance_view
+from pdserve.report.rows import ReportContents, ReportRow
+from pdserve.report.stages import STAGES, prompt_sources, stages
 
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+@dataclass(frozen=True)
+class _Why:
+    check: str
+    text: str
+    invalid: bool
 
 
-def page(report: ReportContents, drawn: Sequence[Mapping[str, str]]) -> str:
-    """`drawn`: title, note and svg of each picture."""
-    from jinja2 import Environment, StrictUndefined
+def report_page(report: ReportContents, drawn: Sequence[Picture]) -> str:
+    """Provenance, pictures, what does not count, figures."""
+    deployments = sorted({about.deployment for _, about in report.provenance})
+    return _rendered(
+        "report.html.j2",
+        title=f"{', '.join(deployments) or 'nothing measured'}: benchmark report",
+        report=report,
+        about=provenance_view([(report.letter(series), about) for series, about in report.provenance]),
+        deployments=deployments,
+        counts={
+            series: (len(rows), sum(not row.valid for row in rows))
+            for series in report.names
+            if (rows := [row for row in report.rows if row.series == series])
+        },
+        drawn=_figures(drawn),
+        why=_reasons(report),
+        hits=_hits,
+        stages=stages,
+        stage_names=STAGES,
+    )
+
+
+def comparison_page(
+    names: tuple[str, str],
+    results: tuple[BenchResult, BenchResult],
+    comparison: Comparison,
+    drawn: Sequence[Picture],
+) -> str:
+    """What differs first, then what is not compared, then each figure. `names`: what the results are called."""
+    a, b = names
+    loads: dict[str, list[FigureChange]] = {}
+    for change in comparison.changes:
+        loads.setdefault(change.load, []).append(change)
+    measured = [each for result in results for each in result.measurements]
+    return _rendered(
+        "comparison.html.j2",
+        title=f"{a} and {b}: comparison of benchmarks",
+        a=a,
+        b=b,
+        deployments=list(dict.fromkeys(result.provenance.deployment for result in results)),
+        verdict=_verdict(comparison),
+        measured=len(measured),
+        invalid=sum(not each.verdict.valid for each in measured),
+        lacking=LACKING,
+        comparison=comparison,
+        about=provenance_view(list(zip(("A", "B"), (result.provenance for result in results), strict=True))),
+        loads=loads,
+        drawn=_figures(drawn),
+    )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(values)
+
+
+def _figures(drawn: Sequence[Picture]) -> list[dict[str, object]]:
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    shared, differs = varied(report.provenance)
-    recipes: dict[str, list[str]] = {}
-    for name, about in report.provenance:
-        recipes.setdefault(about.recipe, []).append(name)
-    began = [about.began for _, about in report.provenance]
-    times = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC") for at in sorted(began)]
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        report=report,
-        shared=shared,
-        differs=differs,
-        recipes=recipes,
-        times=times,
-        clients=sorted({about.client for _, about in report.provenance}),
-        deployments=sorted({about.deployment for _, about in report.provenance}),
-        # Not a text of others: matplotlib has written it, and has escaped what it drew.
-        drawn=[{**each, "svg": Markup(each["svg"])} for each in drawn],  # noqa: S704
+    # Not a text of others: matplotlib has written it, and has escaped what it drew.
+    return [
+        {
+            "svg": Markup(each.svg),  # noqa: S704
+            "note": each.note,
+            "list": each.lines,
+            "minor": each.minor,
+            "timeline": each.name.startswith("timeline"),
+        }
+        for each in drawn
+    ]
+
+
+def _reasons(report: ReportContents) -> dict[_Why, list[str]]:
+    """Each once, with the rows that have it. INVALID ones first."""
+    found: dict[_Why, list[str]] = {}
+    for invalid in (True, False):
+        for row in report.rows:
+            for reason in row.reasons if invalid else row.unchecked:
+                repeat = "" if row.repeat is None else f" #{row.repeat + 1}"
+                where = found.setdefault(_Why(reason.check, reason.text, invalid), [])
+                where.append(f"{report.letter(row.series)}, {row.load.title}{repeat}")
+    return found
+
+
+def _hits(row: ReportRow) -> str:
+    """As counted, and in theory."""
+    share = None if row.measurement is None else shares_of_caches(prompt_sources(row.measurement))
+    return ", ".join("-" if each is None else f"{each:.0f} %" for each in (share, row.theory))
+
+
+def _verdict(comparison: Comparison) -> str:
+    judged = [change for change in comparison.changes if change.judgement != "not judged"]
+    if not judged:
+        return "Nothing can be judged: see below."
+    real = [change for change in judged if change.judgement == "real"]
+    if not real:
+        return f"None of {len(judged)} figures changed by more than the noise over repeats."
+    better = sum(change.better for change in real)
+    return (
+        f"{len(real)} of {len(judged)} figures changed by more than the noise over repeats: B is better in {better} and"
+        f" worse in {len(real) - better} of them."
     )

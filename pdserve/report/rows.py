@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve.bench.result import BenchResult, Measurement, Provenance
-from pdserve.bench.stored import RESULT, read_result
+from pdserve.bench.stored import EVENTS, RESULT, read_result
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import StateError
-from pdserve.sweep.record import PointRecord, has_result, records_in
+from pdserve.report.stages import theoretical_hit
+from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
+from pdserve.run import history
+from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,13 @@ class ReportRow:
     unchecked: tuple[Reason, ...]
     measurement: Measurement | None
     """None: nothing was measured."""
+    theory: float | None = None
+    """Per cent of its prompt tokens that a cache without limits would have."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has figures at all."""
+        return self.measurement is not None and self.measurement.figures.completed > 0
 
     @property
     def status(self) -> str:
@@ -39,23 +49,39 @@ class ReportContents:
     """All that a page shows."""
 
     provenance: tuple[tuple[str, Provenance], ...]
-    """Of each result, with the folder's name."""
+    """Of each result, with what is varied."""
     rows: tuple[ReportRow, ...]
+    timelines: tuple[Timeline, ...] = ()
+    """Of each start of a deployment whose history was kept."""
 
     @property
     def invalid(self) -> int:
         return sum(not row.valid for row in self.rows)
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What each series is called in tables and pictures: with a letter, where there are several."""
+        series = list(dict.fromkeys(row.series for row in self.rows))
+        return {each: f"{_letter(index)}: {each}" if len(series) > 1 else each for index, each in enumerate(series)}
+
+    def letter(self, series: str) -> str:
+        """What it is called where there is little room; the name itself where it is the only one."""
+        name = self.names.get(series, series)
+        return name.removesuffix(f": {series}") if len(self.names) > 1 else name
+
 
 def read_report(folders: Sequence[Path]) -> ReportContents:
     """Raises StateError when a folder has neither."""
-    provenance: list[tuple[str, Provenance]] = []
+    results: list[tuple[str, BenchResult]] = []
     rows: list[ReportRow] = []
+    runs: list[KeptRun] = []
     for folder in folders:
         if has_result(folder):
             result = read_result(folder, str(folder))
-            provenance.append((folder.name, result.provenance))
-            rows += rows_of(f"{result.provenance.deployment} {folder.name}", result, None)
+            series = f"{result.provenance.deployment} {folder.name}"
+            results.append((series, result))
+            rows += rows_of(series, result, None)
+            runs.append(KeptRun(result.provenance.run_id, folder / EVENTS, series))
             continue
         records = records_in(folder)
         if not records:
@@ -65,54 +91,94 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
                 cause=f"it has no {RESULT} and no points that are over",
                 todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
             )
-        for place, record in records.items():
+        # In the order in which they were measured: the name of a run begins with its time.
+        for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
             series = ", ".join(f"{key}={value}" for key, value in record.settings) or folder.name
+            if record.run_id is not None:
+                runs.append(KeptRun(record.run_id, SweepFolder(folder).events(record.run_id), series))
             if record.result is None:
                 rows.append(_unmeasured(series, record))
                 continue
             there = place / record.result
             result = read_result(there, str(there))
-            provenance.append((record.id, result.provenance))
+            results.append((series, result))
             rows += rows_of(series, result, record)
-    return ReportContents(tuple(provenance), tuple(_sorted(_with_work(rows))))
+    # Curves of different prompts are different curves.
+    works = {row.workload.title for row in rows}
+    if len(works) > 1:
+        rows = [replace(row, series=f"{row.series}; {row.workload.title}") for row in rows]
+        results = [(f"{series}; {result.workload.title}", result) for series, result in results]
+    rows = _sorted(rows)
+    provenance = tuple((series, result.provenance) for series, result in results)
+    return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
 
 
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:
     """A measurement counts only if its point does too. What the sweep itself objects to is shown at each."""
+    verdicts = [each.verdict for each in result.measurements]
+    wrong = _own(record.reasons, [verdict.reasons for verdict in verdicts]) if record is not None else ()
+    unchecked = _own(record.unchecked, [verdict.unchecked for verdict in verdicts]) if record is not None else ()
     rows = []
     for each in result.measurements:
-        reasons, unchecked = each.verdict.reasons, each.verdict.unchecked
-        if record is not None and record.status == "INVALID":
-            reasons = tuple(dict.fromkeys((*reasons, *record.reasons)))
-        if record is not None:
-            unchecked = tuple(dict.fromkeys((*unchecked, *record.unchecked)))
         valid = each.verdict.valid and (record is None or record.status == "VALID")
-        rows.append(ReportRow(series, result.workload, each.load, each.repeat, valid, reasons, unchecked, each))
+        reasons = (*each.verdict.reasons, *wrong)
+        if not valid and not reasons:
+            reasons = (Reason(check="point", text="another repeat of its point is INVALID"),)
+        rows.append(
+            ReportRow(
+                series,
+                result.workload,
+                each.load,
+                each.repeat,
+                valid,
+                reasons,
+                (*each.verdict.unchecked, *unchecked),
+                each,
+                theoretical_hit(result),
+            )
+        )
     return rows
 
 
-def varied(provenance: Sequence[tuple[str, Provenance]]) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
-    """Versions and hardware: what all results share, and what differs, with every value of it."""
-    values: dict[str, list[str]] = {}
-    for _, about in provenance:
-        facts = {f"version of {name}": value or "-" for name, value in about.versions.items()}
-        facts |= dict(about.hardware)
-        for name, value in facts.items():
-            values.setdefault(name, []).append(value)
-    shared = {n: v[0] for n, v in values.items() if len(set(v)) == 1 and len(v) == len(provenance)}
-    return shared, {name: list(dict.fromkeys(v)) for name, v in values.items() if name not in shared}
+def _own(of_point: Sequence[Reason], of_measurements: Sequence[Sequence[Reason]]) -> tuple[Reason, ...]:
+    """What the sweep has added to the verdicts of its measurements."""
+    return tuple(reason for reason in of_point if not any(reason in some for some in of_measurements))
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run whose history may have been kept."""
+
+    run_id: str
+    events: Path
+    series: str
+
+
+def _timelines(runs: Sequence[KeptRun], rows: Sequence[ReportRow]) -> Iterator[Timeline]:
+    """In the order of their starts. A run is drawn once, with all that was measured on it."""
+    spans: dict[str, list[MeasuredSpan]] = {}
+    for row in rows:
+        if row.measurement is not None:
+            before, after = row.measurement.before, row.measurement.after
+            spans.setdefault(before.run_id, []).append(
+                MeasuredSpan(before.clocks.wall, after.clocks.wall, row.load.title, row.valid)
+            )
+    for run_id in sorted({run.run_id for run in runs}):
+        its = [run for run in runs if run.run_id == run_id]
+        events, _ = history.read(its[-1].events, 0)
+        of = "; ".join(dict.fromkeys(run.series for run in its))
+        if (drawn := timeline(run_id, of, events, spans.get(run_id, []))) is not None:
+            yield drawn
+
+
+def _letter(index: int) -> str:
+    """A to Z, then A1 and so on."""
+    turn, place = divmod(index, 26)
+    return f"{chr(ord('A') + place)}{turn or ''}"
 
 
 def _unmeasured(series: str, record: PointRecord) -> ReportRow:
     return ReportRow(series, record.workload, record.load, None, False, record.reasons, record.unchecked, None)
-
-
-def _with_work(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """Curves of different prompts are different curves."""
-    works = {row.workload.title for row in rows}
-    if len(works) < 2:
-        return list(rows)
-    return [ReportRow(**{**vars(row), "series": f"{row.series}; {row.workload.title}"}) for row in rows]
 
 
 def _sorted(rows: Sequence[ReportRow]) -> list[ReportRow]:

@@ -30,15 +30,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from pdserve.errors import MAKE_ROOM, NotOursError, StateError
 from pdserve.logs.rotation import NO_ROOM
 from pdserve.plan.model import Plan
 from pdserve.run import engine_key, history, launcher_lock
 from pdserve.run.state import DeploymentState
+from pdserve.run.stored_model import ModelT, read_model
 from pdserve.system.host import is_here, is_named_here
 
 BEAT_SECONDS = 2.0
@@ -311,12 +310,9 @@ def _contents(file: Path) -> bytes:
         return stream.read()
 
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
 def _read(file: Path, model: type[ModelT]) -> ModelT:
     try:
-        return model.model_validate_json(_contents(file))
+        return read_model(model, _contents(file), file, todo=f"; after an edit by hand, {_anew(file)}")
     except FileNotFoundError:
         raise StateError(f"this run has no {file.name}", where=str(file.parent), todo="start it: pdserve up") from None
     except OSError as error:
@@ -326,14 +322,6 @@ def _read(file: Path, model: type[ModelT]) -> ModelT:
             where=str(file),
             cause="it is a symbolic link, which is not followed" if is_link else error.strerror or str(error),
             todo=_anew(file),
-        ) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise StateError(
-            f"this is not a {file.name} of this version of pdserve",
-            where=str(file),
-            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
-            todo=f"use the version that wrote it; after an edit by hand, {_anew(file)}",
         ) from None
 
 

@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 
 from pdserve.errors import MAKE_ROOM, StateError
+from pdserve.logs.rotation import earlier
 from pdserve.run.directory import RunDir
 
 
 def keep_start(run: RunDir, starts: Path) -> None:
     """Recipe, plan, versions, history, failure and logs; no key is among them. Raises StateError."""
     there = starts / run.run_id
-    files = (run.recipe, run.plan, run.versions, run.state, run.events, run.failure)
+    files = (run.recipe, run.plan, run.versions, run.state, run.events, earlier(run.events), run.failure)
     try:
         there.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in files:

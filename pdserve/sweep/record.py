@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from pdserve.bench.result import BenchResult
 from pdserve.bench.stored import RESULT
 from pdserve.bench.validity import Reason
 from pdserve.bench.workload import Load, Workload
 from pdserve.errors import MAKE_ROOM, StateError
 from pdserve.plan.frozen import Frozen
+from pdserve.run.directory import RunDir
+from pdserve.run.stored_model import read_model
 from pdserve.sweep.points import Point, Settings
 
 POINT = "point.json"
@@ -62,6 +62,10 @@ class SweepFolder:
     def of(cls, root: Path, deployment: str, name: str) -> SweepFolder:
         return cls(root / deployment / _FOLDER / name)
 
+    def events(self, run_id: str) -> Path:
+        """The history of a start, if it was kept."""
+        return RunDir(self.starts / run_id).events
+
     def point(self, point: Point) -> Path:
         return self.path / _POINTS / point.id
 
@@ -90,17 +94,10 @@ class SweepFolder:
 def read_point(file: Path) -> PointRecord:
     """Raises StateError."""
     try:
-        return PointRecord.model_validate_json(file.read_bytes())
+        data = file.read_bytes()
     except OSError as error:
         raise StateError("this point cannot be read", where=str(file), cause=error.strerror or str(error)) from None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise StateError(
-            f"this is no {POINT} of this version of pdserve",
-            where=str(file),
-            cause=": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))),
-            todo=f"use the version that wrote it, or remove {file.parent} to measure the point again",
-        ) from None
+    return read_model(PointRecord, data, file, todo=f", or remove {file.parent} to measure the point again")
 
 
 def records_in(folder: Path) -> Mapping[Path, PointRecord]:

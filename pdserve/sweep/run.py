@@ -50,81 +50,67 @@ def to_run(planned: PlannedSweep, folder: SweepFolder, *, retry: bool) -> tuple[
     return tuple(point for point, record in records if record is None or (retry and record.status == "INVALID"))
 
 
-def sweep(
-    planned: PlannedSweep,
-    some: Sequence[Point],
-    root: Path,
-    folder: SweepFolder,
-    options: SweepOptions,
-    show: VerbProgress,
-    on_point: OnPoint,
-) -> None:
-    """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name runs
-    that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and PreflightError
-    when a client is not installed."""
-    if not all(map(needs_vllm, some)):
-        found(os.environ)  # a client that is missing is no reason to find all of its points INVALID
-    runner = _Runner(planned, root, folder, options, show, on_point)
-    runner.end_former()
-    for deployment, its_points in by_deployment(some):
-        runner.measure_all(deployment, its_points)
-
-
 def needs_vllm(point: Point) -> bool:
     """Whether its client is that of the engines' environment."""
     return point.workload.client_for(point.load) == "vllm"
 
 
-class _Runner:
-    def __init__(
-        self,
-        planned: PlannedSweep,
-        root: Path,
-        folder: SweepFolder,
-        options: SweepOptions,
-        show: VerbProgress,
-        on_point: OnPoint,
-    ) -> None:
-        self._planned = planned
-        self._name = planned.name
-        self._root = root
-        self._folder = folder
-        self._options = options
-        self._show = show
-        self._on_point = on_point
+@dataclass(frozen=True)
+class SweepRunner:
+    """Of a sweep, on this machine."""
 
-    def end_former(self) -> None:
+    planned: PlannedSweep
+    root: Path
+    folder: SweepFolder
+    options: SweepOptions
+    show: VerbProgress
+    on_point: OnPoint
+
+    def run(self, some: Sequence[Point]) -> None:
+        """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name
+        runs that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and
+        PreflightError when a client is not installed."""
+        if not all(map(needs_vllm, some)):
+            found(os.environ)  # a client that is missing is no reason to find all of its points INVALID
+        self._end_former()
+        for deployment, its_points in by_deployment(some):
+            self._measure_all(deployment, its_points)
+
+    def _end_former(self) -> None:
         """A sweep that was killed leaves its deployment running."""
-        run = running(self._root, self._name)
+        run = running(self.root, self.planned.name)
         if run is None:
             return
-        if not (self._folder.starts / run.run_id).exists():
+        if not (self.folder.starts / run.run_id).exists():
             raise StateError(
-                f"{self._name} is running already",
+                f"{self.planned.name} is running already",
                 where=str(run.path),
                 cause="a sweep starts and stops the deployments that it measures, and this one is not of this sweep",
-                todo=f"pdserve down {self._name}, or another name in the recipe",
+                todo=f"pdserve down {self.planned.name}, or another name in the recipe",
             )
-        self._show.note(f"{self._name}: left by this sweep when it was cut off; stopping it")
+        self.show.note(f"{self.planned.name}: left by this sweep when it was cut off; stopping it")
         self._down()
 
-    def measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
+    def _measure_all(self, deployment: Variant, its_points: Sequence[Point]) -> None:
         """Up, its points, down. It is only started anew in between when it is not ready any more."""
-        self._show.note(f"deployment: {deployment.title}")
+        self.show.note(f"deployment: {deployment.title}")
         start_failed: PdserveError | None = None
+        failed_run: str | None = None
         try:
             for point in its_points:
                 began, start_seconds = time.monotonic(), None
                 if start_failed is None and not self._ready():
                     self._down()
+                    former = self._run_id()
                     try:
                         self._up(deployment)
                         start_seconds = time.monotonic() - began
                     except PdserveError as error:
-                        start_failed = error
+                        start_failed, last = error, self._run_id()
+                        failed_run = last if last != former else None
                 if start_failed is not None:
                     # The same recipe would fail again, and a start takes minutes.
-                    self._end(point, _failed(point, "start", start_failed))
+                    self._end(point, _failed(point, "start", start_failed, run_id=failed_run))
                 else:
                     self._end(point, self._measured(point, start_seconds))
         finally:
@@ -132,55 +118,56 @@ class _Runner:
 
     def _ready(self) -> bool:
         try:
-            serving(self._root, self._name, "sweep")
+            serving(self.root, self.planned.name, "sweep")
         except StateError:
             return False
         return True
 
     def _up(self, deployment: Variant) -> None:
         """Raises what `up` raises."""
-        recipe = self._planned.recipes[deployment.digest]
+        recipe = self.planned.recipes[deployment.digest]
         before = self._run_id()
         words = recipe_words(recipe.path, set_of(deployment.settings), ())
         try:
-            up(recipe, where(recipe, None, this_machine=True, words=words), self._show, UpOptions(detach=True))
+            up(recipe, where(recipe, None, this_machine=True, words=words), self.show, UpOptions(detach=True))
         finally:
             interruptible()  # `up` leaves a closed terminal to its launcher; here a deployment has to be stopped
-            last = last_run(self._root, self._name)
+            last = last_run(self.root, self.planned.name)
             if last is not None and last[0].run_id != before:
-                keep_start(last[0], self._folder.starts)
+                keep_start(last[0], self.folder.starts)
 
     def _down(self) -> None:
-        run = running(self._root, self._name)
-        if run is None:
-            return
-        try:
-            down(self._name, self._show.result)
-        except ReportedError as error:
-            self._show.note(error.render().splitlines()[0])  # it had failed; it is stopped all the same
-        keep_start(run, self._folder.starts)
+        if running(self.root, self.planned.name) is not None:
+            try:
+                down(self.planned.name, self.show.result)
+            except ReportedError as error:
+                self.show.note(error.render().splitlines()[0])  # it had failed; it is stopped all the same
+        # One that has died while it was measured is over already, and its history and logs have why.
+        last = last_run(self.root, self.planned.name)
+        if last is not None and (self.folder.starts / last[0].run_id).exists():
+            keep_start(last[0], self.folder.starts)
 
     def _run_id(self) -> str | None:
-        last = last_run(self._root, self._name)
+        last = last_run(self.root, self.planned.name)
         return None if last is None else last[0].run_id
 
     def _measured(self, point: Point, start_seconds: float | None) -> PointRecord:
         began = time.monotonic()
         attempt = new_run_id()  # the salt of its prompts is made of it: it is new in every attempt
         try:
-            deployment = serving(self._root, self._name, "sweep")
-            trace = self._planned.loaded.trace_of(point.workload)
+            deployment = serving(self.root, self.planned.name, "sweep")
+            trace = self.planned.loaded.trace_of(point.workload)
             client = client_of(
                 deployment.plan,
                 point.workload,
                 point.load,
                 trace,
                 os.environ,
-                python=self._options.python if needs_vllm(point) else None,
-                tokenizer=self._options.tokenizer,
+                python=self.options.python if needs_vllm(point) else None,
+                tokenizer=self.options.tokenizer,
             )
-            task = Task(point.workload, (point.load,), client, self._options.limit_seconds, trace)
-            result = asyncio.run(bench(deployment, task, self._folder.point(point) / attempt, lambda _: None))
+            task = Task(point.workload, (point.load,), client, self.options.limit_seconds, trace)
+            result = asyncio.run(bench(deployment, task, self.folder.point(point) / attempt, lambda _: None))
         except PdserveError as error:
             return _failed(point, "measurement", error, run_id=self._run_id(), seconds=time.monotonic() - began)
         return record_of(
@@ -192,8 +179,8 @@ class _Runner:
         )
 
     def _end(self, point: Point, record: PointRecord) -> None:
-        self._folder.write(point, record)
-        self._on_point(point, record)
+        self.folder.write(point, record)
+        self.on_point(point, record)
 
 
 def record_of(
@@ -208,6 +195,31 @@ def record_of(
         warm, unknown = cold(measurement, result.trace.prefix_hit if result.trace is not None else 0.0)
         wrong += [warm] if warm is not None and warm not in wrong else []
         unchecked += [unknown] if unknown is not None and unknown not in unchecked else []
+    return _record(
+        point,
+        wrong,
+        unchecked,
+        result=attempt,
+        run_id=result.provenance.run_id,
+        start_seconds=start_seconds,
+        seconds=seconds,
+    )
+
+
+def _failed(point: Point, check: str, error: PdserveError, *, run_id: str | None, seconds: float = 0.0) -> PointRecord:
+    return _record(point, [Reason(check=check, text=error.render())], [], run_id=run_id, seconds=seconds)
+
+
+def _record(
+    point: Point,
+    wrong: Sequence[Reason],
+    unchecked: Sequence[Reason],
+    *,
+    run_id: str | None,
+    seconds: float,
+    result: str | None = None,
+    start_seconds: float | None = None,
+) -> PointRecord:
     return PointRecord(
         id=point.id,
         settings=point.deployment.settings,
@@ -216,23 +228,8 @@ def record_of(
         status="INVALID" if wrong else "VALID",
         reasons=tuple(wrong),
         unchecked=tuple(unchecked),
-        result=attempt,
-        run_id=result.provenance.run_id,
-        start_seconds=start_seconds,
-        seconds=seconds,
-    )
-
-
-def _failed(
-    point: Point, check: str, error: PdserveError, *, run_id: str | None = None, seconds: float = 0.0
-) -> PointRecord:
-    return PointRecord(
-        id=point.id,
-        settings=point.deployment.settings,
-        workload=point.workload,
-        load=point.load,
-        status="INVALID",
-        reasons=(Reason(check=check, text=error.render()),),
+        result=result,
         run_id=run_id,
+        start_seconds=start_seconds,
         seconds=seconds,
     )

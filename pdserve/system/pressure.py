@@ -10,6 +10,7 @@ from pathlib import Path
 from pdserve.system import procfs
 
 _PROC = Path("/proc")
+_CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,17 @@ class Pressure:
     """Of the cgroup's accounting periods, and in how many of them the limit was reached."""
     busiest_share: float | None = None
     """Of a CPU, that the busiest process of the tree used over a while; None: not measured."""
+    wanted_share: float | None = None
+    """Of a while, in which the busiest process of the tree ran or waited for a CPU; None: not measured."""
 
 
-def pressure_of(root: int, top: Path | None, *, proc: Path = _PROC) -> Pressure:
-    """Of a living process and its descendants; what has gone meanwhile counts nothing. `top`: the mount of cgroups v2;
-    None: there is none."""
+def pressure_of(root: int, top: Path | None, v1: Path | None = None, *, proc: Path = _PROC) -> Pressure:
+    """Of a living process and its descendants; what has gone meanwhile counts nothing. `top`: the mount of cgroups v2,
+    `v1`: that of v1's cpu controller; None: there is none."""
     pids = {root, *procfs.descendants(root)} if proc == _PROC else {root}
-    throttled = None if top is None else _throttled(_cgroups_of(root, proc, top))
+    folders = [] if top is None else _cgroups_of(root, proc, top)
+    folders += [] if v1 is None else _cgroups_of(root, proc, v1, _CPU)
+    throttled = _throttled(folders)
     if throttled is None:
         return Pressure(_swapped(pids, proc), None)
     periods, limited, microseconds = throttled
@@ -42,6 +47,20 @@ def cpu_seconds(root: int) -> dict[int, float]:
     ticks = os.sysconf("SC_CLK_TCK")
     used = {pid: procfs.cpu_ticks(pid) for pid in (root, *procfs.descendants(root))}
     return {pid: count / ticks for pid, count in used.items() if count is not None}
+
+
+def wanted_seconds(root: int, *, proc: Path = _PROC) -> dict[int, float]:
+    """CPU time so far of the main threads of a living process and its descendants, with the time that they could have
+    run and waited for a CPU (/proc/PID/schedstat), by PID. Empty where the kernel does not count it."""
+    pids = (root, *procfs.descendants(root)) if proc == _PROC else (root,)
+    wanted: dict[int, float] = {}
+    for pid in pids:
+        try:
+            ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
+            wanted[pid] = (int(ran) + int(waited)) / 1e9
+        except (OSError, ValueError):
+            continue
+    return wanted
 
 
 def busiest(before: dict[int, float], after: dict[int, float], seconds: float) -> float | None:
@@ -65,15 +84,17 @@ def _swapped(pids: Iterable[int], proc: Path) -> int:
     return total
 
 
-def _cgroups_of(pid: int, proc: Path, top: Path) -> list[Path]:
-    """Its cgroup (v2) and those above it, the closest first."""
+def _cgroups_of(pid: int, proc: Path, top: Path, controller: str = "") -> list[Path]:
+    """Its cgroup and those above it, the closest first. `controller`: of v1; empty: v2."""
     try:
         entries = procfs.lines_of(proc / str(pid) / "cgroup")
     except OSError:
         return []
     for entry in entries:
-        if entry.startswith("0::/"):
-            folder = top / entry.removeprefix("0::/")
+        _, _, named = entry.partition(":")
+        controllers, _, path = named.partition(":")
+        if path.startswith("/") and controller in controllers.split(","):
+            folder = top / path.removeprefix("/")
             return [folder, *(above for above in folder.parents if above == top or top in above.parents)]
     return []
 
@@ -90,6 +111,8 @@ def _cpu_stat(folder: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     values = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+    if "throttled_time" in values:  # v1: nanoseconds
+        values["throttled_usec"] = values["throttled_time"] // 1000
     if "throttled_usec" not in values:
         return None
     return values.get("nr_periods", 0), values.get("nr_throttled", 0), values["throttled_usec"]

@@ -88,6 +88,45 @@ def test_a_trace_is_replayed_with_its_sessions_and_the_achieved_hit_stands_besid
     assert not [path for path in files if serving.run.read_key() in path.read_text()]
 
 
+SAID = {"role": "user", "content": "What is in the file?"}
+FORMATS: dict[str, list[dict[str, Any]]] = {
+    "mooncake": [
+        {"session_id": "a", "input_length": 40, "output_length": 4, "hash_ids": [1, 2, 3]},
+        {"session_id": "a", "input_length": 20, "output_length": 5, "hash_ids": [7, 8], "delay": 20},
+        {"session_id": "b", "input_length": 40, "output_length": 6, "hash_ids": [1, 2, 4]},
+    ],
+    "conversations": [
+        {"turns": [{"role": "system", "text": "Be brief."}, {"text": "Hello", "output_length": 4}, {"text": "And?"}]},
+        {"turns": [{"text": "Hi", "output_length": 4}]},
+    ],
+    "sub-agents": [
+        {
+            "session_id": "root",
+            "turns": [
+                {"messages": [SAID], "max_tokens": 4, "spawns": ["sub"]},
+                {"messages": [SAID], "max_tokens": 5, "forks": ["fork"]},
+            ],
+        },
+        {"session_id": "sub", "turns": [{"messages": [SAID], "max_tokens": 3}]},
+        {"session_id": "fork", "turns": [{"messages": [SAID], "max_tokens": 6}]},
+        {"session_id": "other", "turns": [{"messages": [SAID], "max_tokens": 4}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_is_replayed_whole_with_the_lengths_that_it_asks_for(
+    serving: Deployment, tokenizer: str, tmp_path: Path, form: str
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in FORMATS[form]))
+    code, result, output = bench(tokenizer, "--trace", str(file), "--output-tokens", "7")
+    assert_counts(code, result, output)
+    assert result["trace"]["format"] == form
+    figures = result["measurements"][0]["figures"]
+    assert figures["completed"] == result["trace"]["requests"]
+
+
 def test_prompts_of_a_fixed_length_are_sent_until_the_time_is_over(serving: Deployment, tokenizer: str) -> None:
     length = ("--input-tokens", "300", "--output-tokens", "20", "--requests", "200")
     code, result, output = bench(tokenizer, *length, "--duration", "4", "--grace", "0")

@@ -113,6 +113,8 @@ def test_a_healthy_deployment_is_valid_and_the_result_has_what_was_measured(serv
     folder = Path(result["folder"])
     assert json.loads((folder / "result.json").read_text())["workload"]["slo"] == {"ttft": 60000.0, "itl": 60000.0}
     assert (folder / first["raw"]).exists()
+    history = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert {"prefill-0", "decode-0"} <= {event.get("name") for event in history if event["event"] == "ready"}
     assert serving.run.read_key() not in (folder / "result.json").read_text() + (folder / first["log"]).read_text()
 
 

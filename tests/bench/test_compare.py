@@ -108,7 +108,7 @@ def test_repeats_without_any_spread_differ_by_any_change() -> None:
 def test_invalid_repeats_are_left_out_and_named() -> None:
     a = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
     comparison = compare(a, three(0.1, 0.11, 0.12))
-    assert comparison.left_out == ("concurrency 4, 20 requests: 1 of 3 repeats of A are INVALID",)
+    assert comparison.left_out == ("concurrency 4, 20 requests: 1 of 3 repeats of A are INVALID (errors)",)
     assert next(c.a for c in comparison.changes if c.figure == "TTFT mean") == pytest.approx(105)
 
 
@@ -127,6 +127,7 @@ def test_different_work_is_not_compared(change: dict[str, Any]) -> None:
 
 def test_keys_of_a_recipe() -> None:
     assert keys_of("a:\n  b: [1, {c: x}]\nd: {}\n") == {"a.b[0]": "1", "a.b[1].c": "x", "d": "{}"}
+    assert keys_of("a: null\nb: true\n") == {"b": "true"}, "null is not set, as where there is no such key"
     assert keys_of("") == {}
 
 

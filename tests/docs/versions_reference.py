@@ -14,9 +14,9 @@ _HEAD = """\
 # What is known of each version
 
 Made from the tables in `pdserve/known` and from the registry of patches by `python -m tests.docs.regenerate`; a test
-fails when it drifts. `pdserve validate`, `pdserve preflight` and `pdserve up` check a recipe against the same tables: a
-row counts where all its versions are installed and all that it needs is in use. What never works, or goes wrong in
-silence, is refused with the last column; the rest is a warning.
+fails when it drifts. `pdserve validate`, `pdserve preflight` and `pdserve up` check a recipe against the same tables,
+and `pdserve import` the versions that its file names: a row counts where all its versions are installed and all that it
+needs is in use. What never works, or goes wrong in silence, is refused with the last column; the rest is a warning.
 
 A version that is not known is blamed for nothing. Ranges hold for the releases that were read, and for those between
 two that agree. The evidence behind the warnings is in [reported-defects.md](reported-defects.md), the patches are in

@@ -12,6 +12,7 @@ import pytest
 from pdserve.run.directory import RunDir
 from pdserve.run.state import Phase
 from tests.doctor.kit import diagnosed, died, only, rules, run_dir
+from tests.doctor.symptom_lines import LINES
 
 EVENTS: list[tuple[dict[str, Any], str, str]] = [
     (
@@ -90,6 +91,33 @@ def test_a_run_that_started_nothing_has_the_cause_of_its_failure(tmp_path: Path)
     diagnosis = only(RunDir(folder))
     assert (diagnosis.rule, diagnosis.cause) == ("start-failed", "model.path does not exist: a typing error")
     assert diagnosis.todo == "correct model.path"
+
+
+FAILED = "# test failed\n\n**node a is lost while serving**\n\n- what to do: read its log\n"
+
+
+def test_the_error_that_ended_a_run_which_had_served_is_no_failed_start(tmp_path: Path) -> None:
+    run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}], phase="failed")
+    (run.path / "failure.md").write_text(FAILED)
+    assert (only(run).rule, only(run).todo) == ("ended-with-error", "read its log")
+
+
+def test_a_lost_node_is_named_once(tmp_path: Path) -> None:
+    gone = {"event": "agent_gone", "node": "a", "how": "it was killed by SIGKILL"}
+    run = run_dir(tmp_path, events=[{"event": "up", "total_seconds": 9.0}, gone], phase="failed")
+    (run.path / "failure.md").write_text(FAILED)
+    assert only(run).rule == "node-lost"
+
+
+@pytest.mark.parametrize("event", [died("decode-1", -9), {"event": "unresponsive", "name": "decode-1", "why": "w"}])
+def test_kv_that_was_not_fetched_from_a_decode_that_was_gone_is_not_its_queue(
+    tmp_path: Path, event: dict[str, Any]
+) -> None:
+    line = next(sample for sample in LINES if sample.rule == "kv-never-fetched").line()
+    run = run_dir(tmp_path, events=[event], logs={"prefill-0": [line]})
+    [diagnosis] = [each for each in diagnosed(run) if each.rule == "kv-never-fetched"]
+    assert "decode-1 had died or stood still" in diagnosis.cause
+    assert not diagnosis.setting
 
 
 def test_a_run_in_order_has_no_cause(tmp_path: Path) -> None:

@@ -110,4 +110,7 @@ def test_what_the_run_had_already_is_not_to_be_typed() -> None:
     assert filled("proxy.workers=1", records) == ""
     assert filled("decode.instances+1", records) == "decode.instances=3"
     assert filled("lmcache.l1_read_ttl_seconds*2", records) == "lmcache.l1_read_ttl_seconds=14400"
+    short = {**RECIPE, "lmcache": {**RECIPE["lmcache"], "l1_read_ttl_seconds": 1}}
+    too_short = RunRecords(run_dir="", phase="stopped", recipe=short)
+    assert filled("lmcache.l1_read_ttl_seconds*2", too_short) == "lmcache.l1_read_ttl_seconds=7200"
     assert filled("lmcache.l1_size_gb*2", RunRecords(run_dir="", phase="stopped")) == ""

@@ -24,9 +24,11 @@ HEAD = "(APIServer pid=7) INFO 11-24 11:57:{second:02d} [loggers.py:335] "
 def load(
     second: int = 0,
     *,
-    prompt: float = 120.0,
+    prompt: float = 400.0,
     running: int = 4,
     waiting: int = 0,
+    deferred: int = 0,
+    fetching: int | None = None,
     preemptions: int = 0,
     kv: float = 40.0,
     external: float | None = 60.0,
@@ -37,7 +39,8 @@ def load(
         "Avg generation throughput: 41.0 tokens/s",
         f"Running: {running} reqs",
         f"Waiting: {waiting} reqs",
-        "KV fetch: 0 waiting to start, 1 in progress, 0 completed waiting",
+        *([f"Deferred: {deferred} reqs"] if deferred else []),
+        *([] if fetching is None else [f"KV fetch: 0 waiting to start, {fetching} in progress, 0 completed waiting"]),
         *([f"Preemptions: {preemptions}"] if preemptions else []),
         f"GPU KV cache usage: {kv}%",
         "Prefix cache hit rate: 12.0%",
@@ -84,8 +87,16 @@ def test_a_full_kv_memory_is_a_cause_when_it_lasts(tmp_path: Path) -> None:
 
 
 def test_requests_that_wait_for_kv_do_not_wait_for_a_place(tmp_path: Path) -> None:
-    deferred = load(waiting=9, kv=99.2).replace("Waiting: 9 reqs", "Waiting: 9 reqs, Deferred: 9 reqs")
-    assert rules(run_dir(tmp_path, logs={"decode-0": [deferred] * 3})) == set()
+    """Whether the line has the stage of each fetch, or is of a release without."""
+    fetched, older = load(waiting=9, deferred=9, fetching=9, kv=99.2), load(waiting=9, deferred=9, kv=99.2)
+    assert rules(run_dir(tmp_path / "a", logs={"decode-0": [fetched] * 3})) == set()
+    assert rules(run_dir(tmp_path / "b", logs={"decode-0": [older] * 3})) == set()
+
+
+def test_requests_that_were_deferred_and_now_wait_for_blocks_do_wait(tmp_path: Path) -> None:
+    """vLLM counts a request as deferred from the moment that LMCache's lookup made it wait until it runs."""
+    line = load(waiting=4, deferred=4, fetching=0, kv=100.0)
+    assert only(run_dir(tmp_path, logs={"decode-0": [line] * 3})).rule == "kv-memory-full"
 
 
 def starving(prefill: Sequence[str], decode: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -138,8 +149,14 @@ def test_a_cache_without_a_hit_for_a_minute_is_a_cause_without_a_reason(tmp_path
 
 @pytest.mark.parametrize(
     "lines",
-    [SILENT[:5], [*SILENT, load(external=0.1)], [load(prompt=0.0, external=0.0)] * 9, [load(external=None)] * 9],
-    ids=["short", "a hit", "idle", "no connector"],
+    [
+        SILENT[:5],
+        [*SILENT, load(external=0.1)],
+        [load(prompt=0.0, external=0.0)] * 9,
+        [load(external=None)] * 9,
+        [load(prompt=30.0, external=0.0)] * 9,
+    ],
+    ids=["short", "a hit", "idle", "no connector", "a few first prompts"],
 )
 def test_a_cache_that_was_not_asked_for_a_minute_is_none(tmp_path: Path, lines: list[str]) -> None:
     assert rules(run_dir(tmp_path, logs={"prefill-0": lines})) == set()
@@ -241,6 +258,7 @@ LIVE = [
     (LiveFigures(proxy=ProxySnapshot("u", rejected={"prefill": 7})), "pool-busy"),
     (LiveFigures(proxy=ProxySnapshot("u", not_ready=("decode-1",))), "engine-left-routing"),
     (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.97)}), "proxy-saturated"),
+    (LiveFigures(pressure={"proxy": Pressure(0, None, busiest_share=0.07, wanted_share=0.94)}), "proxy-saturated"),
     (LiveFigures(pressure={"decode-0": Pressure(3 << 30, None)}), "swapping"),
     (LiveFigures(pressure={"decode-0": Pressure(0, 840.0, periods=1000, throttled_periods=300)}), "cpu-throttled"),
 ]
@@ -251,13 +269,13 @@ HEALTHY = LiveFigures(
     caches={"lmcache-0": LmcacheSnapshot("u", evicted_chunks=99, salts=30, hit_tokens=0)},
     proxy=ProxySnapshot("u", rejected={"prefill": 0}),
     pressure={
-        "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4),
+        "proxy": Pressure(1 << 20, 0.2, periods=1000, throttled_periods=3, busiest_share=0.4, wanted_share=0.5),
         "decode-0": Pressure(0, 0.0),
     },
 )
 
 
-@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[rule for _, rule in LIVE])
+@pytest.mark.parametrize(("live", "rule"), LIVE, ids=[f"{rule}-{number}" for number, (_, rule) in enumerate(LIVE)])
 def test_what_a_live_process_reports(tmp_path: Path, live: LiveFigures, rule: str) -> None:
     [diagnosis] = living(run_dir(tmp_path), live)
     assert diagnosis.rule == rule
@@ -276,6 +294,12 @@ def test_salts_of_their_own_are_the_reason_of_a_cache_that_never_hits(tmp_path: 
     )
     [diagnosis] = living(run_dir(tmp_path), live)
     assert "400 different cache_salt values" in diagnosis.cause
+
+
+def test_a_proxy_that_gets_no_cpu_is_not_told_to_use_more_of_them(tmp_path: Path) -> None:
+    [diagnosis] = living(run_dir(tmp_path), LIVE[8][0])
+    assert "got 7% of a CPU" in diagnosis.cause
+    assert not diagnosis.setting
 
 
 def test_what_the_log_shows_is_not_counted_twice(tmp_path: Path) -> None:

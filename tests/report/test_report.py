@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import builtins
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.bench.figures import figures
+from pdserve.bench.result import Window
+from pdserve.bench.stored import read_result
+from pdserve.bench.traces.trace import TraceFacts
 from pdserve.bench.validity import Reason
 from pdserve.cli.bench.report import run
 from pdserve.errors import PreflightError, StateError
-from pdserve.report.page import page
-from pdserve.report.pictures import check_matplotlib, pictures
+from pdserve.report.bars import bars_of
+from pdserve.report.curves import front
+from pdserve.report.drawing import check_matplotlib
+from pdserve.report.page import report_page
+from pdserve.report.pictures import pictures
 from pdserve.report.rows import read_report
 from pdserve.report.stages import prompt_sources, stages
 from pdserve.sweep.record import SweepFolder
-from tests.report.results import bench_folder, one, sweep_point
+from tests.bench.evidence import record
+from tests.report.realistic import realistic_sweep
+from tests.report.results import WINDOW, bench_folder, one, sweep_point
 
 
 class Parsed(HTMLParser):
@@ -53,7 +63,7 @@ class Parsed(HTMLParser):
 
 
 def parsed(*folders: Path) -> Parsed:
-    return Parsed(page(read_report(folders), []))
+    return Parsed(report_page(read_report(folders), []))
 
 
 def test_each_row_has_its_verdict_and_its_reason(tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def test_a_point_that_is_invalid_makes_its_valid_measurement_invalid(tmp_path: P
     sweep_point(sweep, (("c", "2"),), one())
     report = read_report([tmp_path])
     assert {(row.series, row.valid) for row in report.rows} == {("c=1", False), ("c=2", True)}
-    assert "it was warm" in "".join(Parsed(page(report, [])).texts)
+    assert "it was warm" in "".join(Parsed(report_page(report, [])).texts)
 
 
 def test_a_point_that_never_started_is_a_row_without_figures(tmp_path: Path) -> None:
@@ -79,21 +89,26 @@ def test_a_point_that_never_started_is_a_row_without_figures(tmp_path: Path) -> 
     texts = " ".join(shown.texts)
     assert "nothing was measured" in texts
     assert "no engine" in texts
-    assert shown.rows[1][0] == "INVALID"
+    assert shown.column(0) == ["INVALID"]
 
 
 def test_provenance_comes_before_pictures_and_names_what_differs(tmp_path: Path) -> None:
     a = bench_folder(tmp_path / "a", one(), vllm="0.32.0", recipe="name: first\n")
     b = bench_folder(tmp_path / "b", one(), vllm="0.33.0", recipe="name: second\n")
-    text = page(read_report([a, b]), [])
-    assert text.index("What was measured") < text.index("0.32.0 / 0.33.0") < text.index("<h2>Pictures")
+    text = report_page(read_report([a, b]), [])
+    shown = " ".join(Parsed(text).texts)
+    assert text.index("What was measured") < text.index("version of vllm") < text.index(">Pictures")
+    assert "0.32.0 (A)" in re.sub(r"\s+", " ", shown)
+    assert "0.33.0 (B)" in re.sub(r"\s+", " ", shown)
+    assert "recipe: name" in text
     assert "name: first" in text
     assert "name: second" in text
 
 
 def test_the_page_is_one_file_for_a_phone_in_light_and_dark_and_runs_nothing(tmp_path: Path) -> None:
     folder = bench_folder(tmp_path / "b", one(), recipe="name: <script>alert(1)</script>\n")
-    text = page(read_report([folder]), [{"title": "t", "note": "n <b>", "svg": "<svg><path/></svg>"}])
+    report = read_report([folder])
+    text = report_page(report, [replace(pictures(report)[0], note="n <b>")])
     shown = Parsed(text)
     names = [tag for tag, _ in shown.tags]
     assert "svg" in names
@@ -107,6 +122,13 @@ def test_stages_are_a_request_and_sources_are_shares() -> None:
     # One request completed.
     assert stages(one()) == {"queue": 2.0, "prefill": 2.0, "transfer": 3.0, "decode": 4.0}
     assert prompt_sources(one()) == {"computed": 90.0, "engine's own cache": 10.0, "cache tier": 0.0}
+
+
+def test_a_stage_that_nobody_counts_is_missing_and_not_zero() -> None:
+    """vllm-router has none of our counters."""
+    some = one().model_copy(update={"window": WINDOW.model_copy(update={"proxy": {}})})
+    assert stages(some) == {"queue": 1.0, "prefill": 2.0, "decode": 4.0}
+    assert prompt_sources(one().model_copy(update={"window": Window()})) == {}
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
@@ -130,7 +152,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
 
 def drawn(*folders: Path) -> dict[str, Any]:
     check_matplotlib()
-    return {picture.name: picture for picture in pictures(read_report(folders).rows)}
+    return {picture.name: picture for picture in pictures(read_report(folders))}
 
 
 def test_no_line_passes_through_an_invalid_point_and_it_is_a_cross_with_its_name(tmp_path: Path) -> None:
@@ -141,7 +163,7 @@ def test_no_line_passes_through_an_invalid_point_and_it_is_a_cross_with_its_name
     (line,) = axes.lines
     assert [tuple(map(round, point)) for point in line.get_xydata()] == [(1, 100), (4, 200), (8, 400)]
     labels = axes.get_legend_handles_labels()[1]
-    assert any(label.startswith("INVALID: ") for label in labels)
+    assert "INVALID" in labels
     crosses = [tuple(map(round, offset)) for each in axes.collections for offset in each.get_offsets()]
     assert (8, 9000) in crosses
 
@@ -174,3 +196,79 @@ def test_the_verb_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "pictures").iterdir()} == {
         f"{name}.{kind}" for name in ("throughput", "ttft", "itl", "sources", "stages") for kind in ("png", "svg")
     }
+
+
+def test_a_picture_counts_what_it_cannot_draw(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    sweep_point(sweep, (("c", "1"),), one())
+    sweep_point(sweep, (("c", "2"),), None, "INVALID", Reason(check="start", text="no engine"))
+    title = drawn(tmp_path)["ttft"].figure.axes[0].get_title()
+    assert "1 of 2 measurements INVALID (1 not drawn)" in title
+
+
+def test_answers_of_a_single_token_have_no_itl_and_are_drawn_all_the_same(tmp_path: Path) -> None:
+    single = one(4).model_copy(update={"figures": figures([record(output_tokens=1, gaps=())], gpus=2, slo={})})
+    folder = bench_folder(tmp_path / "b", single)
+    assert set(drawn(folder)) == {"ttft", "sources", "stages"}
+    assert parsed(folder).column(6) == ["-"]
+
+
+def test_what_completed_nothing_leaves_no_picture(tmp_path: Path) -> None:
+    nothing = one(4, valid=False).model_copy(update={"figures": figures([record(ok=False)], gpus=2, slo={})})
+    folder = bench_folder(tmp_path / "b", nothing)
+    assert drawn(folder) == {}
+    assert "There is no measurement to draw" in " ".join(parsed(folder).texts)
+
+
+def test_a_bar_is_the_mean_of_the_valid_repeats_of_a_load_and_has_its_theory(tmp_path: Path) -> None:
+    folder = bench_folder(tmp_path / "b", one(4), one(4), one(4, valid=False), one(8))
+    report = read_report([folder])
+    bars = bars_of(report.rows, report.names, prompt_sources, lambda _: 0.0)
+    assert [(bar.text, bar.valid, bar.mark) for bar in bars] == [
+        ("concurrency 4, 2 repeats", True, 0.0),
+        ("concurrency 4, repeat 1", False, 0.0),
+        ("concurrency 8, 1 repeat", True, 0.0),
+    ]
+
+
+def test_hits_are_held_against_what_a_trace_repeats_itself(tmp_path: Path) -> None:
+    folder = bench_folder(tmp_path / "b", one(4))
+    facts = TraceFacts(
+        name="t", digest="d", format="mooncake", sessions=1, requests=20, prefix_hit=0.4, estimated=False
+    )
+    result = read_result(folder, str(folder)).model_copy(update={"trace": facts})
+    (folder / "result.json").write_text(result.model_dump_json())
+    (row,) = read_report([folder]).rows
+    assert row.theory == pytest.approx(40)
+    assert parsed(folder).column(10) == ["10 %, 40 %"]
+    assert "Random prompts" not in drawn(folder)["sources"].note
+
+
+def test_the_front_is_what_no_other_point_beats_in_both() -> None:
+    assert front([(1.0, 9.0), (2.0, 5.0), (1.5, 5.0), (3.0, 1.0), (2.5, 0.5)]) == [(1.0, 9.0), (2.0, 5.0), (3.0, 1.0)]
+    assert front([]) == []
+
+
+def test_what_a_sweep_adds_is_told_from_what_a_repeat_has(tmp_path: Path) -> None:
+    """Of three repeats of a point one died with the engine."""
+    report = read_report([realistic_sweep(tmp_path)])
+    of_point = [row for row in report.rows if not row.valid and row.measurement is not None]
+    assert [[reason.check for reason in row.reasons] for row in of_point] == [["point"], ["processes"], ["point"]]
+
+
+def test_series_are_in_the_order_of_their_runs_and_have_a_letter(tmp_path: Path) -> None:
+    report = read_report([realistic_sweep(tmp_path)])
+    assert [report.letter(series) for series in report.names] == ["A", "B", "C"]
+    assert "lmcache=null" in next(iter(report.names))
+    assert "4000" in list(report.names)[-1]
+
+
+def test_curves_of_different_prompts_are_different_and_provenance_names_them(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    sweep_point(sweep, (("c", "1"),), one())
+    longer = bench_folder(tmp_path / "other", one())
+    text = (longer / "result.json").read_text().replace('"input_tokens":10,', '"input_tokens":20,', 1)
+    (longer / "result.json").write_text(text)
+    report = read_report([tmp_path, longer])
+    assert list(report.names) == ["c=1; 10 in, 5 out", "d other; 20 in, 5 out"]
+    assert {series for series, _ in report.provenance} == set(report.names)

@@ -14,6 +14,9 @@ import yaml
 
 from pdserve.bench.aiperf.environment import interpreter, place
 from pdserve.operations.current_run import running
+from pdserve.report.rows import read_report
+from pdserve.run import history
+from pdserve.run.directory import find
 from pdserve.sweep.record import PointRecord, SweepFolder, records_in
 from tests.launch.deployment import REPOSITORY, Command, Deployment, assert_nothing_left, pdserve, recipe, up
 
@@ -108,6 +111,41 @@ def test_a_deployment_that_does_not_start_makes_its_points_invalid_and_the_next_
     assert "error: " in output
     assert "1 of 2 points are INVALID" in output
     assert running(pdserve_home, "fake") is None
+
+
+def test_the_history_of_a_start_has_the_death_that_ended_it(
+    tmp_path: Path, pdserve_home: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CLIENT", "hang")
+    command = Command("sweep", "--python", python, "--limit", "5", sweep_file(tmp_path, concurrency=[1]))
+    command.expect("serving fake")
+    decode = find(pdserve_home, "fake").read_state().processes["decode-0"].id
+    assert decode is not None
+    os.kill(decode.pid, signal.SIGKILL)
+    assert command.finish() == 12, command.output
+    (record,) = records(pdserve_home)
+    folder = SweepFolder.of(pdserve_home, "fake", "s")
+    events, _ = history.read(folder.events(str(record.run_id)), 0)
+    assert "decode-0" in [event["name"] for event in events if event["event"] == "died"]
+    assert events[-1]["event"] == "down", "it is kept to the end"
+    (drawn,) = read_report([folder.path]).timelines
+    assert any(text.startswith("decode-0 died") for _, text in drawn.incidents)
+    assert_nothing_left(Deployment(None, pdserve_home))
+
+
+def test_a_start_that_failed_names_its_run(tmp_path: Path, pdserve_home: Path, python: str) -> None:
+    base = sweep_file(tmp_path, concurrency=[1])
+    recipe_file = tmp_path / "fake.yaml"
+    document = yaml.safe_load(recipe_file.read_text())
+    document["engine"]["command"] = [sys.executable, "-c", "raise SystemExit(7)"]
+    recipe_file.write_text(yaml.safe_dump(document))
+    code, output = pdserve("sweep", "--python", python, base)
+    assert code == 12, output
+    (record,) = records(pdserve_home)
+    assert record.reasons[0].check == "start"
+    assert record.run_id is not None
+    events, _ = history.read(SweepFolder.of(pdserve_home, "fake", "s").events(record.run_id), 0)
+    assert "died" in {event["event"] for event in events}
 
 
 def test_an_invalid_point_is_over_and_is_only_measured_again_when_asked(

@@ -25,10 +25,9 @@ class LoggedMessage(_Row):
     @property
     def text(self) -> str:
         """All of it that a chat template may show."""
-        rest = (
-            {name: value for name, value in self.__pydantic_extra__.items() if value} if self.__pydantic_extra__ else {}
-        )
-        return f"{self.role}:{rest.get('content', '')}{ {n: v for n, v in rest.items() if n != 'content'} or '' }\n"
+        shown = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value}
+        content = shown.pop("content", "")
+        return f"{self.role}:{content}{shown or ''}\n"
 
 
 class MooncakeRow(_Row):

@@ -31,6 +31,8 @@ def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
         import_recipe.save(recipe.text, out)
     for warning in dict.fromkeys(recipe.loaded.warnings):
         typer.echo(f"warning: {warning.partition(': ')[2]}", err=True)
+    for hazard in import_recipe.version_hazards(recipe):
+        typer.echo(f"warning: {hazard}", err=True)
     _report(recipe.draft, out)
     import_recipe.check_whole(recipe, file)
 

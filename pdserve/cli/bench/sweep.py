@@ -19,7 +19,7 @@ from pdserve.sweep.file import load_sweep
 from pdserve.sweep.points import Point, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, records_in
 from pdserve.sweep.resolve import PlannedSweep, resolve
-from pdserve.sweep.run import SweepOptions, sweep, to_run
+from pdserve.sweep.run import SweepOptions, SweepRunner, to_run
 
 _STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
 
@@ -42,7 +42,7 @@ def run(file: Path, options: SweepOptions, *, dry: bool, retry: bool) -> None:
         for reason in record.reasons:
             out.print(Text(f"  {reason.check}: {reason.text}"))
 
-    sweep(planned, some, root, folder, options, Console(), show)
+    SweepRunner(planned, root, folder, options, Console(), show).run(some)
     records = [record for point in planned.points if (record := folder.read(point)) is not None]
     valid = sum(record.status == "VALID" for record in records)
     out.print(Text(f"{valid} of {len(planned.points)} points are VALID: {folder.path}"))

@@ -17,16 +17,28 @@ from pdserve.operations.size import size
 from pdserve.printable import printable
 from pdserve.sizing.engines import RoleSize
 from pdserve.sizing.given import GIB, Given, Span
+from pdserve.sizing.hit_rates import NEAR, HitRates
 from pdserve.sizing.lmcache import L1Size
 from pdserve.sizing.whole import Sizing
 
+_LEAST_SHOWN = 0.001
+"""Hit rate: below it lie the many sizes that are too small for anything."""
 _MIB, _KIB = 1 << 20, 1 << 10
 _UNKNOWN = "not known"
 
 
-def run(recipe: Path, set_: Sequence[str], unset: Sequence[str], given: Given, *, as_json: bool, online: bool) -> None:
+def run(
+    recipe: Path,
+    set_: Sequence[str],
+    unset: Sequence[str],
+    given: Given,
+    *,
+    as_json: bool,
+    online: bool,
+    lookup_log: Path | None,
+) -> None:
     """Prints the numbers, then the edges that are crossed. Exit 2 when one of them is an error."""
-    sizing, planned = size(load(recipe, set_, unset), given, online=online)
+    sizing, planned = size(load(recipe, set_, unset), given, online=online, lookup_log=lookup_log)
     for warning in dict.fromkeys([*planned.loaded.warnings, *planned.plan.warnings]):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -63,6 +75,8 @@ def _rows(sizing: Sizing) -> Iterator[tuple[str, str, str]]:
         yield from ((str(role.role), label, value) for label, value in _role(role))
     for server in sizing.l1:
         yield from ((f"L1 of {server.role}", label, value) for label, value in _l1(server))
+    for log in sizing.hit_rates:
+        yield from ((f"hit rate, {log.server}", label, value) for label, value in _hit_rates(log))
     if (moved := sizing.transfer) is not None:
         copies = f", {moved.copies} copies" if moved.copies > 1 else ""
         yield "transfer", f"KV of {moved.prompt_tokens} tokens", f"{_size(moved.request_bytes)}{copies}"
@@ -115,6 +129,21 @@ def _l1(server: L1Size) -> Iterator[tuple[str, str]]:
         yield "to register", f"{server.pinned_gib:.0f} GiB, about {server.registration_seconds:.0f} s at a second a GiB"
     if server.shm_gib:
         yield "in /dev/shm", f"{server.shm_gib:g} GiB"
+
+
+def _hit_rates(log: HitRates) -> Iterator[tuple[str, str]]:
+    yield "source", log.source
+    yield "log", f"{log.requests:,} lookups, {log.tokens:,} tokens, {log.chunks:,} different chunks"
+    for row in log.sizes:
+        if row.rate.high >= _LEAST_SHOWN or row == log.now:
+            yield f"{row.l1_gib:.3g} GiB", _span(row.rate, ".1%") + (" (this recipe)" if row == log.now else "")
+    yield "with room for all", f"{log.best:.1%}"
+    if log.enough_gib is None:
+        yield "smallest that is enough", "none: nothing comes twice"
+    else:
+        yield "smallest that is enough", f"lmcache.l1_size_gb: {log.enough_gib:g}, at least {NEAR:.0%} of the best"
+    for text in log.notes:
+        yield "note", text
 
 
 def _span(span: Span, style: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,3 +24,11 @@ PrefillRate = Annotated[
 ]
 DecodeRate = Annotated[float | None, _option("decode-rate", "TOKENS", "Tokens a second of one decode instance.")]
 QueueSeconds = Annotated[float | None, _option("queue-seconds", "SECONDS", "The longest wait in an engine's queue.")]
+LookupLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--lookup-log",
+        metavar="PATH",
+        help="Log of an LMCache server's lookups (lmcache.lookup_log): hit rates by the size of L1.",
+    ),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -129,12 +130,17 @@ def bench(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another result.")],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write it as a page of one file.", show_default=False),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """What differs between two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
 
-    A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out.
+    A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out. The page
+    needs matplotlib (extra `report`).
     """
     from pdserve.cli.bench.compare import run
 
-    run(a, b, as_json=json_)
+    run(a, b, as_json=json_, page=html)

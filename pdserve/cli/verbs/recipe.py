@@ -46,6 +46,7 @@ def plan(
     prefill_rate: options.PrefillRate = None,
     decode_rate: options.DecodeRate = None,
     queue_seconds: options.QueueSeconds = None,
+    lookup_log: options.LookupLog = None,
     set_: SetOption = None,
     unset: UnsetOption = None,
 ) -> None:
@@ -68,7 +69,7 @@ def plan(
         decode_rate=decode_rate,
         queue_seconds=queue_seconds,
     )
-    run(recipe, set_ or [], unset or [], given, as_json=json_, online=online)
+    run(recipe, set_ or [], unset or [], given, as_json=json_, online=online, lookup_log=lookup_log)
 
 
 @verbs.command()

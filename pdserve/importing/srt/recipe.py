@@ -12,6 +12,7 @@ from pdserve.errors import RecipeError
 from pdserve.importing import environment
 from pdserve.importing.flags import collected, flag
 from pdserve.importing.launch import EngineLaunch, Launch, Sourced
+from pdserve.importing.named_versions import frameworks
 from pdserve.importing.reading import SourceReading, whole
 from pdserve.importing.srt import services
 from pdserve.importing.srt.job import read_job
@@ -119,6 +120,10 @@ def _model(reading: SourceReading, result: Launch) -> None:
         result.model_path, result.revision = path, None
     else:
         _alias(result, path, repo)
+    listed = reading.tree.get("identity", "frameworks")
+    if isinstance(listed, dict):
+        line = reading.tree.line("identity", "frameworks")
+        result.frameworks = frameworks(listed, "identity.frameworks", line)
     image = reading.take("model", "container")
     identity = reading.take("identity", "container", "image")
     result.image = image

@@ -1,0 +1,82 @@
+"""A program for the interpreter that has lmcache: replays a log of lookups in LMCache's cache simulator.
+
+It reads a request (JSON) from its stdin and prints the answer as its last line. It needs lmcache and the standard
+library only, because the engines' environment may be another one than pdserve's; its source is given with `-c`. The
+interface is that of lmcache 0.5.6 (lmcache/tools/cache_simulator/simulator.py: load_lookup_events and simulate).
+"""
+
+import json
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+STEP = 2**0.25
+"""Between one size of L1 and the next."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """`paths`: files, or folders of them. `model`: the one whose lookups count, where the log has it. `chunk_bytes`:
+    of a chunk in L1. `shares`: of L1 that are full of chunks, from right after an eviction to right before one.
+    `points`: how many sizes, from the one that holds all chunks downwards. `sizes`: further ones, in bytes."""
+    from lmcache.tools.cache_simulator.simulator import load_lookup_events, simulate
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        events = load_lookup_events([Path(path) for path in request["paths"]])
+    models = sorted({str(event.get("model_name", "")) for event in events})
+    wanted = request["model"] if request["model"] in models else models[0] if len(models) == 1 else None
+    events = [event for event in events if event.get("model_name", "") == wanted]
+    unique = len({digest for event in events for digest in event.get("chunk_hashes", ())})
+    found: dict[str, Any] = {
+        "models": models,
+        "model": wanted,
+        "chunk_sizes": sorted({int(event.get("chunk_size", 0)) for event in events}),
+        "requests": len(events),
+        "tokens": sum(event.get("seq_len", 0) for event in events),
+        "chunks": unique,
+        "warnings": [str(warning.message) for warning in caught],
+        "sizes": [],
+    }
+    if unique:
+        low, high = request["shares"]
+        rates: dict[int, float] = {}
+
+        def rate(size: float) -> float:
+            # The size that holds all of them is a quotient: a rounding error must not take one away.
+            capacity = max(1, int(size / request["chunk_bytes"] + 1e-6))
+            if capacity not in rates:
+                replayed = simulate(events, capacity * request["chunk_bytes"], request["chunk_bytes"], fast=True)
+                rates[capacity] = replayed["token_hit_rate"]
+            return rates[capacity]
+
+        whole = unique * request["chunk_bytes"] / low
+        sizes = [*(whole / STEP**step for step in range(request["points"])), *request["sizes"]]
+        found["sizes"] = [
+            {"bytes": size, "low": rate(size * low), "high": rate(size * high)}
+            for size in sorted(set(sizes))
+            if size * low >= request["chunk_bytes"]
+        ]
+        found["best"] = rate(whole * low)
+    return found
+
+
+def main() -> None:
+    """A failure that can be named is an answer too."""
+    try:
+        installed = version("lmcache")
+    except PackageNotFoundError:
+        installed = None
+    try:
+        found = answer(json.load(sys.stdin))
+    except ImportError as error:
+        found = {"lacks": str(error)}
+    except (AttributeError, KeyError, TypeError, ValueError, UnicodeError) as error:
+        found = {"unreadable": f"{type(error).__name__}: {error}"}
+    print()
+    print(json.dumps({"lmcache": installed, **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The versions that a launch file names, and what is known of them for the recipe that it becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdserve.importing.launch import Launch, Sourced
+from pdserve.importing.named_versions import named_versions
+from pdserve.operations.import_recipe import version_hazards
+from tests.importing.kit import NIXL, SCHEMA_1, whole
+from tests.messages.kit import run
+
+MULTI = (
+    '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": '
+    '[{"kv_connector": "NixlConnector", "kv_role": "kv_both"}, {"kv_connector": "OffloadingConnector", "kv_role": '
+    '"kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824}}]}}'
+)
+
+WITH_MULTI = SCHEMA_1.replace(NIXL, MULTI).replace("      no-enable-prefix-caching: true\n", "")
+
+
+def named(image: str | None = None, text: str = "") -> dict[str, str]:
+    at = Sourced("small", "name", 1)
+    launch = Launch("launch.yaml", "srt-slurm, schema 1", at, at.of("cuda"))
+    launch.image = None if image is None else Sourced(image, "model.container", 3)
+    return {package: str(found.value) for package, found in named_versions(launch, text).items()}
+
+
+@pytest.mark.parametrize(
+    ("image", "versions"),
+    [
+        ("vllm/vllm-openai:v0.20.1-ubuntu2404", {"vllm": "0.20.1"}),
+        ("vllm/vllm-openai:v0.33.0", {"vllm": "0.33.0"}),
+        ("vllm/vllm-openai:v0.33.0rc2", {"vllm": "0.33.0rc2"}),
+        ("docker.io/vllm/vllm-openai-rocm:v0.31.0@sha256:00", {"vllm": "0.31.0"}),
+        ("rocm/vllm:rocm7.0.2_vllm_0.29.0_20261004", {"vllm": "0.29.0"}),
+        ("lmcache/vllm-openai:v0.5.4", {"lmcache": "0.5.4"}),
+        ("registry.example:5000/vllm/vllm-openai:v0.32.0", {"vllm": "0.32.0"}),
+    ],
+)
+def test_an_image_of_a_release_names_it(image: str, versions: dict[str, str]) -> None:
+    assert named(image) == versions
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai:nightly-5e35a6f4f9bbc217c599692157ca985c894373f7",
+        "vllm/vllm-openai:latest",
+        "vllm/vllm-openai:nightly-dev-arm64-cu13.0.1-426e59f",
+        "vllm/vllm-openai:minimax-m3-perf-arm64-13.0.1-7a67223",
+        "example/other:v0.20.1",
+        "vllm-stable",
+        "",
+        ":",
+        "lmcache/",
+    ],
+)
+def test_no_version_is_read_into_another_tag(image: str) -> None:
+    assert named(image) == {}
+
+
+def test_what_a_file_installs_is_named_and_a_comment_is_not() -> None:
+    text = (
+        "# pip install vllm==0.21.0\nuv pip install lmcache==0.5.4 'mooncake-transfer-engine-non-cuda==0.3.11.post1'\n"
+    )
+    assert named(text=text) == {"lmcache": "0.5.4", "mooncake": "0.3.11.post1"}
+
+
+def test_a_longer_name_of_another_package_is_not_ours() -> None:
+    assert named(text="pip install my-vllm==1.0.0 vllm-router==0.1.17 lmcache-cli==2.0") == {}
+
+
+def test_what_is_installed_wins_over_the_tag() -> None:
+    assert named("vllm/vllm-openai:v0.32.0", "pip install vllm==0.31.0") == {"vllm": "0.31.0"}
+
+
+def test_the_listed_contents_of_an_image_win(tmp_path: Path) -> None:
+    listed = 'identity:\n  frameworks:\n    dynamo: "1.2.0"\n    vllm: "0.26.1rc1.dev255+g5e35a6f4f"\n'
+    recipe = whole(SCHEMA_1.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.24.0") + listed, tmp_path)
+    [(package, at)] = recipe.draft.versions.items()
+    assert (package, at.value, at.key) == ("vllm", "0.26.1rc1.dev255+g5e35a6f4f", "identity.frameworks.vllm")
+
+
+# --- what is known of them
+
+
+def hazards(folder: Path, image: str, launch: str = SCHEMA_1) -> list[str]:
+    return version_hazards(whole(launch.replace("registry.example/vllm:v1", image), folder))
+
+
+def test_a_defect_of_the_named_version_that_the_recipe_meets_is_named_with_its_line(tmp_path: Path) -> None:
+    found = hazards(tmp_path, "vllm/vllm-openai:v0.25.1", WITH_MULTI)
+    line = next(number for number, text in enumerate(SCHEMA_1.splitlines(), start=1) if "container:" in text)
+    [first] = [text for text in found if "vllm#46865" in text]
+    assert first.startswith(f"the file names vllm 0.25.1 (line {line}, model.container): vllm 0.25.1: MultiConnector")
+    assert "pdserve refuses the start" in first
+
+
+def test_the_same_recipe_with_a_release_without_the_defect_has_none(tmp_path: Path) -> None:
+    assert hazards(tmp_path, "vllm/vllm-openai:v0.32.0", WITH_MULTI) == []
+
+
+def test_a_defect_of_what_the_recipe_does_not_use_is_not_named(tmp_path: Path) -> None:
+    assert not any("46865" in text for text in hazards(tmp_path, "vllm/vllm-openai:v0.25.1"))
+
+
+def test_a_flag_that_the_named_version_lacks_is_named_with_its_key(tmp_path: Path) -> None:
+    launch = SCHEMA_1.replace("      max-num-seqs: 64", "      max-num-seqs: 64\n      enable-fault-tolerance: true")
+    [found] = hazards(tmp_path, "vllm/vllm-openai:v0.26.0", launch)
+    assert "decode.args.enable-fault-tolerance: vllm 0.26.0 has no flag enable-fault-tolerance" in found
+
+
+def test_a_release_whose_code_was_not_read_is_said_to_be_that(tmp_path: Path) -> None:
+    assert any("outside what is known" in text for text in hazards(tmp_path, "vllm/vllm-openai:v0.20.1-ubuntu2404"))
+
+
+def test_a_file_without_a_version_has_no_such_warning(tmp_path: Path) -> None:
+    assert hazards(tmp_path, "vllm/vllm-openai:nightly-5e35a6f") == []
+
+
+def test_import_prints_it_and_ends_as_before(tmp_path: Path) -> None:
+    text = WITH_MULTI.replace("registry.example/vllm:v1", "vllm/vllm-openai:v0.25.1")
+    (tmp_path / "launch.yaml").write_text(text)
+    done = run(("import", "launch.yaml"), tmp_path, {})
+    assert done.code == 0
+    assert "warning: the file names vllm 0.25.1 (line" in done.err
+    assert "vllm#46865" in done.err
+    assert "vllm#46865" not in done.out

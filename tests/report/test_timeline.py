@@ -1,0 +1,152 @@
+"""Timelines: what the history of a run has becomes lanes, marks and incidents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pdserve.report.page import report_page
+from pdserve.report.pictures import pictures
+from pdserve.report.rows import read_report
+from pdserve.report.timeline import Lane, MeasuredSpan, Timeline, timeline
+from pdserve.sweep.record import SweepFolder
+from tests.report.realistic import ON, RUNS, realistic_sweep
+from tests.report.results import bench_folder, one
+
+HEALTHY: tuple[tuple[float, str, dict[str, Any]], ...] = (
+    (0, "start", {"name": "decode-0", "node": "n"}),
+    (1, "started", {"name": "decode-0", "node": "n", "pid": 7}),
+    (5, "ready", {"name": "decode-0", "seconds": 4.0}),
+    (6, "phase", {"phase": "ready"}),
+)
+
+
+def drawn(*events: tuple[float, str, dict[str, Any]], measured: tuple[MeasuredSpan, ...] = ()) -> Timeline:
+    some = [{"at": 1000.0 + at, "event": kind, **more} for at, kind, more in events]
+    made = timeline("run-1", "x", some, measured)
+    assert made is not None
+    return made
+
+
+def lane(of: Timeline, name: str = "decode-0") -> Lane:
+    return next(each for each in of.lanes if each.name == name)
+
+
+def spans(of: Timeline, name: str = "decode-0") -> list[tuple[str, float, float]]:
+    return [(span.state, span.began, span.ended) for span in lane(of, name).spans]
+
+
+def test_a_process_starts_is_ready_and_stops() -> None:
+    made = drawn(
+        *HEALTHY,
+        (20, "phase", {"phase": "draining"}),
+        (21, "stop", {"name": "decode-0", "node": "n"}),
+        (23, "stopped", {"name": "decode-0", "forced": False, "seconds": 2.0}),
+        (24, "down", {"phase": "stopped", "clean": True}),
+    )
+    assert spans(made) == [("starting", 0, 5), ("ready", 5, 21), ("stopping", 21, 23)]
+    assert spans(made, "deployment") == [("starting", 0, 6), ("ready", 6, 20), ("stopping", 20, 24)]
+    assert not made.incidents
+
+
+def test_a_death_and_a_restart_are_marks_and_words() -> None:
+    made = drawn(
+        *HEALTHY,
+        (30, "died", {"name": "decode-0", "how": "killed by SIGKILL", "code": -9}),
+        (30, "restarting", {"name": "decode-0", "attempt": 1, "after_seconds": 2}),
+        (32, "start", {"name": "decode-0", "node": "n"}),
+        (37, "ready", {"name": "decode-0", "seconds": 5.0}),
+        (40, "canary", {"name": "decode-0", "ok": True}),
+    )
+    assert spans(made) == [
+        ("starting", 0, 5),
+        ("ready", 5, 30),
+        ("dead", 30, 32),
+        ("starting", 32, 37),
+        ("ready", 37, 40),
+    ]
+    assert [(mark.kind, mark.at) for mark in lane(made).marks] == [("died", 30), ("restarting", 30)]
+    assert made.incidents == ((30, "decode-0 died: killed by SIGKILL"), (30, "decode-0 is being restarted"))
+
+
+def test_a_silent_process_is_shown_until_it_answers_again() -> None:
+    made = drawn(
+        *HEALTHY,
+        (10, "unresponsive", {"name": "decode-0", "why": "no answer"}),
+        (12, "responsive", {"name": "decode-0", "why": ""}),
+        (20, "route", {"name": "decode-0", "routing": "ready"}),
+    )
+    assert spans(made) == [("starting", 0, 5), ("ready", 5, 10), ("silent", 10, 12), ("ready", 12, 20)]
+
+
+def test_a_node_that_is_lost_takes_its_processes_along_and_no_others() -> None:
+    made = drawn(
+        *HEALTHY,
+        (0, "start", {"name": "prefill-0", "node": "other"}),
+        (5, "ready", {"name": "prefill-0", "seconds": 5.0}),
+        (10, "agent_gone", {"node": "n", "how": "its heartbeat has ended"}),
+        (12, "phase", {"phase": "degraded"}),
+    )
+    assert spans(made)[-1] == ("dead", 10, 12)
+    assert spans(made, "prefill-0")[-1] == ("ready", 5, 12)
+
+
+def test_a_command_that_has_ended_as_it_should_is_not_ready_for_ever() -> None:
+    made = drawn(
+        (0, "start", {"name": "weights", "node": "n"}), (9, "ready", {"name": "weights", "done": True}), *HEALTHY
+    )
+    assert spans(made, "weights") == [("starting", 0, 9)]
+
+
+def test_a_line_that_cannot_be_read_and_an_unknown_event_move_nothing() -> None:
+    unread = {"at": 0.0, "event": "unreadable", "text": "{"}
+    unknown = {"at": 1001.0, "event": "of a later version", "name": "decode-0"}
+    some = [unread, *({"at": 1000.0 + at, "event": kind, **more} for at, kind, more in HEALTHY), unknown]
+    made = timeline("r", "x", some, ())
+    assert made is not None
+    assert (made.began, made.seconds) == (1000.0, 6.0)
+
+
+def test_without_a_history_there_is_no_timeline() -> None:
+    assert timeline("r", "x", (), ()) is None
+    assert timeline("r", "x", (), (MeasuredSpan(0, 1, "c", True),)) is None
+
+
+def test_the_history_beside_a_result_is_drawn_with_its_measurements(tmp_path: Path) -> None:
+    folder = bench_folder(tmp_path / "b", one(1), one(4, valid=False))
+    began = one(1).before.clocks.wall
+    events = [{"at": began + at, "event": kind, **more} for at, kind, more in HEALTHY]
+    (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    (made,) = read_report([folder]).timelines
+    assert made.run_id == "r"
+    assert not made.windows, "its measurements were made on another run"
+
+
+def test_a_sweep_has_a_timeline_for_each_start_and_an_uneventful_one_is_folded(tmp_path: Path) -> None:
+    report = read_report([realistic_sweep(tmp_path)])
+    assert [(made.run_id[-6:], len(made.windows), len(made.incidents)) for made in report.timelines] == [
+        ("aaaaaa", 12, 0),
+        ("bbbbbb", 12, 2),
+    ]
+    assert sum(not window.valid for window in report.timelines[1].windows) == 3
+    text = report_page(report, pictures(report))
+    assert "decode-0 died: was killed by SIGKILL" in text
+    assert "1 without a death, a restart or an INVALID measurement" in text
+
+
+def test_a_start_that_failed_has_a_timeline_too(tmp_path: Path) -> None:
+    realistic_sweep(tmp_path)
+    events = SweepFolder(tmp_path).events("20261121-120000-cccccc")
+    events.parent.mkdir()
+    events.write_text(
+        '{"at": 1.0, "event": "start", "name": "prefill-0", "node": "n"}\n{"at": 2.0, "event": "failed"}\n'
+    )
+    failed = read_report([tmp_path]).timelines[-1]
+    assert (failed.of.count("4000"), failed.windows) == (1, ())
+    assert lane(failed, "deployment").marks
+
+
+def test_a_history_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    SweepFolder(realistic_sweep(tmp_path)).events(RUNS[ON]).unlink()
+    assert len(read_report([tmp_path]).timelines) == 1
