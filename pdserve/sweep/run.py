@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.bench.aiperf.environment import found
+from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.choose import client_of
 from pdserve.bench.result import BenchResult
 from pdserve.bench.run import Task, bench
@@ -71,7 +71,7 @@ class SweepRunner:
         runs that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and
         PreflightError when a client is not installed."""
         if not all(map(needs_vllm, some)):
-            found(os.environ)  # a client that is missing is no reason to find all of its points INVALID
+            installed_interpreter(os.environ)  # a client that is missing is no reason to find all of its points INVALID
         self._end_former()
         for deployment, its_points in by_deployment(some):
             self._measure_all(deployment, its_points)

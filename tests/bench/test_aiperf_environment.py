@@ -59,10 +59,10 @@ def refused(prepare: Callable[[], None] = lambda: None) -> PreflightError:
 
 def test_it_is_made_once_with_progress_re_used_and_made_anew_when_it_is_not_whole(index: Path) -> None:
     with pytest.raises(PreflightError, match="is not installed"):
-        environment.found(os.environ)
+        environment.installed_interpreter(os.environ)
     folder, shown = make()
     assert any(line.startswith(f"package 1 of 1: aiperf-{VERSION}") for line in shown)
-    assert environment.found(os.environ) == str(folder / "bin" / "python")
+    assert environment.installed_interpreter(os.environ) == str(folder / "bin" / "python")
     assert folder.name.startswith(f"aiperf-{VERSION}-")
     assert make() == (folder, [f"AIPerf {VERSION} is installed: {folder}"]), "nothing is downloaded again"
     (package,) = folder.glob("lib/*/site-packages/aiperf/cli.py")
@@ -77,7 +77,7 @@ def test_one_that_was_cut_off_is_not_used(index: Path) -> None:
     environment.interpreter(folder).parent.mkdir(parents=True)
     environment.interpreter(folder).touch(0o755)
     with pytest.raises(PreflightError, match="is not installed") as error:
-        environment.found(os.environ)
+        environment.installed_interpreter(os.environ)
     assert "half made" in str(error.value.cause)
 
 

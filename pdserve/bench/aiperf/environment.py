@@ -71,7 +71,7 @@ def made(folder: Path) -> bool:
     return (folder / _MARKER).is_file() and os.access(interpreter(folder), os.X_OK)
 
 
-def found(environ: Mapping[str, str]) -> str:
+def installed_interpreter(environ: Mapping[str, str]) -> str:
     """The interpreter that has AIPerf. Raises PreflightError when `--setup` has not made it."""
     folder = place(environ)
     if made(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdserve.bench.aiperf.client import AiperfClient
-from pdserve.bench.aiperf.environment import found
+from pdserve.bench.aiperf.environment import installed_interpreter
 from pdserve.bench.clients.client import LoadClient
 from pdserve.bench.clients.vllm import vllm_client
 from pdserve.bench.traces.trace import RequestTrace
@@ -27,4 +27,4 @@ def client_of(
     there is none."""
     if workload.client_for(load) == "vllm":
         return vllm_client(plan, python=python, tokenizer=tokenizer)
-    return AiperfClient(python or found(environ), tokenizer or plan.model_path or plan.model, trace)
+    return AiperfClient(python or installed_interpreter(environ), tokenizer or plan.model_path or plan.model, trace)
