@@ -31,11 +31,11 @@ def named_versions(launch: Launch, text: str) -> dict[str, Sourced]:
     """Package -> its version, and where the file has it. The most exact source wins: what the file lists as the
     contents of its image, then what it installs, then the tag of its image. A tag without a version (nightly) names
     none."""
-    found: dict[str, Sourced] = {}
+    versions: dict[str, Sourced] = {}
     for package, at in (*_listed(launch), *_installed(text), *_of_image(launch.image)):
-        if package not in found and _is_version(at.value):
-            found[package] = at
-    return found
+        if package not in versions and _is_version(at.value):
+            versions[package] = at
+    return versions
 
 
 def _listed(launch: Launch) -> Iterator[tuple[str, Sourced]]:

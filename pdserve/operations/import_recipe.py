@@ -76,10 +76,10 @@ def version_hazards(recipe: ImportedRecipe) -> list[str]:
     use = use_of(recipe.loaded.recipe)
     always = set(hazards(use.features, use.flags, Versions()))
     versions = Versions.model_validate({package: str(at.value) for package, at in named.items()})
-    found = [text for text in hazards(use.features, use.flags, versions) if text not in always]
-    found += check_coverage(named, versions)
+    texts = [text for text in hazards(use.features, use.flags, versions) if text not in always]
+    texts += check_coverage(named, versions)
     where = ", ".join(f"{package} {at.value} ({_place(at)})" for package, at in named.items())
-    return [f"the file names {where}: {text}" for text in found]
+    return [f"the file names {where}: {text}" for text in texts]
 
 
 def _place(at: Sourced) -> str:

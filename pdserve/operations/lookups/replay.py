@@ -127,9 +127,9 @@ def _run(python: str, request: dict[str, Any], where: str) -> _Replayed:
             evidence=tuple(done.err.splitlines()[-5:]),
         ) from None
     if replayed.lacks:
-        found = "lmcache is not installed" if replayed.lmcache is None else f"lmcache {replayed.lmcache} has none"
+        installed = "lmcache is not installed" if replayed.lmcache is None else f"lmcache {replayed.lmcache} has none"
         raise PreflightError(
-            f"there is no cache simulator of LMCache in {python}: {found}",
+            f"there is no cache simulator of LMCache in {python}: {installed}",
             where="--lookup-log",
             cause=replayed.lacks,
             todo="install lmcache >= 0.5.6 there, or name the interpreter that has it with engine.python",

@@ -29,7 +29,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     wanted = request["model"] if request["model"] in models else models[0] if len(models) == 1 else None
     events = [event for event in events if event.get("model_name", "") == wanted]
     unique = len({digest for event in events for digest in event.get("chunk_hashes", ())})
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "models": models,
         "model": wanted,
         "chunk_sizes": sorted({int(event.get("chunk_size", 0)) for event in events}),
@@ -53,13 +53,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
         whole = unique * request["chunk_bytes"] / low
         sizes = [*(whole / STEP**step for step in range(request["points"])), *request["sizes"]]
-        found["sizes"] = [
+        result["sizes"] = [
             {"bytes": size, "low": rate(size * low), "high": rate(size * high)}
             for size in sorted(set(sizes))
             if size * low >= request["chunk_bytes"]
         ]
-        found["best"] = rate(whole * low)
-    return found
+        result["best"] = rate(whole * low)
+    return result
 
 
 def main() -> None:
@@ -69,13 +69,13 @@ def main() -> None:
     except PackageNotFoundError:
         installed = None
     try:
-        found = answer(json.load(sys.stdin))
+        result = answer(json.load(sys.stdin))
     except ImportError as error:
-        found = {"lacks": str(error)}
+        result = {"lacks": str(error)}
     except (AttributeError, KeyError, TypeError, ValueError, UnicodeError) as error:
-        found = {"unreadable": f"{type(error).__name__}: {error}"}
+        result = {"unreadable": f"{type(error).__name__}: {error}"}
     print()
-    print(json.dumps({"lmcache": installed, **found}))
+    print(json.dumps({"lmcache": installed, **result}))
 
 
 if __name__ == "__main__":
