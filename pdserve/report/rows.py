@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,9 +91,10 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
                 cause=f"it has no {RESULT} and no points that are over",
                 todo="give the folder that `pdserve sweep` or `pdserve bench` has printed",
             )
+        varied = _varied(records.values())
         # In the order in which they were measured: the name of a run begins with its time.
         for place, record in sorted(records.items(), key=lambda item: item[1].run_id or "~"):
-            series = ", ".join(f"{key}={value}" for key, value in record.settings) or folder.name
+            series = ", ".join(f"{key}={value}" for key, value in record.settings if key in varied) or folder.name
             if record.run_id is not None:
                 runs.append(KeptRun(record.run_id, SweepFolder(folder).events(record.run_id), series))
             if record.result is None:
@@ -106,11 +107,20 @@ def read_report(folders: Sequence[Path]) -> ReportContents:
     # Curves of different prompts are different curves.
     works = {row.workload.title for row in rows}
     if len(works) > 1:
-        rows = [replace(row, series=f"{row.series}; {row.workload.title}") for row in rows]
-        results = [(f"{series}; {result.workload.title}", result) for series, result in results]
+        rows = [replace(row, series=f"{row.workload.title}; {row.series}") for row in rows]
+        results = [(f"{result.workload.title}; {series}", result) for series, result in results]
     rows = _sorted(rows)
     provenance = tuple((series, result.provenance) for series, result in results)
     return ReportContents(provenance, tuple(rows), tuple(_timelines(runs, rows)))
+
+
+def _varied(records: Iterable[PointRecord]) -> set[str]:
+    """The keys whose value is not the same at all points of a sweep; all of its keys, where none is."""
+    values: dict[str, set[str | None]] = {}
+    settings = [dict(record.settings) for record in records]
+    for key in (key for each in settings for key in each):
+        values[key] = {each.get(key) for each in settings}
+    return {key for key, seen in values.items() if len(seen) > 1} or set(values)
 
 
 def rows_of(series: str, result: BenchResult, record: PointRecord | None) -> list[ReportRow]:

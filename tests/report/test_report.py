@@ -270,5 +270,12 @@ def test_curves_of_different_prompts_are_different_and_provenance_names_them(tmp
     text = (longer / "result.json").read_text().replace('"input_tokens":10,', '"input_tokens":20,', 1)
     (longer / "result.json").write_text(text)
     report = read_report([tmp_path, longer])
-    assert list(report.names) == ["c=1; 10 in, 5 out", "d other; 20 in, 5 out"]
+    assert list(report.names) == ["10 in, 5 out; c=1", "20 in, 5 out; d other"]
     assert {series for series, _ in report.provenance} == set(report.names)
+
+
+def test_what_is_the_same_at_all_points_is_no_part_of_a_name(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    sweep_point(sweep, (("lmcache", "null"), ("blocks", "96")), one())
+    sweep_point(sweep, (("lmcache", "on"), ("blocks", "96")), one())
+    assert {row.series for row in read_report([tmp_path]).rows} == {"lmcache=null", "lmcache=on"}
