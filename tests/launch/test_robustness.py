@@ -174,7 +174,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, file: str, content: bytes) ->
     run = recorded(tmp_path)
     (run.path / file).write_bytes(content)
     read = run.read_state if file == "state.json" else run.read_plan
-    with pytest.raises(StateError, match=f"not a {file} of this version") as raised:
+    with pytest.raises(StateError, match=f"no {file} of this version") as raised:
         read()
     assert raised.value.where == str(run.path / file)
 

@@ -89,11 +89,11 @@ def heard(script: str, *, hangs: bool) -> tuple[list[Event], bool]:
 
         link = AgentLink("a", Channel(popen), receive, heartbeat=LIMIT, hang=until)
         await asyncio.wait_for(arrived.wait(), LIMIT)
-        silent = link.silent
+        until_now, silent = list(events), link.silent  # it leaves when the link is closed
         assert await link.close(LIMIT)
         assert popen.stdout is not None
         popen.stdout.close()
-        return events, silent
+        return until_now, silent
 
     return asyncio.run(go())
 
