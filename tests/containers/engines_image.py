@@ -11,7 +11,10 @@ import tarfile
 from pathlib import Path
 
 from tests.containers.image import add_file, add_folder, host_mounts, write_image
+from tests.launch.deployment import REPOSITORY
 
+_LOCK = REPOSITORY / "requirements" / "cpu-stack.lock.txt"
+"""The stage before leaves it for the last one."""
 HOME = "/opt/engines"
 """Of the image's own Python environment."""
 _RUNTIME = """#!{python}
@@ -47,6 +50,8 @@ def write_engines_image(file: Path, folder: Path) -> None:
     write_image(file)
     python = Path(sys.executable).resolve()
     with tarfile.open(file, "a") as tar:
+        add_folder(tar, "build")
+        add_file(tar, f"build/{_LOCK.name}", _LOCK.read_text())
         for name in ("opt", HOME[1:], f"{HOME}/bin"[1:], f"{HOME}/lib"[1:]):
             add_folder(tar, name)
         for name in ("python", "python3"):
