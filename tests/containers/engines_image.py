@@ -51,7 +51,7 @@ def write_engines_image(file: Path, folder: Path) -> None:
     python = Path(sys.executable).resolve()
     with tarfile.open(file, "a") as tar:
         add_folder(tar, "build")
-        add_file(tar, f"build/{_LOCK.name}", _LOCK.read_text())
+        add_file(tar, f"/build/{_LOCK.name}", _LOCK.read_text())
         for name in ("opt", HOME[1:], f"{HOME}/bin"[1:], f"{HOME}/lib"[1:]):
             add_folder(tar, name)
         for name in ("python", "python3"):
