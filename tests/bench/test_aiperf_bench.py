@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
+from tests.bench.kit import serving_at, stand_in
 from tests.bench.test_bench import reasons
-from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
+from tests.launch.deployment import Deployment, pdserve
 
 pytestmark = pytest.mark.process
 
@@ -23,28 +21,14 @@ FEW = ("--concurrency", "2", "--repeats", "1", "--warmup", "0")
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("aiperf-bench")
-    (folder / "runtime").mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PDSERVE_HOME", str(folder / "home"))
-        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-        patch.setenv("FAKE_TOKEN_SECONDS", "0.02")
-        file = recipe(folder)
-        port = yaml.safe_load(file.read_text())["ports"]["lmcache_http"]
-        patch.setenv("FAKE_LMCACHE_URL", f"http://127.0.0.1:{port}")
-        with up(file, folder / "home") as deployment:
-            deployment.command.expect("serving fake")
-            yield deployment
+    with serving_at(tmp_path_factory.mktemp("aiperf-bench"), 0.02) as deployment:
+        yield deployment
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     """What stands for the interpreter of AIPerf's environment."""
-    program = tmp_path / "python-fake"
-    client = REPOSITORY / "tests/fakes/aiperf_client.py"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    return stand_in(tmp_path, "aiperf_client.py")
 
 
 def bench(python: str, *arguments: str) -> tuple[int, Any, str]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pdserve.bench.aiperf import NAME
 from pdserve.bench.aiperf.environment import made, place
+from tests.bench.kit import serving_at
 from tests.bench.test_bench import reasons, scripted
-from tests.launch.deployment import REPOSITORY, Deployment, pdserve, recipe, up
+from tests.launch.deployment import REPOSITORY, Deployment, pdserve
 
 pytestmark = [
     pytest.mark.process,
@@ -27,18 +27,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("aiperf")
-    (folder / "runtime").mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PDSERVE_HOME", str(folder / "home"))
-        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-        patch.setenv("FAKE_TOKEN_SECONDS", "0.05")
-        file = recipe(folder)
-        port = yaml.safe_load(file.read_text())["ports"]["lmcache_http"]
-        patch.setenv("FAKE_LMCACHE_URL", f"http://127.0.0.1:{port}")
-        with up(file, folder / "home") as deployment:
-            deployment.command.expect("serving fake")
-            yield deployment
+    with serving_at(tmp_path_factory.mktemp("aiperf"), 0.05) as deployment:
+        yield deployment
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import select
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from pdserve.system import procfs
 from pdserve.system.markers import MARKER
 from pdserve.system.procfs import ProcessId
-from tests.launch.deployment import REPOSITORY, Command, Deployment, pdserve, recipe, up
+from tests.bench.kit import serving_at, stand_in
+from tests.launch.deployment import Command, Deployment, pdserve, recipe, up
 
 pytestmark = pytest.mark.process
 
@@ -29,29 +27,14 @@ FEW = ("--requests", "6", "--concurrency", "2", "--repeats", "1", "--warmup", "0
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A deployment for all: every test gives back what it changes."""
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "runtime").mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PDSERVE_HOME", str(folder / "home"))
-        patch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-        patch.setenv("FAKE_TOKEN_SECONDS", "0.01")
-        file = recipe(folder)
-        port = yaml.safe_load(file.read_text())["ports"]["lmcache_http"]
-        patch.setenv("FAKE_LMCACHE_URL", f"http://127.0.0.1:{port}")
-        with up(file, folder / "home") as deployment:
-            deployment.command.expect("serving fake")
-            yield deployment
+    with serving_at(tmp_path_factory.mktemp("bench"), 0.01) as deployment:
+        yield deployment
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
     """What stands for the engines' interpreter: it runs the fake client."""
-    program = tmp_path / "python-fake"
-    client = REPOSITORY / "tests/fakes/bench_client.py"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(client)])} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    return stand_in(tmp_path, "bench_client.py")
 
 
 def bench(python: str, *arguments: str) -> tuple[int, Any, str]:
