@@ -27,7 +27,7 @@ def until_ready(up: Deployment, name: str) -> None:
 def assert_all_proven(up: Deployment) -> None:
     """`pdserve verify`, called where its key is, proves all that it can prove of this recipe."""
     done = up.lab.pdserve(up.state().host, "verify", up.name, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr + up.printed()
     report = json.loads(done.stdout)
     assert {proof["name"]: proof["status"] for proof in report["proofs"]} == dict.fromkeys(PROOFS, "proven"), (
         done.stdout
