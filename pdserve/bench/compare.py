@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pdserve.bench.figures import Figures, Spread
 from pdserve.bench.result import BenchResult, Measurement, Provenance
+from pdserve.bench.workload import Workload
 from pdserve.errors import StateError
 from pdserve.plan.frozen import Frozen
 from pdserve.recipe.load.yaml12 import flow, parse
@@ -103,7 +104,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Figures], float | None]]] = {
 
 def compare(a: BenchResult, b: BenchResult) -> Comparison:
     """Raises StateError when they were not asked for the same work."""
-    if (asked := _work(a)) != (other := _work(b)):
+    if (asked := work_of(a.workload)) != (other := work_of(b.workload)):
         raise StateError(
             f"the two results are of different work: {asked}, and {other}",
             cause="figures of other prompts, answers or limits show nothing of the deployment",
@@ -147,8 +148,8 @@ def judged(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, Judgem
     return noise, "real" if differ else "within noise"
 
 
-def _work(result: BenchResult) -> str:
-    work = result.workload
+def work_of(work: Workload) -> str:
+    """What decides the figures of a load: two results of the same can be compared."""
     slo = ", ".join(f"{name} {limit:g} ms" for name, limit in sorted(work.slo.items())) or "none"
     if work.trace is not None:
         return f"{work.title} ({(work.trace_digest or '')[:12]}), seed {work.seed}, SLO {slo}"

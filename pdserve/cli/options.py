@@ -30,6 +30,16 @@ OnlineOption = Annotated[
     bool, typer.Option("--online", help="Ask the hub for config.json where the model is not in its cache here.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClientPythonOption = Annotated[
+    str | None,
+    typer.Option("--python", help="An interpreter with the client; else the engines' own, or that of --setup."),
+]
+TokenizerOption = Annotated[
+    str | None, typer.Option("--tokenizer", help="The folder of the tokenizer; else that of the model.")
+]
+LimitOption = Annotated[float, typer.Option("--limit", min=1, help="Seconds for each run of the client.")]
+USUAL_LIMIT = 1800.0
+"""Of LimitOption."""
 
 
 def check_place_options(cluster: Path | None, *, this_machine: bool) -> None:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pdserve.errors import RecipeError
 from pdserve.importing import vllm_recipe
 from pdserve.importing.choice import ImportChoice
-from pdserve.importing.launch import Draft, Launch
+from pdserve.importing.launch import Draft, Launch, Note, Sourced
 from pdserve.importing.named_versions import named_versions
 from pdserve.importing.recipe_draft import draft
 from pdserve.importing.shell import script
 from pdserve.importing.srt import recipe
-from pdserve.importing.srt.variants import variants
+from pdserve.importing.srt.benchmark import read_benchmark
+from pdserve.importing.srt.variants import has_several, said_otherwise, variants
+from pdserve.importing.sweep_draft import ImportedVariant, SweepDraft, sweep_draft
 from pdserve.importing.yaml_tree import Tree, read
 
 TAXONOMY, STRATEGIES = "taxonomy.yaml", "strategies"
@@ -65,6 +67,31 @@ def _of_variants(trees: Mapping[str, Tree], text: str, file: str, name: str | No
     return first
 
 
+def imported_sweep(text: str, file: str) -> SweepDraft | None:
+    """All deployments of `text` as a recipe and a sweep over it; None: it is no recipe of srt-slurm with several. A
+    variant that cannot become a recipe is a note. Raises RecipeError where none can."""
+    if not file.endswith((".yaml", ".yml")):
+        return None
+    tree = read(text, file)
+    if vllm_recipe.matches(tree) or not recipe.matches(tree) or not has_several(tree):
+        return None
+    trees = variants(tree)
+    if tree.has("base") and len(trees) > 1:
+        trees = {name: variant for name, variant in trees.items() if name.partition(":")[0] != "base"}
+    made: list[ImportedVariant] = []
+    notes = list(said_otherwise(tree))
+    refused: RecipeError | None = None
+    for name, variant in trees.items():
+        try:
+            made.append(ImportedVariant(name, _draft(recipe.launch(variant), text), read_benchmark(variant)))
+        except RecipeError as error:
+            refused = refused or error
+            notes.append(Note(Sourced(None, name or "the file", 0), f"it is no point: {error.what}", "served"))
+    if not made and refused is not None:
+        raise refused
+    return sweep_draft(made, notes)
+
+
 def _draft(launch: Launch, text: str) -> Draft:
     return replace(draft(launch), versions=named_versions(launch, text))
 
@@ -79,4 +106,5 @@ def _choose(trees: Mapping[str, Tree]) -> str:
         return "leave --variant out: the file describes one deployment"
     shown = known[:20]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return f"give one of them with --variant: {' '.join(shown)}{more}"
+    one = f"give one of them with --variant: {' '.join(shown)}{more}"
+    return f"{one}; or all as a recipe and a sweep file: --out RECIPE --sweep SWEEP"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,8 @@ _FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StdOut|NodeList)=(.*?)(?
 """A value goes on to the next name: paths may have blanks."""
 _ASKED = re.compile(r"(?:^|\s)TresPerNode=(\S+)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu((?:[:=][^:=,]+)*)")
-_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
-_ENDED = (
+AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
+ENDED = (
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -45,7 +46,7 @@ class Job:
 
     @property
     def over(self) -> bool:
-        return self.state in _ENDED
+        return self.state in ENDED
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
@@ -53,8 +54,9 @@ class Job:
         return f"job {self.id}: {self.state.lower()}{reason}{where}"
 
 
-def submit(script: str) -> str:
-    """Gives a batch script to sbatch and returns the job's id. Raises PreflightError with sbatch's own words."""
+def submit(script: str, options: Sequence[str] = ()) -> str:
+    """Gives a batch script to sbatch and returns the job's id. `options`: of sbatch, that win over those of the script.
+    Raises PreflightError with sbatch's own words."""
     if shutil.which("sbatch") is None:
         raise PreflightError(
             "--slurm: there is no sbatch on this machine's PATH",
@@ -64,7 +66,7 @@ def submit(script: str) -> str:
             "`pdserve run RECIPE --slurm --dry-run -- COMMAND`); "
             "without Slurm: `pdserve up RECIPE` for this machine, `--cluster FILE` for hosts that ssh reaches",
         )
-    tool = output_of(["sbatch", "--parsable"], timeout=_TOOL_SECONDS, stdin=script)
+    tool = output_of(["sbatch", "--parsable", *options], timeout=_TOOL_SECONDS, stdin=script)
     job = tool.out.strip().partition(";")[0]
     if tool.code != 0 or not job.isdecimal():
         raise PreflightError(
@@ -80,7 +82,7 @@ def look(job: str) -> Job | None:
     """None: Slurm's controller does not answer now; its jobs go on. Raises StateError when it does not know the job
     (any more)."""
     tool = output_of(["scontrol", "show", "job", "--oneliner", job], timeout=_TOOL_SECONDS)
-    if tool.code != 0 and any(words in tool.err for words in _AWAY):
+    if tool.code != 0 and any(words in tool.err for words in AWAY):
         return None
     fields = dict(_FIELD.findall(tool.out))
     if tool.code != 0 or "JobState" not in fields:

@@ -14,9 +14,14 @@ _BETTER, _WORSE, _NONE = COLOURS[0], COLOURS[1], COLOURS[-1]
 
 def change_pictures(comparison: Comparison) -> list[Picture]:
     """One a load. A change within its noise is pale and hollow; one without any known noise has no bar."""
-    loads = dict.fromkeys(change.load for change in comparison.changes)
+    return pictures_of(comparison.changes, "changes")
+
+
+def pictures_of(changes: Sequence[FigureChange], name: str) -> list[Picture]:
+    """The same of some changes; `name`: how the pictures' names begin."""
+    loads = dict.fromkeys(change.load for change in changes)
     return [
-        _picture(f"changes-{number}", load, [each for each in comparison.changes if each.load == load])
+        _picture(f"{name}-{number}", load, [each for each in changes if each.load == load])
         for number, load in enumerate(loads, start=1)
     ]
 

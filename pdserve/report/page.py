@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,10 @@ from pdserve.report.drawing import Picture
 from pdserve.report.provenance import LACKING, provenance_view
 from pdserve.report.rows import ReportContents, ReportRow
 from pdserve.report.stages import STAGES, prompt_sources, stages
+from pdserve.sweep.compare import SweepComparison
+
+OVERVIEW = ("TTFT p50", "TTFT p99", "ITL p50", "E2E mean", "output")
+"""Figures of the table of all points; each point has all of them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,27 @@ def comparison_page(
         about=provenance_view(list(zip(("A", "B"), (result.provenance for result in results), strict=True))),
         loads=loads,
         drawn=_figures(drawn),
+    )
+
+
+def sweep_comparison_page(
+    names: tuple[str, str],
+    deployments: Sequence[str],
+    comparison: SweepComparison,
+    drawn: Mapping[str, Sequence[Picture]],
+) -> str:
+    """What differs first, then what is not compared, then each point. `drawn`: by the letter of a point."""
+    a, b = names
+    return _rendered(
+        "sweep_comparison.html.j2",
+        title=f"{a} and {b}: comparison of sweeps",
+        a=a,
+        b=b,
+        deployments=deployments,
+        lacking=LACKING,
+        comparison=comparison,
+        overview=OVERVIEW,
+        drawn={letter: _figures(some) for letter, some in drawn.items()},
     )
 
 

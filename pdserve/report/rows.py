@@ -14,6 +14,7 @@ from pdserve.errors import StateError
 from pdserve.report.stages import theoretical_hit
 from pdserve.report.timeline import MeasuredSpan, Timeline, timeline
 from pdserve.run import history
+from pdserve.sweep.described import letter
 from pdserve.sweep.record import PointRecord, SweepFolder, has_result, records_in
 
 
@@ -62,7 +63,7 @@ class ReportContents:
     def names(self) -> Mapping[str, str]:
         """What each series is called in tables and pictures: with a letter, where there are several."""
         series = list(dict.fromkeys(row.series for row in self.rows))
-        return {each: f"{_letter(index)}: {each}" if len(series) > 1 else each for index, each in enumerate(series)}
+        return {each: f"{letter(index)}: {each}" if len(series) > 1 else each for index, each in enumerate(series)}
 
     def letter(self, series: str) -> str:
         """What it is called where there is little room; the name itself where it is the only one."""
@@ -179,12 +180,6 @@ def _timelines(runs: Sequence[KeptRun], rows: Sequence[ReportRow]) -> Iterator[T
         of = "; ".join(dict.fromkeys(run.series for run in its))
         if (drawn := timeline(run_id, of, events, spans.get(run_id, []))) is not None:
             yield drawn
-
-
-def _letter(index: int) -> str:
-    """A to Z, then A1 and so on."""
-    turn, place = divmod(index, 26)
-    return f"{chr(ord('A') + place)}{turn or ''}"
 
 
 def _unmeasured(series: str, record: PointRecord) -> ReportRow:

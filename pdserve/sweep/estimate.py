@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,17 @@ def estimate(to_run: Sequence[Point], former: Sequence[PointRecord]) -> Estimate
     took = [record.start_seconds for record in former if record.start_seconds is not None]
     seconds = sum(statistics.fmean(each) for each in known if each) + (statistics.fmean(took) * starts if took else 0.0)
     return Estimate(seconds, sum(each is None for each in known), 0 if took else starts)
+
+
+def array_seconds(tasks: Sequence[Estimate], at_once: int | None) -> float:
+    """Of tasks that run beside each other, as Slurm starts them: in their order, each once another one has ended.
+    Without the time in the queue."""
+    if not tasks:
+        return 0.0
+    slots = [0.0] * min(len(tasks), at_once or len(tasks))
+    for task in tasks:
+        heapq.heapreplace(slots, slots[0] + task.seconds)
+    return max(slots)
 
 
 def _same(workload: Workload, load: Load) -> tuple[str, str]:

@@ -4,6 +4,7 @@
     points/<point>/point.json            what it is, its verdict, where its result is
     points/<point>/<attempt>/            a result of `pdserve bench`: result.json, raw output and log of the client
     starts/<run id>/                     of each start of a deployment: recipe, plan, versions, history, logs
+    tasks/, arrays/                      who runs which deployment (pdserve.sweep.tasks)
 
 A point has no point.json until it is over: one that was cut off is measured again.
 """
@@ -11,6 +12,7 @@ A point has no point.json until it is over: one that was cut off is measured aga
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -77,7 +79,7 @@ class SweepFolder:
     def write(self, point: Point, record: PointRecord) -> None:
         """In one step, so that a crash leaves no half of it. Raises StateError."""
         file = self.point(point) / POINT
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.errors import RecipeError
 from pdserve.recipe.load.loader import LoadedRecipe, load_recipe
+from pdserve.recipe.model import RecipeDocument
 from pdserve.sweep.file import LoadedSweep
 from pdserve.sweep.points import Point, Settings, combinations, points, recipe_digest
+
+_NAME_CHARACTERS, _ID_CHARACTERS = 48, 6
+"""Of the name of a deployment (pdserve.recipe.base), and of its id in it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class PlannedSweep:
         """Of the deployment: no point can change it."""
         return next(iter(self.recipes.values())).recipe.name
 
+    def of(self, deployment: str) -> tuple[Point, ...]:
+        """The points of a deployment, by its id."""
+        return tuple(point for point in self.points if point.deployment.digest == deployment)
+
 
 def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
     """Raises RecipeError at the first combination that is no valid recipe, with the lines of the sweep file."""
@@ -37,10 +45,45 @@ def resolve(loaded: LoadedSweep, environ: Mapping[str, str]) -> PlannedSweep:
             recipe = load_recipe(loaded.recipe, set_=set_of(settings), environ=environ)
         except RecipeError as error:
             raise _placed(error, loaded, settings) from None
-        digest = recipe_digest(recipe.document, str(recipe.path.parent.absolute()))
+        digest = recipe_digest(_lasting(recipe, loaded, settings, environ), str(recipe.path.parent.absolute()))
         recipes.setdefault(digest, recipe)
         digests.append((settings, digest))
     return PlannedSweep(loaded, points(loaded.sweep, digests, loaded.traces), recipes, len(digests))
+
+
+def only(planned: PlannedSweep, deployment: str, environ: Mapping[str, str]) -> PlannedSweep:
+    """A deployment of a sweep that may run beside its others: it has a name of its own, so that its runs and its lock
+    are its own too. Raises RecipeError when the sweep has none of that id."""
+    points_of = planned.of(deployment)
+    if not points_of:
+        raise RecipeError(
+            f"--only {deployment}: this sweep has no such deployment",
+            where=str(planned.loaded.path),
+            cause="the sweep file, its recipe or a variable that they read is not as it was when the id was printed",
+            todo="pdserve sweep FILE --dry-run prints the ids; pdserve sweep FILE --slurm submits what is missing",
+        )
+    settings = points_of[0].deployment.settings
+    named = [*set_of(settings), f"name={_own_name(planned.name, deployment)}"]
+    recipe = load_recipe(planned.loaded.recipe, set_=named, environ=environ)
+    return replace(planned, points=points_of, recipes={deployment: recipe}, combinations=1)
+
+
+def _own_name(name: str, deployment: str) -> str:
+    return f"{name[: _NAME_CHARACTERS - _ID_CHARACTERS - 1].rstrip('-')}-{deployment[:_ID_CHARACTERS]}"
+
+
+def _lasting(
+    recipe: LoadedRecipe, loaded: LoadedSweep, settings: Settings, environ: Mapping[str, str]
+) -> RecipeDocument:
+    """The document without what a Slurm job puts into it (`${SLURM_JOB_ID:-local}`): a point that is measured in
+    another job is the same point."""
+    outside = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
+    if len(outside) == len(environ):
+        return recipe.document
+    try:
+        return load_recipe(loaded.recipe, set_=set_of(settings), environ=outside).document
+    except RecipeError:  # it can only be read in a job
+        return recipe.document
 
 
 def set_of(settings: Settings) -> list[str]:

@@ -1,4 +1,5 @@
-"""Carries a sweep out on this machine: each deployment up once, its points one after the other, down."""
+"""Carries a sweep out here, or in the Slurm job around it: each deployment up once, its points one after the other,
+down."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from pdserve.sweep.keep import keep_start
 from pdserve.sweep.points import Point, Variant, by_deployment
 from pdserve.sweep.record import PointRecord, SweepFolder, reasons_of
 from pdserve.sweep.resolve import PlannedSweep, set_of
+from pdserve.sweep.tasks import alone, job_of, recorded
 
 OnPoint = Callable[[Point, PointRecord], None]
 
@@ -42,6 +44,8 @@ class SweepOptions:
     tokenizer: str | None
     limit_seconds: float
     """For each run of the client."""
+    this_machine: bool = False
+    """Inside a Slurm job: this machine only, not the job's nodes."""
 
 
 def to_run(planned: PlannedSweep, folder: SweepFolder, *, retry: bool) -> tuple[Point, ...]:
@@ -57,7 +61,7 @@ def needs_vllm(point: Point) -> bool:
 
 @dataclass(frozen=True)
 class SweepRunner:
-    """Of a sweep, on this machine."""
+    """Of a sweep, or of one deployment of it."""
 
     planned: PlannedSweep
     root: Path
@@ -68,13 +72,18 @@ class SweepRunner:
 
     def run(self, some: Sequence[Point]) -> None:
         """A point that fails is INVALID, and the next one follows. Raises StateError when a deployment of that name
-        runs that is not the sweep's own, when one cannot be stopped, or when the record cannot be written, and
-        PreflightError when a client is not installed."""
-        if not all(map(needs_vllm, some)):
-            installed_interpreter(os.environ)  # a client that is missing is no reason to find all of its points INVALID
-        self._end_former()
-        for deployment, its_points in by_deployment(some):
-            self._measure_all(deployment, its_points)
+        runs that is not the sweep's own, when another process measures one of these, when one cannot be stopped, or
+        when the record cannot be written, and PreflightError when a client is not installed."""
+        interruptible()  # a TERM before the first start has nothing to stop, and its record has the reason
+        if job_of(os.environ) is None:
+            _check_clients(some)  # before anything is written; in a job the record of the task has the reason
+        groups = by_deployment(some)
+        with alone(self.folder, tuple(deployment.digest for deployment, _ in groups)):
+            for deployment, its_points in groups:
+                with recorded(self.folder, deployment.digest, os.environ):
+                    _check_clients(its_points)
+                    self._end_former()
+                    self._measure_all(deployment, its_points)
 
     def _end_former(self) -> None:
         """A sweep that was killed leaves its deployment running."""
@@ -129,7 +138,12 @@ class SweepRunner:
         before = self._run_id()
         words = recipe_words(recipe.path, set_of(deployment.settings), ())
         try:
-            up(recipe, where(recipe, None, this_machine=True, words=words), self.show, UpOptions(detach=True))
+            up(
+                recipe,
+                where(recipe, None, this_machine=self.options.this_machine, words=words),
+                self.show,
+                UpOptions(detach=True),
+            )
         finally:
             interruptible()  # `up` leaves a closed terminal to its launcher; here a deployment has to be stopped
             last = last_run(self.root, self.planned.name)
@@ -181,6 +195,12 @@ class SweepRunner:
     def _end(self, point: Point, record: PointRecord) -> None:
         self.folder.write(point, record)
         self.on_point(point, record)
+
+
+def _check_clients(some: Sequence[Point]) -> None:
+    """A client that is missing is no reason to find all of its points INVALID. Raises PreflightError."""
+    if not all(map(needs_vllm, some)):
+        installed_interpreter(os.environ)
 
 
 def record_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pdserve.importing.annotated import line
 from pdserve.importing.choice import ImportChoice
 from pdserve.importing.launch import Draft
 from pdserve.operations import import_recipe
+from pdserve.sweep import imported
 
 
 def variables(texts: Sequence[str]) -> dict[str, str]:
@@ -35,6 +37,20 @@ def run(file: Path, out: Path | None, choice: ImportChoice) -> None:
         typer.echo(f"warning: {hazard}", err=True)
     _report(recipe.draft, out)
     import_recipe.check_whole(recipe, file)
+
+
+def run_sweep(file: Path, out: Path, sweep: Path) -> None:
+    """Writes a recipe and a sweep file over it; what was not carried over goes to stderr. Raises RecipeError, and
+    SourceDifferenceError for an import in part."""
+    made = imported.import_sweep(file, out, sweep, os.environ)
+    imported.write_sweep(made, out, sweep)
+    for note in made.draft.notes:
+        if note.effect == "confirm":
+            typer.echo(f"please confirm: {line(note)}", err=True)
+    _report(made.draft.recipe, out)
+    deployments = len(made.draft.deployments)
+    typer.echo(f"{sweep}: {made.points} points on {deployments} deployments; next: pdserve sweep {sweep} --dry-run")
+    imported.check_whole(made, file)
 
 
 def check(recipe: Path, file: Path, choice: ImportChoice) -> None:

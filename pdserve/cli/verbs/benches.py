@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from pdserve.cli.options import JsonOption, NameArgument
+from pdserve.cli.options import (
+    USUAL_LIMIT,
+    ClientPythonOption,
+    JsonOption,
+    LimitOption,
+    NameArgument,
+    TokenizerOption,
+)
 
 verbs = typer.Typer()
 
@@ -84,14 +91,9 @@ def bench(
             help="What a good request takes at most, of ttft, tpot, itl, e2e: --slo ttft=500,itl=50",
         ),
     ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option("--python", help="An interpreter with the client; else the engines' own, or that of --setup."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The folder of the tokenizer; else that of the model.")
-    ] = None,
-    limit: Annotated[float, typer.Option("--limit", min=1, help="Seconds for each run of the client.")] = 1800.0,
+    python: ClientPythonOption = None,
+    tokenizer: TokenizerOption = None,
+    limit: LimitOption = USUAL_LIMIT,
     json_: JsonOption = False,
 ) -> None:
     """Measure a running deployment, with prompts of a fixed length or a trace, and judge whether the figures count.
@@ -128,8 +130,10 @@ def bench(
 
 @verbs.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another result.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A result of bench: its id, folder or file; or a sweep's folder.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one of the same kind.")],
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Also write it as a page of one file.", show_default=False),
@@ -138,8 +142,8 @@ def compare(
 ) -> None:
     """What differs between two benchmarks: versions, hardware, recipe; then each figure, with the noise over repeats.
 
-    A change within the noise is shown in parentheses and is not called real. INVALID repeats are left out. The page
-    needs matplotlib (extra `report`).
+    Of two sweeps, each point of one beside the point of the same settings of the other. A change within the noise is
+    shown in parentheses and is not called real. INVALID repeats are left out. The page needs the extra `report`.
     """
     from pdserve.cli.bench.compare import run
 

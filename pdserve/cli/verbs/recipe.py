@@ -95,6 +95,14 @@ def import_(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the recipe here instead of to stdout.")
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(
+            "--sweep",
+            metavar="SWEEP",
+            help="srt-slurm: all deployments of a file with `sweep` or `base`, as a recipe (--out) and a sweep file.",
+        ),
+    ] = None,
     variant: Annotated[
         str | None, typer.Option("--variant", help="Which deployment of a file that describes several.")
     ] = None,
@@ -130,11 +138,15 @@ def import_(
     if (check is None) != (against is None):
         raise typer.BadParameter("--check RECIPE and --against FILE belong together")
     if check is not None and against is not None:
-        if file is not None or out is not None:
-            raise typer.BadParameter("--check compares and writes nothing: leave FILE and --out out")
+        if file is not None or out is not None or sweep is not None:
+            raise typer.BadParameter("--check compares and writes nothing: leave FILE, --out and --sweep out")
         import_recipe.check(check, against, choice)
     elif file is None:
         raise typer.BadParameter("give the FILE to import, or --check RECIPE --against FILE")
+    elif sweep is not None:
+        if out is None or variant is not None:
+            raise typer.BadParameter("--sweep SWEEP takes all variants, and --out RECIPE for the recipe beside it")
+        import_recipe.run_sweep(file, out, sweep)
     else:
         import_recipe.run(file, out, choice)
 

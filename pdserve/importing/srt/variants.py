@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pdserve.errors import RecipeError
 from pdserve.importing.flags import typed
+from pdserve.importing.launch import Note, Sourced
 from pdserve.importing.yaml_tree import Tree
 from pdserve.recipe.load.problems import Path
 
@@ -24,6 +26,31 @@ def variants(tree: Tree) -> dict[str, Tree]:
     return {name: variant for base, whole in named.items() for name, variant in _swept(base, whole)}
 
 
+def has_several(tree: Tree) -> bool:
+    """Whether the file is more than one recipe, for srtctl too."""
+    return tree.has("base") or isinstance(tree.get("sweep"), dict)
+
+
+def said_otherwise(tree: Tree) -> Iterator[Note]:
+    """What srtctl does with the sections of variants, and a sweep of pdserve does not."""
+    top = tree.get("base") if tree.has("base") else tree.data
+    sweep = top.get("sweep") if isinstance(top, dict) else None
+    if tree.has("base") and len(tree.data) > 1:
+        yield Note(
+            Sourced(None, "base", tree.line("base")),
+            "srtctl runs it only when it is asked for: no point is it",
+            "replaced",
+        )
+    for key, values in (sweep if isinstance(sweep, dict) else {}).items():
+        at = Sourced(None, f"sweep.{key}", tree.line("sweep", key))
+        if f"{{{key}}}" not in str({name: value for name, value in top.items() if name != "sweep"}):
+            yield Note(at, f"nothing has {{{key}}}: its values make no difference", "replaced")
+        elif any(isinstance(value, bool) for value in (values if isinstance(values, list) else [values])):
+            yield Note(
+                at, "srtctl writes the text True or False after the flag; here it is the flag, or none", "replaced"
+            )
+
+
 def _overridden(tree: Tree) -> Iterator[tuple[str, Tree]]:
     base = _below(tree, ("base",))
     yield "base", base
@@ -32,6 +59,7 @@ def _overridden(tree: Tree) -> Iterator[tuple[str, Tree]]:
             yield key, _merged(base, _below(tree, (key,)))
         elif key.startswith(_ZIP):
             over = _below(tree, (key,))
+            _check_lists(tree, key, over.data)
             for index in range(_width(over.data)):
                 yield f"{key}[{index}]", _merged(base, Tree(tree.file, _sliced(over.data, index), over.lines))
 
@@ -47,6 +75,27 @@ def _swept(name: str, tree: Tree) -> Iterator[tuple[str, Tree]]:
         label = ",".join(f"{key}={value}" for key, value in chosen.items())
         data = {key: _filled(value, chosen) for key, value in tree.data.items() if key != "sweep"}
         yield f"{name}:{label}" if name else label, Tree(tree.file, data, tree.lines)
+
+
+def _check_lists(tree: Tree, key: str, data: Any) -> None:
+    """As srtctl: every list has the same length, or one value for all. Raises RecipeError."""
+    lengths = set(_lengths(data))
+    where = f"{tree.file}:{tree.line(key)}"
+    if 0 in lengths or not lengths:
+        what = "has an empty list" if lengths else "has no list, so there is nothing to walk"
+        raise RecipeError(f"{key} {what}", where=where, todo="give each list as many values, or write override_...")
+    if len(lengths - {1}) > 1:
+        seen = " and ".join(map(str, sorted(lengths - {1})))
+        todo = "give each list as many values, or one value for all"
+        raise RecipeError(f"the lists of {key} have different lengths: {seen}", where=where, todo=todo)
+
+
+def _lengths(data: Any) -> Iterator[int]:
+    if isinstance(data, dict):
+        for value in data.values():
+            yield from _lengths(value)
+    elif isinstance(data, list):
+        yield len(data)
 
 
 def _below(tree: Tree, path: Path) -> Tree:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from pdserve.plan.model import Plan
@@ -32,6 +32,29 @@ _REPLACES = {
 }
 """An option of the recipe -> ours that it takes the place of, besides the one of its own name."""
 
+FIND_PDSERVE = """\
+set -euo pipefail
+
+# $0 is a copy in slurmd's spool folder; where the job was submitted is the repository, or the folder of the recipes.
+cd -- "${{PDSERVE_REPOSITORY:-${{SLURM_SUBMIT_DIR:-$PWD}}}}"
+pdserve=$(command -v pdserve || true)
+[[ -n $pdserve ]] || pdserve=$PWD/.venv/bin/pdserve
+if [[ ! -x $pdserve ]]; then
+  echo "error: no pdserve in PATH or in $PWD/.venv: submit from the repository, or export PDSERVE_REPOSITORY" >&2
+  exit {missing}
+fi
+"""
+"""The beginning of a batch script; `{missing}`: the exit code where there is no pdserve."""
+IN_BACKGROUND = """\
+# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
+"$pdserve" {verb} {arguments} &
+launcher=$!
+trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
+while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
+wait "$launcher"
+"""
+"""Its end: runs a verb so that a TERM to the batch shell reaches it, and ends with its code."""
+
 _SCRIPT = """\
 #!/usr/bin/env bash
 # {does}
@@ -43,25 +66,9 @@ _SCRIPT = """\
 # its own --nodes and --gres: `pdserve render --slurm RECIPE` writes this script with them, and `pdserve up` refuses a
 # job of the wrong shape with the line to type. A container: --set container.kind=docker, apptainer or pyxis.
 {directives}
-set -euo pipefail
+{find}if (($# == 0)); then set -- {words}; fi
 
-# $0 is a copy in slurmd's spool folder; where the job was submitted is the repository, or the folder of the recipes.
-cd -- "${{PDSERVE_REPOSITORY:-${{SLURM_SUBMIT_DIR:-$PWD}}}}"
-pdserve=$(command -v pdserve || true)
-[[ -n $pdserve ]] || pdserve=$PWD/.venv/bin/pdserve
-if [[ ! -x $pdserve ]]; then
-  echo "error: no pdserve in PATH or in $PWD/.venv: submit from the repository, or export PDSERVE_REPOSITORY" >&2
-  exit {missing}
-fi
-if (($# == 0)); then set -- {words}; fi
-
-# In the background, because bash runs a trap only between commands, and a signal ends `wait` but no other command.
-"$pdserve" {verb} "$@" &
-launcher=$!
-trap 'kill -TERM "$launcher" 2>/dev/null || true' TERM INT
-while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done
-wait "$launcher"
-"""
+{wait}"""
 
 
 _SERVES = "Brings a recipe up over the nodes of a Slurm job and serves until `pdserve down`, scancel or the time limit."
@@ -76,18 +83,18 @@ def render_sbatch(
 
     Raises RecipeError where slurm.nodes are too few.
     """
-    directives = "\n".join(f"#SBATCH {_directive(option)}" for option in _options(recipe, plan, runs=bool(command)))
+    directives = directives_of(options_of(recipe, signal_seconds(plan, runs=bool(command))))
     quoted = shlex.join([*words, "--", *command] if command else words)
     default = quoted if quoted.isprintable() else "the recipe below"  # a line break would end the comment
     return _SCRIPT.format(
         does=_RUNS if command else _SERVES,
         tail=" -- COMMAND" if command else "",
-        verb="run" if command else "up",
-        missing=202 if command else 2,  # of `run`, a 2 would be the command's
         script=script,
         default=default,
         words=quoted,
         directives=directives,
+        find=FIND_PDSERVE.format(missing=202 if command else 2),  # of `run`, a 2 would be the command's
+        wait=IN_BACKGROUND.format(verb="run" if command else "up", arguments='"$@"'),
     )
 
 
@@ -99,11 +106,15 @@ def signal_seconds(plan: Plan, *, runs: bool = False) -> int:
     return MARGIN_SECONDS + math.ceil(stops + (plan.timeouts.stop_seconds if runs else 0))
 
 
-def _options(recipe: Recipe, plan: Plan, *, runs: bool) -> Iterator[str]:
+def options_of(
+    recipe: Recipe, signal: int, *, name: str | None = None, output: str = "pdserve-%j.out"
+) -> Iterator[str]:
+    """What the recipe asks of sbatch. `signal`: seconds before the job's end at which it gets a TERM; `name`: of the
+    job, else that of the recipe. Raises RecipeError where slurm.nodes are too few."""
     section = recipe.slurm
     shape = job_shape(recipe)
     ours = [
-        f"--job-name={recipe.name}",
+        f"--job-name={name or recipe.name}",
         *shape_options(shape.nodes, shape.gpus_per_node, recipe.exclude_nodes),
         "--ntasks-per-node=1",
         "--exclusive",
@@ -113,9 +124,9 @@ def _options(recipe: Recipe, plan: Plan, *, runs: bool) -> Iterator[str]:
             for key in ("time", "partition", "account", "qos", "reservation", "constraint")
             if (value := getattr(section, key)) is not None
         ),
-        "--output=pdserve-%j.out",
+        f"--output={output}",
         "--open-mode=append",
-        f"--signal=B:TERM@{signal_seconds(plan, runs=runs)}",
+        f"--signal=B:TERM@{signal}",
         # A job that failed would fail again with its nodes held; one that was preempted may be wanted back: --requeue.
         "--no-requeue",
         *(["--no-kill"] if recipe.on_node_loss == "degrade" else []),
@@ -123,6 +134,11 @@ def _options(recipe: Recipe, plan: Plan, *, runs: bool) -> Iterator[str]:
     replaced = {name for option in section.options for name in (_name(option), _REPLACES.get(_name(option)))}
     yield from (option for option in ours if _name(option) not in replaced)
     yield from section.options
+
+
+def directives_of(options: Iterable[str]) -> str:
+    """The lines that sbatch reads."""
+    return "\n".join(f"#SBATCH {_directive(option)}" for option in options)
 
 
 def _directive(option: str) -> str:

@@ -1,0 +1,71 @@
+"""What a sweep will run, and how long that takes, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.sweep.described import constant_settings, constant_work, letters, varied
+from pdserve.sweep.estimate import Estimate
+from pdserve.sweep.points import Point, by_deployment
+from pdserve.sweep.record import PointRecord
+from pdserve.sweep.resolve import PlannedSweep
+
+STATUS_STYLES = {"VALID": "green", "INVALID": "bold red", "to run": ""}
+
+
+def show_plan(planned: PlannedSweep, some: Collection[Point], former: Mapping[str, PointRecord], out: Console) -> None:
+    """What is the same at all points once, each deployment once, then a short row for each point."""
+    points, name = planned.points, planned.loaded.sweep.name
+    short, constant, work = letters(points), constant_settings(points), constant_work(points)
+    out.print(Text(f"{name}: {len(points)} points on {len(short)} deployments, in their order", style="bold"))
+    same = [*(f"{key}={value}" for key, value in constant), *work]
+    if same:
+        out.print(Text(f"the same at all points: {', '.join(same)}"))
+    for deployment, letter in short.items():
+        out.print(Text(f"{letter} {deployment.digest}: {varied(deployment, constant)}"))
+    with_work, with_repeats = len({p.work for p in points}) > 1, len({p.workload.repeats for p in points}) > 1
+    table = Table(header_style="bold")
+    for column in ("", "deployment", *(["work"] if with_work else []), "load"):
+        table.add_column(column)
+    for column in (*(["repeats"] if with_repeats else []), "state"):
+        table.add_column(column)
+    number = 0
+    for deployment, its_points in by_deployment(points):
+        for place, point in enumerate(its_points):
+            number += 1
+            state = "to run" if point in some else former[point.id].status if point.id in former else "not run"
+            table.add_row(
+                str(number),
+                short[deployment] if place == 0 else '"',
+                *([Text(point.work)] if with_work else []),
+                point.load.title,
+                *([str(point.workload.repeats)] if with_repeats else []),
+                Text(state, style=STATUS_STYLES.get(state, "")),
+            )
+    out.print(table)
+    if (distinct := len(planned.recipes)) < planned.combinations:
+        out.print(Text(f"{planned.combinations} combinations are {distinct} different recipes"))
+
+
+def time_left(left: Estimate, some: Collection[Point]) -> str:
+    """In words, with what is not known."""
+    starts = len(by_deployment(tuple(some)))
+    what = f"to run: {len(some)} points on {starts} starts of the deployment"
+    if not some:
+        return f"{what}; INVALID ones are measured again with --retry"
+    if left.unknown_points == len(some):
+        return f"{what}; the time is not known: none of them was measured before"
+    return f"{what}; about {left.seconds / 60:.1f} min{_without(left)}"
+
+
+def _without(left: Estimate) -> str:
+    lacking = []
+    if left.unknown_points:
+        lacking.append(f"{left.unknown_points} points of a work and load that was never measured")
+    if left.unknown_starts:
+        lacking.append("the starts")
+    return f", without {' and '.join(lacking)}" if lacking else ""

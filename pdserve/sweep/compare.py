@@ -1,0 +1,200 @@
+"""Two sweeps beside each other: their points matched by what they set and what was asked of them, each pair compared as
+two benchmarks are. Pure but for the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.bench.compare import Difference, FigureChange, compare, work_of
+from pdserve.bench.result import BenchResult
+from pdserve.bench.stored import read_result
+from pdserve.errors import StateError
+from pdserve.plan.frozen import Frozen
+from pdserve.sweep.described import letter
+from pdserve.sweep.record import PointRecord, records_in
+
+Key = tuple[tuple[tuple[str, str | None], ...], str, str]
+"""What the points of two sweeps are matched by: varied settings, work, load."""
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """A point that is over, and its result, if it has one."""
+
+    record: PointRecord
+    result: BenchResult | None
+
+
+class SweepDifference(Frozen):
+    """Something about what was measured, and the points where it differs so."""
+
+    difference: Difference
+    points: tuple[str, ...]
+    """Their letters."""
+
+
+class PointPair(Frozen):
+    """A point that both have measured."""
+
+    letter: str
+    title: str
+    changes: tuple[FigureChange, ...]
+    left_out: tuple[str, ...]
+    """Repeats that are not compared, and why."""
+
+    @property
+    def verdict(self) -> str:
+        """In a line."""
+        judged = [change for change in self.changes if change.judgement != "not judged"]
+        if not self.changes:
+            return "nothing to compare"
+        if not judged:
+            return "not judged: too few repeats"
+        real = [change for change in judged if change.judgement == "real"]
+        if not real:
+            return f"none of {len(judged)} figures changed by more than noise"
+        better = sum(change.better for change in real)
+        return f"{len(real)} of {len(judged)} figures changed: {better} better, {len(real) - better} worse"
+
+
+class SweepComparison(Frozen):
+    """All of it, in the order in which it is read."""
+
+    differences: tuple[SweepDifference, ...]
+    pairs: tuple[PointPair, ...]
+    unmatched: tuple[str, ...]
+    """Points that one of the two lacks, or that do not count, and why."""
+
+    @property
+    def verdict(self) -> str:
+        """In two sentences at most."""
+        changes = [change for pair in self.pairs for change in pair.changes if change.judgement != "not judged"]
+        if not changes:
+            return "Nothing can be judged: see below."
+        real = [change for change in changes if change.judgement == "real"]
+        better = sum(change.better for change in real)
+        text = f"{len(real)} of {len(changes)} figures at {len(self.pairs)} points changed by more than noise"
+        text += f": B is better in {better} and worse in {len(real) - better} of them." if real else "."
+        # 99 % intervals: of figures that are equal, one in a hundred is called different.
+        by_chance = round(len(changes) / 100)
+        return text if not by_chance else f"{text} About {by_chance} would be by chance alone."
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether this is the folder of a sweep."""
+    return (path / "points").is_dir()
+
+
+def read_sweep(folder: Path) -> tuple[MeasuredPoint, ...]:
+    """Raises StateError when there is none, and for a record that cannot be read."""
+    records = records_in(folder)
+    if not records:
+        raise StateError(
+            "there is no sweep with points here",
+            where=str(folder),
+            todo="give the folder that `pdserve sweep` has printed",
+        )
+    return tuple(
+        MeasuredPoint(record, None if record.result is None else _result(place / record.result))
+        for place, record in records.items()
+    )
+
+
+def compare_sweeps(a: Sequence[MeasuredPoint], b: Sequence[MeasuredPoint]) -> SweepComparison:
+    """Points are the same where the keys that vary in one of the two have the same values, and work and load are the
+    same. What is the same at all points of a sweep may differ between the two: it is named first."""
+    keys = _varied(a) | _varied(b)
+    unmatched: list[str] = []
+    sides = [_by_key(side, name, keys, unmatched) for side, name in ((a, "A"), (b, "B"))]
+    pairs: list[PointPair] = []
+    found: dict[tuple[str, str | None, str | None], list[str]] = {}
+    for key in dict.fromkeys((*sides[0], *sides[1])):
+        ours, theirs = sides[0].get(key), sides[1].get(key)
+        title = _title(key)
+        if ours is None or theirs is None:
+            unmatched.append(f"{title}: {'A' if ours is None else 'B'} has no such point")
+            continue
+        lacking = [why for name, point in (("A", ours), ("B", theirs)) if (why := _not_counted(name, point))]
+        if lacking or ours.result is None or theirs.result is None:
+            unmatched.append(f"{title}: {'; '.join(lacking)}")
+            continue
+        here = letter(len(pairs))
+        compared = compare(ours.result, theirs.result)
+        pairs.append(PointPair(letter=here, title=title, changes=compared.changes, left_out=compared.left_out))
+        for each in compared.differences:
+            found.setdefault((each.what, each.a, each.b), []).append(here)
+    differences = [
+        SweepDifference(difference=Difference(what=what, a=left, b=right), points=tuple(points))
+        for (what, left, right), points in found.items()
+    ]
+    return SweepComparison(differences=tuple(differences), pairs=tuple(pairs), unmatched=tuple(unmatched))
+
+
+def _result(folder: Path) -> BenchResult:
+    return read_result(folder, str(folder))
+
+
+def _varied(points: Sequence[MeasuredPoint]) -> set[str]:
+    """Keys of the recipe that do not have one value at all points."""
+    settings = [dict(point.record.settings) for point in points]
+    return {key for each in settings for key in each if len({one.get(key) for one in settings}) > 1}
+
+
+def _by_key(
+    points: Sequence[MeasuredPoint], name: str, keys: set[str], left_out: list[str]
+) -> Mapping[Key, MeasuredPoint]:
+    """The newest of those that are the same: a folder keeps what was measured on an earlier recipe."""
+    chosen: dict[Key, MeasuredPoint] = {}
+    for point in sorted(points, key=_began):
+        key = _key(point.record, keys)
+        if key in chosen:
+            left_out.append(f"{_title(key)}: {name} has it several times, of different recipes: the newest counts")
+        chosen[key] = point
+    return {key: chosen[key] for key in _in_order(points, keys)}
+
+
+def _in_order(points: Sequence[MeasuredPoint], keys: set[str]) -> Iterator[Key]:
+    """That of their settings, works and loads."""
+    every = dict.fromkeys(_key(point.record, keys) for point in points)
+    loads = {_key(point.record, keys): point.record.load for point in points}
+    yield from sorted(
+        every, key=lambda key: (str(key[0]), key[1], loads[key].rate or 0, loads[key].concurrency or 0, key[2])
+    )
+
+
+def _began(point: MeasuredPoint) -> float:
+    return point.result.provenance.began if point.result is not None else 0.0
+
+
+def _key(record: PointRecord, keys: set[str]) -> Key:
+    settings = dict(record.settings)
+    load = record.load
+    more = [f"{load.requests} requests", *([f"{load.seconds:g} s"] if load.seconds is not None else [])]
+    return (
+        tuple((key, settings.get(key)) for key in sorted(keys)),
+        work_of(record.workload),
+        ", ".join([load.title, *more]),
+    )
+
+
+def _title(key: Key) -> str:
+    settings = [f"{name}={value}" for name, value in key[0] if value is not None]
+    return "; ".join([*([", ".join(settings)] if settings else []), key[1], key[2]])
+
+
+def _not_counted(name: str, point: MeasuredPoint) -> str | None:
+    """Why the figures of a point are not compared. Repeats that are INVALID by themselves are left out one by one."""
+    record = point.record
+    if point.result is None:
+        checks = ", ".join(dict.fromkeys(reason.check for reason in record.reasons))
+        return f"{name} was not measured ({checks})"
+    of_repeats = [reason for each in point.result.measurements for reason in each.verdict.reasons]
+    own = [reason.check for reason in record.reasons if reason not in of_repeats and reason.check != "repeats"]
+    if own:
+        return f"{name} is INVALID ({', '.join(dict.fromkeys(own))})"
+    if not any(each.verdict.valid for each in point.result.measurements):
+        checks = ", ".join(dict.fromkeys(reason.check for reason in of_repeats))
+        return f"all repeats of {name} are INVALID ({checks})"
+    return None

@@ -1,0 +1,206 @@
+"""A sweep as job arrays of Slurm, submitted and followed from a login node: a task for each deployment that has points
+to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pdserve.errors import StateError
+from pdserve.operations.plan_recipe import located, plan_for
+from pdserve.plan.render.sbatch_array import ArrayMember, RenderedArray, render_arrays
+from pdserve.reach.slurm_array import Task, look_at_array, stop_array
+from pdserve.reach.slurm_job import cancel, submit
+from pdserve.sweep.points import Point, Variant, by_deployment
+from pdserve.sweep.record import PointRecord, SweepFolder
+from pdserve.sweep.resolve import PlannedSweep
+from pdserve.sweep.tasks import ArrayRecord, TaskRecord, arrays_of, task_of, write_array
+
+_POLL_SECONDS = 5.0
+_AWAY_SECONDS = 1800.0
+_LATE_SECONDS = 10.0
+"""A network file system may show the last record after Slurm reports the end."""
+
+Show = Callable[[str], None]
+"""Gets one line."""
+OnPoint = Callable[[Point, PointRecord], None]
+
+
+def scripts(
+    planned: PlannedSweep, some: Sequence[Point], words: Sequence[str], *, at_once: int | None
+) -> tuple[RenderedArray, ...]:
+    """One array for each set of nodes and options; nothing is submitted. `words`: the sweep file and the options that
+    each task is given. Raises RecipeError for a recipe that is no job."""
+    members = []
+    for deployment, _ in by_deployment(some):
+        loaded = planned.recipes[deployment.digest]
+        plan = plan_for(loaded, None, run_dir=f"run-{loaded.path.stem}", run_id="rendered").plan
+        members.append(ArrayMember(deployment.digest, deployment.title, loaded.recipe, plan))
+    if not members:
+        return ()
+    with located(planned.recipes[members[0].id]):
+        return render_arrays(members, words, name=planned.loaded.sweep.name, at_once=at_once)
+
+
+def check_none_runs(folder: SweepFolder) -> None:
+    """Raises StateError while an array of this sweep waits or runs: what it will measure would be measured twice."""
+    for array in arrays_of(folder):
+        tasks = look_at_array(array.job)
+        if tasks is None:
+            raise StateError(
+                "Slurm's controller does not answer, and it has to say whether an array of this sweep still runs",
+                where=f"job {array.job}",
+                todo="scontrol ping; then the same command again",
+            )
+        if living := [task for task in tasks.values() if not task.over]:
+            raise StateError(
+                f"job {array.job} of this sweep is not over: {len(living)} of its tasks wait or run",
+                where=str(folder.path),
+                todo=f"wait for it (squeue --job {array.job}), or end it (scancel {array.job}), and submit again: what "
+                "is measured then is not measured again",
+            )
+
+
+def submit_arrays(
+    arrays: Sequence[RenderedArray], folder: SweepFolder, show: Show, *, one_after_other: bool
+) -> tuple[ArrayRecord, ...]:
+    """`one_after_other`: a limit of tasks at a time is that of all arrays together. Raises PreflightError with sbatch's
+    own words."""
+    records: list[ArrayRecord] = []
+    for array in arrays:
+        after = [f"--dependency=afterany:{records[-1].job}"] if records and one_after_other else []
+        job = submit(array.script, after)
+        record = ArrayRecord(job=job, deployments=tuple(m.id for m in array.members), submitted=time.time())
+        write_array(folder, record)
+        records.append(record)
+        tasks = "1 task" if len(array.members) == 1 else f"{len(array.members)} tasks"
+        show(f"submitted job {job}: {tasks} of {array.nodes} node{'s' if array.nodes > 1 else ''}; scancel {job}")
+    return tuple(records)
+
+
+@dataclass
+class ArrayFollower:
+    """Shows what becomes of the tasks and points of arrays."""
+
+    planned: PlannedSweep
+    folder: SweepFolder
+    arrays: Sequence[ArrayRecord]
+    show: Show
+    on_point: OnPoint
+    poll_seconds: float = _POLL_SECONDS
+    states: dict[str, Task] = field(default_factory=dict)
+    """The last known one of each task, by `job_number`."""
+    _known: dict[str, PointRecord | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._known = {point.id: self.folder.read(point) for point in self.planned.points}
+
+    def until_over(self) -> None:
+        """Ctrl-C stops the arrays in order, a second one at once; both raise KeyboardInterrupt. Raises StateError when
+        the controller does not answer for half an hour."""
+        try:
+            self._wait()
+        except KeyboardInterrupt:
+            self.show("stopping the tasks in order; Ctrl-C once more cancels them at once")
+            try:
+                for array in self.arrays:
+                    stop_array(array.job)
+                self._wait()
+            except KeyboardInterrupt:
+                for array in self.arrays:
+                    cancel(array.job)
+            raise
+        deadline = time.monotonic() + _LATE_SECONDS
+        while self._missing() and time.monotonic() < deadline:
+            time.sleep(min(1.0, self.poll_seconds))
+            self._points()
+
+    def _wait(self) -> None:
+        answered = time.monotonic()
+        while True:
+            looked = [self._look(array) for array in self.arrays]
+            self._points()
+            if None not in looked:
+                answered = time.monotonic()
+            if all(over is True for over in looked):
+                return
+            if time.monotonic() - answered > _AWAY_SECONDS:
+                raise StateError(
+                    f"Slurm's controller has not answered for {_AWAY_SECONDS:.0f} s; the arrays may go on",
+                    where=", ".join(array.job for array in self.arrays),
+                    todo="scontrol ping; then squeue, and `pdserve sweep FILE --dry-run` for what was measured",
+                )
+            time.sleep(self.poll_seconds)
+
+    def _look(self, array: ArrayRecord) -> bool | None:
+        """Whether all of its tasks are over; None: the controller does not answer."""
+        tasks = look_at_array(array.job)
+        if tasks is None:
+            return None
+        for number, task in tasks.items():
+            name = f"{array.job}_{number}"
+            if (before := self.states.get(name)) is None or str(before) != str(task):
+                self.show(f"task {name}: {task}")
+            self.states[name] = task
+        return all(number not in tasks or tasks[number].over for number in range(len(array.deployments)))
+
+    def _points(self) -> None:
+        for point in self.planned.points:
+            record = self.folder.read(point)
+            if record is not None and record != self._known[point.id]:
+                self._known[point.id] = record
+                self.on_point(point, record)
+
+    def _missing(self) -> bool:
+        """Whether a task that ended well has left no record of a point yet."""
+        ended = {
+            deployment
+            for array in self.arrays
+            for number, deployment in enumerate(array.deployments)
+            if (task := self.states.get(f"{array.job}_{number}")) is not None and task.state == "COMPLETED"
+        }
+        return any(self._known[p.id] is None for p in self.planned.points if p.deployment.digest in ended)
+
+
+def unfinished(
+    planned: PlannedSweep, folder: SweepFolder, names: Mapping[Variant, str], states: Mapping[str, Task]
+) -> list[str]:
+    """A line for each deployment that a task has left without all of its points: the job, its log, and why. `names`:
+    what each is called; `states`: what Slurm said of tasks, by `job_number`."""
+    lines = []
+    arrays = arrays_of(folder)
+    for deployment, points in by_deployment(planned.points):
+        lacking = sum(folder.read(point) is None for point in points)
+        if not lacking:
+            continue
+        job = next(filter(None, map(partial(_job_of, deployment=deployment.digest), reversed(arrays))), None)
+        task = states.get(job) if job is not None else None
+        record = task_of(folder, deployment.digest)
+        # The record of an earlier one has nothing to say of a task that did not come as far as to write its own.
+        record = record if record is not None and job in (None, record.job) else None
+        if record is None and job is None:
+            continue
+        what = f"{names[deployment]}: {lacking} of {len(points)} points were not measured"
+        lines.append(f"{what}: {_end_of(job, task, record)}")
+    return lines
+
+
+def _job_of(array: ArrayRecord, *, deployment: str) -> str | None:
+    return f"{array.job}_{array.deployments.index(deployment)}" if deployment in array.deployments else None
+
+
+def _end_of(job: str | None, task: Task | None, record: TaskRecord | None) -> str:
+    parts = [record.where if record is not None else f"job {job}"]
+    if record is None and task is not None and task.output is not None:
+        parts.append(f"log {task.output}")
+    if task is not None:
+        parts.append(str(task))
+    if record is not None and record.error is not None:
+        parts.append(record.error)
+    elif record is not None and record.ended is None:
+        parts.append("it has written no end: it runs, or it was killed (time limit, memory, its node)")
+    elif task is None:
+        parts.append("it has written nothing: it waits, or it ended before pdserve began")
+    return "; ".join(parts)

@@ -1,0 +1,163 @@
+"""Files of srt-slurm with several deployments, as a recipe and a sweep file over it: nothing is left out in silence."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.commands import app
+from pdserve.errors import RecipeError, SourceDifferenceError
+from pdserve.importing.annotated import line
+from pdserve.importing.formats import imported_sweep
+from pdserve.importing.sweep_draft import SweepDraft
+from pdserve.sweep.file import load_sweep
+from pdserve.sweep.imported import ImportedSweep, check_whole, import_sweep
+from pdserve.sweep.resolve import resolve
+from tests.importing.kit import SCHEMA_1
+
+BENCH = "benchmark: {type: sa-bench, isl: 1024, osl: 64, concurrencies: [4, 8], req_rate: inf}\n"
+PLAIN = SCHEMA_1.replace("benchmark:\n  type: sa-bench\n  isl: 1024\n", BENCH)
+BASE = f"base:\n{textwrap.indent(PLAIN, '  ')}"
+OVERRIDE = "override_small:\n  backend: {vllm_config: {decode: {max-num-seqs: 8}}}\n"
+ZIP = """\
+zip_override_seqs:
+  backend:
+    vllm_config:
+      decode:
+        max-num-seqs: [16, 32]
+        block-size: [128]
+  benchmark:
+    concurrencies: [[4], [8, 16]]
+"""
+
+
+def draft(text: str) -> SweepDraft:
+    found = imported_sweep(text, "launch.yaml")
+    assert found is not None
+    return found
+
+
+def made(folder: Path, text: str) -> ImportedSweep:
+    file = folder / "launch.yaml"
+    file.write_text(text)
+    found = import_sweep(file, folder / "recipe.yaml", folder / "sweep.yaml", {})
+    (folder / "recipe.yaml").write_text(found.recipe)
+    (folder / "sweep.yaml").write_text(found.sweep)
+    return found
+
+
+def test_a_sweep_fills_its_placeholders_and_each_combination_is_a_deployment(tmp_path: Path) -> None:
+    text = PLAIN.replace("max-num-seqs: 64", 'max-num-seqs: "{seqs}"').replace(
+        "max-model-len: 4096", "max-model-len: 9"
+    )
+    found = made(tmp_path, text + "sweep: {seqs: [4, 8, 16]}\n")
+    planned = resolve(load_sweep(tmp_path / "sweep.yaml"), {})
+    assert found.draft.losses() == []
+    assert [
+        recipe.recipe.decode.args["max-num-seqs"] for recipe in planned.recipes.values() if recipe.recipe.decode
+    ] == [
+        4,
+        8,
+        16,
+    ]
+    assert found.points == 6
+    assert {(point.work, point.load.concurrency) for point in planned.points} == {
+        ("1024 in, 64 out", 4),
+        ("1024 in, 64 out", 8),
+    }
+    assert "  2: seqs=8\n" in found.sweep.replace("# ", "")
+
+
+def test_a_placeholder_of_the_load_is_no_other_deployment(tmp_path: Path) -> None:
+    text = PLAIN.replace("[4, 8]", '["{conc}"]')
+    found = made(tmp_path, text + "sweep: {conc: [1, 2, 64]}\n")
+    assert found.draft.document["concurrency"] == [1, 2, 64]
+    assert "zip" not in found.draft.document
+    assert len(found.draft.deployments) == 1
+
+
+def test_overrides_are_points_and_the_base_is_none_as_srtctl_has_it(tmp_path: Path) -> None:
+    found = made(tmp_path, BASE + OVERRIDE + ZIP)
+    assert [name for name, _ in found.draft.deployments] == [
+        "override_small",
+        "zip_override_seqs[0]",
+        "zip_override_seqs[1]",
+    ]
+    assert found.draft.document["zip"] == {
+        "decode.args.max-num-seqs": [8, 16, 32],
+        "decode.args.block-size": [None, 128, 128],
+    }
+    notes = [line(note) for note in found.draft.notes]
+    assert any("base: srtctl runs it only when it is asked for" in note for note in notes)
+    assert any("the file measures 5 points; a sweep has every load on every deployment: 9" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("zip_override_x:\n  a: {b: [1, 2], c: [1, 2, 3]}\n", "different lengths: 2 and 3"),
+        ("zip_override_x:\n  a: {b: []}\n", "has an empty list"),
+        ("zip_override_x:\n  a: {b: 1}\n", "has no list"),
+    ],
+)
+def test_lists_that_srtctl_refuses_are_refused_with_their_line(section: str, what: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        draft(BASE + section)
+    assert what in raised.value.render()
+    assert f"launch.yaml:{len(BASE.splitlines()) + 1}" in raised.value.render()
+
+
+def test_a_variant_that_is_no_recipe_is_named_and_the_others_are_points(tmp_path: Path) -> None:
+    found = made(tmp_path, BASE + OVERRIDE + "override_other:\n  backend: {type: sglang}\n")
+    assert [name for name, _ in found.draft.deployments] == ["override_small"]
+    with pytest.raises(SourceDifferenceError) as raised:
+        check_whole(found, tmp_path / "launch.yaml")
+    assert "override_other: it is no point: the engine is sglang" in raised.value.render()
+    with pytest.raises(RecipeError, match="sglang"):
+        draft(BASE.replace("type: vllm", "type: sglang") + OVERRIDE)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "said", "effect"),
+    [
+        ("{type: gsm8k}", "the benchmark is gsm8k", "confirm"),
+        ("{type: sa-bench, isl: 8, osl: 8}", "workload and loads are the usual ones", "confirm"),
+        (f"{BENCH[11:-2]}, random_range_ratio: 0.8}}", "varies the lengths", "replaced"),
+        (f"{BENCH[11:-2]}, num_prompts_mult: 3}}", "3 times the load there", "confirm"),
+        (f"{BENCH[11:-2]}, new_key: 3}}", "does not know this key of a benchmark", "confirm"),
+    ],
+)
+def test_what_is_measured_otherwise_is_named(benchmark: str, said: str, effect: str) -> None:
+    text = PLAIN.replace(BENCH, f"benchmark: {benchmark}\n") + "sweep: {unused: [1]}\n"
+    notes = draft(text).notes
+    assert [note.effect for note in notes if said in note.why] == [effect]
+    assert any("nothing has {unused}" in note.why for note in notes)
+
+
+def test_a_rate_and_loads_with_an_x_are_read() -> None:
+    text = PLAIN.replace(BENCH, "benchmark: {type: sa-bench, isl: 8, osl: 4, concurrencies: 1x2x64, req_rate: 2.5}\n")
+    document = draft(text + "sweep: {unused: [1]}\n").document
+    assert (document["concurrency"], document["rate"]) == ([1, 2, 64], [2.5])
+
+
+def test_the_verb_writes_both_files_and_overwrites_none(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(BASE + OVERRIDE + ZIP)
+    recipe, sweep = tmp_path / "r.yaml", tmp_path / "s.yaml"
+    words = ["import", str(file), "--out", str(recipe), "--sweep", str(sweep)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "9 points on 3 deployments" in done.stdout
+    assert load_sweep(sweep).recipe == recipe
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, RecipeError)
+    assert "there already" in again.exception.render()
+    assert CliRunner().invoke(app, words[:2] + words[4:]).exit_code == 2, "without --out"
+
+
+def test_a_file_with_one_deployment_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="describes no sweep"):
+        made(tmp_path, PLAIN)

@@ -1,0 +1,277 @@
+"""A sweep as job arrays: which tasks there are, the script, and what is said of a task that has left points behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdserve.cli.commands import app
+from pdserve.errors import RecipeError, StateError
+from pdserve.plan.render.sbatch_array import ArrayMember, render_arrays
+from pdserve.reach.slurm_array import Task, numbers, tasks_in
+from pdserve.sweep.described import letters
+from pdserve.sweep.estimate import Estimate, array_seconds
+from pdserve.sweep.file import load_sweep
+from pdserve.sweep.points import by_deployment
+from pdserve.sweep.record import SweepFolder
+from pdserve.sweep.resolve import PlannedSweep, only, resolve
+from pdserve.sweep.slurm import scripts, unfinished
+from pdserve.sweep.tasks import ArrayRecord, TaskRecord, alone, arrays_of, recorded, task_of, write_array
+from tests.plan.kit import on_gpus, plan, recipe
+from tests.sweep.test_points import record
+
+GOLDEN = Path(__file__).parent / "array.sbatch"
+RECIPE = """\
+schema: 1
+name: small
+platform: cuda
+devices_per_node: 8
+model: {id: org/small, served_name: small}
+engine: {args: {max-model-len: 1024}}
+prefill: {instances: 1}
+decode: {instances: 1}
+"""
+SWEEP = """\
+schema: 1
+name: load
+recipe: r.yaml
+workload: [{input_tokens: 8, output_tokens: 4}]
+concurrency: [1, 4]
+cross:
+"""
+
+
+def planned(folder: Path, cross: str = "  decode.instances: [1, 2]\n", extra: str = "") -> PlannedSweep:
+    (folder / "r.yaml").write_text(RECIPE + extra)
+    (folder / "s.yaml").write_text(SWEEP + cross)
+    return resolve(load_sweep(folder / "s.yaml"), {})
+
+
+def member(name: str, *changes: dict[str, object]) -> ArrayMember:
+    made = recipe(*changes)
+    return ArrayMember(name, f"title of {name}", made, plan(made))
+
+
+def test_the_script_has_a_task_for_each_deployment_and_is_as_it_was_read() -> None:
+    gpus = on_gpus(8, 8, "rocm")
+    slurm = {"slurm": {"partition": "batch", "time": "02:00:00"}, "devices_per_node": 8}
+    (array,) = render_arrays(
+        [member("aaaa", gpus, slurm), member("bbbb", gpus, slurm, {"proxy": {"drain_seconds": 3}})],
+        ["/sweeps/s.yaml", "--limit", "1800"],
+        name="load",
+        at_once=2,
+    )
+    assert array.script == GOLDEN.read_text(), "write it anew when the change is meant, and read the diff"
+
+
+def test_deployments_of_other_sizes_are_in_arrays_of_their_own(tmp_path: Path) -> None:
+    """17 instances of a GPU each need three nodes of eight."""
+    made = planned(tmp_path, "  decode.instances: [1, 2, 17]\n")
+    arrays = scripts(made, made.points, ["s.yaml"], at_once=None)
+    assert [(array.nodes, len(array.members)) for array in arrays] == [(1, 2), (3, 1)]
+    assert "#SBATCH --nodes=3\n" in arrays[1].script
+    assert "#SBATCH --array=0-1\n" in arrays[0].script
+    assert "#SBATCH --array=0-0\n" in arrays[1].script
+
+
+def test_a_deployment_without_points_to_run_is_no_task(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    (_, first), (deployment, second) = by_deployment(made.points)
+    (array,) = scripts(made, [second[1]], ["s.yaml"], at_once=None)
+    assert [member.id for member in array.members] == [deployment.digest]
+    assert first[0].deployment.digest not in array.script
+    assert scripts(made, [], ["s.yaml"], at_once=None) == ()
+
+
+def test_an_array_of_the_recipe_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="pdserve sets --array"):
+        planned(tmp_path, extra='slurm: {options: ["--array=1-4"]}\n')
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code", "said"), [("1", 0, "--only bbbb"), (None, 1, "submit it with sbatch")])
+def test_a_task_runs_the_deployment_of_its_number(tmp_path: Path, number: str | None, code: int, said: str) -> None:
+    (array,) = render_arrays([member("aaaa"), member("bbbb")], ["/a b/s.yaml", "--retry"], name="load")
+    (tmp_path / "pdserve").write_text('#!/bin/sh\nprintf "%s|" "$@"\necho "$@"\n')
+    (tmp_path / "pdserve").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    environ |= {} if number is None else {"SLURM_ARRAY_TASK_ID": number}
+    done = subprocess.run(
+        ["bash"], input=array.script, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode == 0) == (code == 0), done.stderr
+    assert said in done.stdout + done.stderr
+    assert code or done.stdout.startswith("sweep|/a b/s.yaml|--retry|--only|bbbb|")
+
+
+def test_a_deployment_alone_has_a_name_of_its_own_and_the_points_of_the_sweep(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    (first, its_points), _ = by_deployment(made.points)
+    part = only(made, first.digest, {})
+    assert part.name == f"small-{first.digest[:6]}"
+    assert [point.id for point in part.points] == [point.id for point in its_points]
+    with pytest.raises(RecipeError, match="no such deployment"):
+        only(made, "0" * 12, {})
+
+
+def test_the_id_of_a_deployment_is_the_same_inside_of_a_job(tmp_path: Path) -> None:
+    extra = "description: in ${SLURM_JOB_ID:-local}\n"
+    outside = planned(tmp_path, extra=extra)
+    inside = resolve(load_sweep(tmp_path / "s.yaml"), {"SLURM_JOB_ID": "77"})
+    assert [point.id for point in inside.points] == [point.id for point in outside.points]
+    assert "in 77" in str(next(iter(inside.recipes.values())).document)
+
+
+def test_the_time_of_an_array_is_that_of_its_tasks_beside_each_other() -> None:
+    tasks = [Estimate(seconds, 0, 0) for seconds in (30.0, 10.0, 10.0, 10.0)]
+    assert array_seconds(tasks, None) == 30.0
+    assert array_seconds(tasks, 2) == 30.0
+    assert array_seconds(tasks, 1) == 60.0
+    assert array_seconds([], 2) == 0.0
+
+
+def test_the_script_goes_to_stdout_after_the_plan_and_nothing_is_written(tmp_path: Path, pdserve_home: Path) -> None:
+    planned(tmp_path)
+    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), "--slurm", "--dry-run", "--at-once", "1"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("#!/usr/bin/env bash\n")
+    assert "#SBATCH --array=0-1%1\n" in result.stdout
+    assert "to run: 4 points on 2 starts" in result.stderr
+    assert "task 0 = A, 1 = B" in result.stderr
+    assert not (pdserve_home / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--at-once", "2"], "--at-once belongs to --slurm"),
+        (["--detach"], "--detach belongs to --slurm"),
+        (["--slurm", "--only", "abc"], "give one of the two"),
+        (["--slurm", "--this-machine"], "give one of the two"),
+        (["--only", "abc"], "no such deployment"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    planned(tmp_path)
+    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), *words])
+    assert result.exit_code != 0
+    assert said in re.sub(r"\s+", " ", result.output + str(result.exception))
+
+
+def test_the_table_of_a_wide_sweep_fits_a_hundred_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = "  engine.args.max-model-len: [1024]\n  decode.env: [{A: 1}, {A: 2, B: " + "x" * 150 + "}]\n"
+    planned(tmp_path, wide)
+    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    table = [line for line in result.stdout.splitlines() if "│" in line or "┃" in line]
+    assert len(table) == 1 + 4
+    assert max(map(len, table)) <= 100
+    assert result.stdout.count("max-model-len=1024") == 1
+    assert "the same at all points: engine.args.max-model-len=1024, 8 in, 4 out, repeats 3" in result.stdout
+
+
+# The records of tasks
+
+
+def test_a_record_has_the_job_and_why_it_ended(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    job = {"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "1"}
+    seen: list[TaskRecord | None] = []
+
+    def fail() -> None:
+        with recorded(folder, "aaaa", job):
+            seen.append(task_of(folder, "aaaa"))
+            raise StateError("no room")
+
+    with pytest.raises(StateError):
+        fail()
+    (running,) = seen
+    assert running is not None
+    assert (running.job, running.ended) == ("12_1", None)
+    ended = task_of(folder, "aaaa")
+    assert ended is not None
+    assert ended.error == "no room"
+    assert ended.ended is not None
+
+
+def test_a_deployment_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    with alone(folder, ("aaaa",)):
+        with pytest.raises(StateError, match="measured by another process"), alone(folder, ("bbbb", "aaaa")):
+            pass
+        with alone(folder, ("bbbb",)):
+            pass
+    with alone(folder, ("aaaa",)):
+        pass
+
+
+def test_a_task_that_has_left_points_behind_is_named_with_job_log_and_reason(tmp_path: Path) -> None:
+    made, folder = planned(tmp_path), SweepFolder(tmp_path / "sweep")
+    (first, its_points), (second, _) = by_deployment(made.points)
+    names = letters(made.points)
+    assert unfinished(made, folder, names, {}) == [], "nothing was tried"
+    write_array(folder, ArrayRecord(job="12", deployments=(first.digest, second.digest), submitted=1.0))
+    folder.write(its_points[0], record(its_points[0], 1.0))
+    with pytest.raises(KeyboardInterrupt), recorded(folder, first.digest, {"SLURM_JOB_ID": "12"}):
+        raise KeyboardInterrupt
+    mine = task_of(folder, first.digest)
+    assert mine is not None
+    write = mine.model_copy(update={"job": "12_0", "log": "/jobs/12_0.out"})
+    (folder.path / "tasks" / f"{first.digest}.json").write_text(write.model_dump_json())
+    states = {
+        "12_0": Task(0, "TIMEOUT", "None", 0, Path("/jobs/12_0.out")),
+        "12_1": Task(1, "NODE_FAIL", "NodeDown", 137, Path("/jobs/12_1.out")),
+    }
+    one, other = unfinished(made, folder, names, states)
+    assert one.startswith("A: 1 of 2 points were not measured: job 12_0 on ")
+    assert "log /jobs/12_0.out; timeout; it was stopped: by Ctrl-C, scancel, or the job's time limit" in one
+    assert other.startswith("B: 2 of 2 points were not measured: job 12_1; log /jobs/12_1.out; node_fail (NodeDown)")
+    # Of an earlier array that did come so far, nothing is said of the later one.
+    write_array(folder, ArrayRecord(job="13", deployments=(first.digest,), submitted=2.0))
+    assert "job 13_0; it has written nothing" in unfinished(made, folder, names, {})[0]
+    assert [array.job for array in arrays_of(folder)] == ["12", "13"]
+
+
+def test_a_record_that_is_damaged_is_named(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "aaaa.json").write_text("{")
+    with pytest.raises(StateError, match=r"aaaa\.json"):
+        task_of(folder, "aaaa")
+    assert TaskRecord(deployment="a", host="h", pid=1, began=0.0).where == "PID 1 on h"
+
+
+# What Slurm says
+
+
+WAITING = (
+    "JobId=65541 ArrayJobId=65541 ArrayTaskId=2-3,5%2 ArrayTaskThrottle=2 JobName=small-load UserId=root(0) "
+    "JobState=PENDING Reason=JobArrayTaskLimit Dependency=(null) ExitCode=0:0 StdOut=/shared/my runs/pdserve-%A_%a.out "
+    "Power="
+)
+FAILED = (
+    "JobId=65542 ArrayJobId=65541 ArrayTaskId=0 ArrayTaskThrottle=2 JobName=small-load UserId=root(0) "
+    "JobState=FAILED Reason=NonZeroExitCode Dependency=(null) ExitCode=12:0 StdOut=/shared/pdserve-65541_0.out Power="
+)
+
+
+def test_scontrol_has_a_line_for_each_task_and_one_for_those_that_wait() -> None:
+    tasks = tasks_in(f"{FAILED}\n{WAITING}\n", "65541")
+    assert sorted(tasks) == [0, 2, 3, 5]
+    assert (tasks[0].over, tasks[0].exit_code) == (True, 12)
+    assert str(tasks[0]) == "failed (NonZeroExitCode), exit code 12"
+    assert str(tasks[3]) == "pending (JobArrayTaskLimit)"
+    assert tasks[3].output == Path("/shared/my runs/pdserve-65541_3.out")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("7", [7]), ("0-3", [0, 1, 2, 3]), ("0-6:3,9%1", [0, 3, 6, 9]), ("", []), ("N/A", []), ("1-x", [])],
+)
+def test_numbers_of_an_array(text: str, expected: list[int]) -> None:
+    assert list(numbers(text)) == expected

@@ -1,0 +1,122 @@
+"""Two sweeps beside each other: points matched by what they set, what differs first, no noise called real."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench.validity import Reason
+from pdserve.bench.workload import Load
+from pdserve.cli.bench.compare import run
+from pdserve.errors import StateError
+from pdserve.sweep.compare import MeasuredPoint, compare_sweeps, read_sweep
+from pdserve.sweep.points import Settings
+from pdserve.sweep.record import PointRecord
+from tests.bench.test_compare import INVALID, measured, result
+from tests.report.realistic import realistic_result, realistic_sweep
+
+
+def point(
+    *ttfts: float, settings: Settings = (), concurrency: int = 4, recipe: str = "name: d\n", began: float = 0.0
+) -> MeasuredPoint:
+    found = result(*(measured(ttft) for ttft in ttfts), recipe=recipe)
+    about = found.provenance.model_copy(update={"began": began})
+    load = Load(requests=20, concurrency=concurrency)
+    record = PointRecord(
+        id="p", settings=settings, workload=found.workload, load=load, status="VALID", result="r", seconds=1.0
+    )
+    return MeasuredPoint(record, found.model_copy(update={"provenance": about}))
+
+
+def test_points_are_matched_by_the_keys_that_vary_and_the_others_are_named_as_different() -> None:
+    """The version that was swept constantly in A is not there in B: the points are the same all the same."""
+    a = [point(0.1, 0.11, settings=(("x", str(x)), ("v", "1")), recipe=f"name: d\nx: {x}\nv: 1\n") for x in (1, 2)]
+    b = [point(0.1, 0.11, settings=(("x", str(x)),), recipe=f"name: d\nx: {x}\nv: 9\n") for x in (2, 3)]
+    compared = compare_sweeps(a, b)
+    assert [(pair.letter, pair.title.split(";")[0]) for pair in compared.pairs] == [("A", "x=2")]
+    (only,) = compared.differences
+    assert (only.difference.what, only.difference.a, only.difference.b) == ("recipe: v", "1", "9")
+    assert only.points == ("A",)
+    assert [line.split(": ")[-1] for line in compared.unmatched] == ["B has no such point", "A has no such point"]
+
+
+def test_a_change_within_noise_and_one_without_repeats_are_not_real() -> None:
+    a = [point(0.08, 0.10, 0.12), point(0.1, concurrency=8)]
+    b = [point(0.10, 0.12, 0.14), point(9.0, concurrency=8)]
+    compared = compare_sweeps(a, b)
+    noise, single = compared.pairs
+    assert {change.judgement for change in noise.changes} == {"within noise"}
+    assert {change.judgement for change in single.changes} == {"not judged"}
+    assert single.verdict == "not judged: too few repeats"
+    assert compared.verdict.startswith("0 of ")
+
+
+def test_a_real_change_is_counted_at_its_point() -> None:
+    compared = compare_sweeps([point(0.100, 0.101, 0.102)], [point(0.200, 0.201, 0.202)])
+    (pair,) = compared.pairs
+    assert next(change.shown for change in pair.changes if change.figure == "TTFT mean") == "real: worse"
+    assert re.fullmatch(r"\d+ of \d+ figures changed: \d+ better, [1-9]\d* worse", pair.verdict)
+
+
+def test_another_load_or_other_work_is_another_point() -> None:
+    compared = compare_sweeps([point(0.1, 0.1)], [point(0.1, 0.1, concurrency=8)])
+    assert compared.pairs == ()
+    assert len(compared.unmatched) == 2
+    assert compared.verdict == "Nothing can be judged: see below."
+
+
+def test_of_points_of_an_earlier_recipe_the_newest_counts_and_that_is_said() -> None:
+    a = [point(9.0, 9.1, began=1.0), point(0.1, 0.11, began=2.0)]
+    compared = compare_sweeps(a, [point(0.1, 0.11)])
+    (pair,) = compared.pairs
+    assert next(change.a for change in pair.changes if change.figure == "TTFT mean") == pytest.approx(105.0)
+    assert "A has it several times" in compared.unmatched[0]
+
+
+def test_a_point_that_does_not_count_is_not_compared_and_an_invalid_repeat_is_left_out() -> None:
+    good = point(0.1, 0.11)
+    warm = MeasuredPoint(
+        good.record.model_copy(update={"status": "INVALID", "reasons": (Reason(check="cold-cache", text="warm"),)}),
+        good.result,
+    )
+    assert "A is INVALID (cold-cache)" in compare_sweeps([warm], [good]).unmatched[0]
+    absent = MeasuredPoint(warm.record.model_copy(update={"result": None}), None)
+    assert "B was not measured (cold-cache)" in compare_sweeps([good], [absent]).unmatched[0]
+    assert good.result is not None
+    partly = result(measured(0.1), measured(0.11), measured(5.0, INVALID))
+    wrong = tuple(reason for each in partly.measurements for reason in each.verdict.reasons)
+    one = MeasuredPoint(good.record.model_copy(update={"status": "INVALID", "reasons": wrong}), partly)
+    (pair,) = compare_sweeps([one], [good]).pairs
+    assert "1 of 3 repeats of A are INVALID (errors)" in pair.left_out[0]
+
+
+def test_two_folders_are_compared_on_the_terminal_and_as_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = realistic_sweep(tmp_path / "a")
+    b = realistic_sweep(tmp_path / "b", faster=1.3, vllm="0.33.0")
+    page = tmp_path / "page.html"
+    run(str(a), str(b), as_json=False, page=page)
+    said = capsys.readouterr().out
+    assert said.index("version of vllm") < said.index("not compared: ") < said.index("TTFT mean")
+    assert "A was not measured (start); B was not measured (start)" in said
+    assert re.search(r"B is better in [1-9]\d* and worse in", said)
+    text = re.sub(r"\s+", " ", page.read_text())
+    assert (
+        text.index("What differs") < text.index("0.33.0") < text.index("not compared") < text.index("Points that both")
+    )
+    assert len(read_sweep(a)) == 9
+    assert text.count('id="point-') == 8
+    assert text.count("<svg") == 8
+
+
+def test_a_sweep_and_a_benchmark_are_not_compared(tmp_path: Path, pdserve_home: Path) -> None:
+    sweep = realistic_sweep(tmp_path / "a")
+    (tmp_path / "result.json").write_text(realistic_result(4, began=1.0).model_dump_json())
+    with pytest.raises(StateError, match="is a sweep, and"):
+        run(str(sweep), str(tmp_path / "result.json"), as_json=False)
+    (tmp_path / "empty" / "points").mkdir(parents=True)
+    with pytest.raises(StateError, match="no sweep with points"):
+        run(str(sweep), str(tmp_path / "empty"), as_json=False)
